@@ -1,0 +1,339 @@
+"""Lesson 5. The complete Transformer-XL (Dai et al., ACL 2019; sections 3.2 and 3.3) in one file.
+
+Everything is proved by now: segments (01), memory (02), the four-term score (03), the shift (04).
+This file puts them together once, as the model that train.py trains, with dropout at the authors'
+places, generation with memory, and the sizes of the paper.
+
+    tokens (B, T) -> embedding E * sqrt(D) -> h -> layer 1 ... layer N -> h E^T + b -> logits, loss
+    layer n: attention from h to [memory n o h], add, norm; feed-forward, add, norm
+    and layer n's input h goes into the new memory n
+
+The one new idea, `same_length`.  Without it the first query of a segment sees M keys before it and
+the last M + T - 1, so a loss depends on where the text was cut.  With it every query sees the
+distances 0..M, M + 1 keys (itself and M before it), and the cut no longer matters at all.
+
+    python 05_full_model.py     half a minute: two golden equalities, the sizes, a first sample
+
+In code FF is d_inner, H x C is n_head x d_head, M is mem_len.
+"""
+import math
+from dataclasses import dataclass, replace
+from importlib import import_module
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+
+from corpora import decode, encode, load
+
+lesson_1, lesson_2 = import_module("01_vanilla_segments"), import_module("02_recurrence")
+RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments
+sinusoid, token_losses = lesson_1.sinusoid, lesson_1.token_losses
+update_memory = lesson_2.update_memory
+fit = import_module("03_relative_attention").fit
+rel_shift = import_module("04_rel_shift").rel_shift
+
+
+# ---- the sizes ----------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Config:
+    """What a model is.  The last three are read at every call and touch no weight: a trained model
+    is evaluated at other lengths by `model.config = replace(model.config, mem_len=2100, ...)`.
+    """
+
+    vocab_size: int
+    n_layer: int = 4
+    d_model: int = 128
+    n_head: int = 2
+    d_head: int = 64
+    d_inner: int = 512
+    dropout: float = 0.0
+    dropout_attention: float = 0.0
+    untie_r: bool = False  # u and v for each layer, instead of one pair shared by all
+    mem_len: int = 128  # M, in tokens; 0: no memory
+    same_length: bool = False  # every query sees M + 1 keys
+    clamp_len: int = 0  # distances beyond are treated as this one; 0 or less: no clamp
+
+    def __post_init__(self):
+        sizes = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")
+        for name, value in vars(self).items():
+            if name in sizes and value < 1 or name == "mem_len" and value < 0:
+                raise ValueError(f"{name} must be at least {int(name in sizes)}, got {value}")
+            if name.startswith("dropout") and not 0 <= value < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {value}")
+        if self.d_model % 2:
+            raise ValueError(f"d_model must be even (sine and cosine halves), got {self.d_model}")
+
+
+# The training values of the official scripts, with the vocabulary of the published counts; enwik8
+# with its newlines (train.py's default) has 205 symbols.  The authors give no dimensions for 18
+# layers, only 88M parameters: these are ours.  `laptop` is what train.py trains on a CPU.
+CONFIGS = {
+    "tiny": Config(205, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, mem_len=16),
+    "laptop": Config(205),
+    "enwik8-12L": Config(204, n_layer=12, d_model=512, n_head=8, d_head=64, d_inner=2048,
+                         dropout=0.1, mem_len=512),
+    "enwik8-18L": Config(204, n_layer=18, d_model=640, n_head=10, d_head=64, d_inner=2208,
+                         dropout=0.1, mem_len=512),
+    "enwik8-24L": Config(204, n_layer=24, d_model=1024, n_head=8, d_head=128, d_inner=3072,
+                         dropout=0.15, dropout_attention=0.15, mem_len=768),
+}
+CONFIGS["text8-12L"] = replace(CONFIGS["enwik8-12L"], vocab_size=27)
+CONFIGS["text8-24L"] = replace(CONFIGS["enwik8-24L"], vocab_size=27)
+
+
+# ---- the model: leaf to root --------------------------------------------------------------------
+
+def hidden_keys(T, m, M, same_length, device=None):
+    """Which keys a query must not see, (T, m + T) bool, for a memory of m <= M rows.
+
+    Hidden is the future (distance below 0), and with same_length all beyond M.  Each query then
+    sees M + 1 keys however the text is cut (fewer only where the text begins): with T = 1 that is
+    what the memory gives by itself.  Both golden equalities rest on that + 1.
+
+    >>> hidden_keys(3, 2, 2, same_length=True).int()
+    tensor([[0, 0, 0, 1, 1],
+            [1, 0, 0, 0, 1],
+            [1, 1, 0, 0, 0]], dtype=torch.int32)
+    """
+    i, j = torch.arange(T, device=device)[:, None], torch.arange(m + T, device=device)
+    distance = m + i - j  # (T, K), since query i is key m + i
+    return (distance < 0) | (distance > M) if same_length else distance < 0
+
+
+def distance_encoding(K, D, clamp_len=0, device=None):
+    """R (K, D): sinusoids of the distances K - 1, ..., 1, 0, those above clamp_len as clamp_len."""
+    distance = torch.arange(K - 1, -1, -1, device=device)
+    return sinusoid(distance.clamp(max=clamp_len) if clamp_len > 0 else distance, D)
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention over memory and segment with the four-term score of section 3.3."""
+
+    def __init__(self, config):
+        super().__init__()
+        D, self.H, self.C = config.d_model, config.n_head, config.d_head
+        HC = self.H * self.C
+        self.W_q, self.W_kR = nn.Linear(D, HC, bias=False), nn.Linear(D, HC, bias=False)
+        self.W_kv = nn.Linear(D, 2 * HC, bias=False)  # W_kE and W_v in one product
+        self.W_o = nn.Linear(HC, D, bias=False)
+        self.dropout_attention = nn.Dropout(config.dropout_attention)
+
+    def forward(self, h, memory, R, u, v, hidden):
+        """(B, T, D), (B, m, D), R (K, D), u, v (H, C), hidden (T, K) -> (B, T, D)."""
+        (B, T, _), K = h.shape, R.shape[0]
+        rows = torch.cat([memory, h], dim=1)  # (B, K, D)
+        q = self.W_q(h).view(B, T, self.H, self.C).transpose(1, 2)  # (B, H, T, C)
+        k, value = (z.view(B, K, self.H, self.C).transpose(1, 2)  # (B, H, K, C)
+                    for z in self.W_kv(rows).chunk(2, dim=-1))
+        Q = self.W_kR(R).view(K, self.H, self.C).transpose(0, 1)  # (H, K, C)
+
+        # A_ij = [(q_i + u) . k_j + (q_i + v) . (W_kR R_i-j)] / sqrt(C): terms (a) + (c), (b) + (d)
+        scale = 1 / math.sqrt(self.C)  # on the left factors: T * C numbers instead of T * K
+        content = ((q + u[:, None]) * scale) @ k.transpose(-1, -2)  # (B, H, T, K)
+        position = rel_shift(((q + v[:, None]) * scale) @ Q.transpose(-1, -2))  # (B, H, T, K)
+        # -inf, not a large number: a hidden probability is exactly 0 in every number type
+        probability = (content + position).masked_fill(hidden, float("-inf")).softmax(-1)
+        out = self.dropout_attention(probability) @ value  # (B, H, T, C)
+        return self.W_o(out.transpose(1, 2).reshape(B, T, -1))
+
+
+class Layer(nn.Module):
+    """Attention, add, norm; feed-forward with ReLU, add, norm (post-norm)."""
+
+    def __init__(self, config):
+        super().__init__()
+        D, FF, p = config.d_model, config.d_inner, config.dropout
+        self.attention, self.dropout_output = RelativeAttention(config), nn.Dropout(p)
+        self.W_1, self.dropout_inner = nn.Linear(D, FF), nn.Dropout(p)
+        self.W_2, self.dropout_ff = nn.Linear(FF, D), nn.Dropout(p)
+        self.norm_1, self.norm_2 = nn.LayerNorm(D), nn.LayerNorm(D)
+
+    def forward(self, h, memory, R, u, v, hidden):
+        """(B, T, D), (B, m, D), ... -> (B, T, D)."""
+        h = self.norm_1(h + self.dropout_output(self.attention(h, memory, R, u, v, hidden)))
+        inner = self.dropout_inner(F.relu(self.W_1(h)))  # (B, T, FF)
+        return self.norm_2(h + self.dropout_ff(self.W_2(inner)))
+
+
+def check(x, memory, y, config):
+    """Refuse, with the numbers, what would fail far from its cause or not at all: ValueError."""
+    for z in (x,) if y is None else (x, y):
+        if z.dtype != torch.int64 or z.dim() != 2 or z.shape != x.shape or 0 in z.shape:
+            raise ValueError("x and y must be int64 tensors of one shape (B, T), neither 0; got "
+                             f"{z.dtype} {tuple(z.shape)}, x is {tuple(x.shape)}")
+        # not on a GPU, where each call would wait for the answer; train.py's tokens come from the
+        # corpus that made the vocabulary
+        for token in (z.min().item(), z.max().item()) if z.device.type == "cpu" else ():
+            if not 0 <= token < config.vocab_size:
+                raise ValueError(f"token {token} outside vocabulary of {config.vocab_size}")
+    if memory is not None and not (isinstance(memory, list) and len(memory) == config.n_layer):
+        raise ValueError(f"memory must be a list of {config.n_layer} tensors, one for each layer")
+    for rows in memory or ():
+        if rows.shape != (len(x), memory[0].shape[1], config.d_model):
+            raise ValueError(f"memory must be (B, m, D) = ({len(x)}, m, {config.d_model}) in each "
+                             f"layer, got {tuple(rows.shape)}")
+
+
+class TransformerXL(nn.Module):
+    """The language model.  The caller hands the memory on; it is never changed in place.
+
+        logits, memory = model(x)               x (B, T) int64 -> (B, T, V); the memory starts empty
+        loss, memory = model(x, memory, y)      -ln p(y) per token in nats, (B, T)
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        pairs = config.n_layer if config.untie_r else 1
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.u = nn.Parameter(torch.empty(pairs, config.n_head, config.d_head))
+        self.v = nn.Parameter(torch.empty(pairs, config.n_head, config.d_head))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
+        self.output_bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.dropout_embedding, self.dropout_R, self.dropout_final = (
+            nn.Dropout(config.dropout) for _ in range(3))
+        # as the authors: matrices, embedding, u and v N(0, 0.02); norm gains N(1, 0.02); biases 0
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.02)
+
+    def forward(self, x, memory=None, y=None):
+        """x (B, T) int64, memory from the call before or None, targets y (B, T) int64 or None.
+
+        Returns logits (B, T, V), or with y the loss per token (B, T) in nats; and the new memory, a
+        list of N tensors (B, min(M, m + T), D), detached.  Raises ValueError for tokens outside the
+        vocabulary and for a memory of another model or batch size.
+        """
+        config = self.config
+        check(x, memory, y, config)
+        B, T = x.shape
+        h = self.dropout_embedding(self.embedding(x) * math.sqrt(config.d_model))  # (B, T, D)
+        if memory is None:
+            memory = [h[:, :0]] * config.n_layer  # no past, which is not a past of zeros
+        m = min(memory[0].shape[1], config.mem_len)  # fewer rows than held, if mem_len was lowered
+        R = distance_encoding(m + T, config.d_model, config.clamp_len, x.device).to(h)
+        R = self.dropout_R(R)  # (K, D): once for all layers
+        hidden = hidden_keys(T, m, config.mem_len, config.same_length, x.device)  # (T, K)
+        new_memory = []
+        u, v = (bias.expand(config.n_layer, -1, -1) for bias in (self.u, self.v))  # (N, H, C)
+        for n, layer in enumerate(self.layers):
+            past = memory[n][:, memory[n].shape[1] - m :]
+            new_memory.append(update_memory(past, h, config.mem_len))  # the layer's input
+            h = layer(h, past, R, u[n], v[n], hidden)
+        logits = F.linear(self.dropout_final(h), self.embedding.weight, self.output_bias)
+        if y is None:
+            return logits, new_memory  # (B, T, V)
+        float32_at_least = torch.promote_types(logits.dtype, torch.float32)  # also under autocast
+        return token_losses(logits.to(float32_at_least), y), new_memory
+
+    @torch.no_grad()
+    def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
+        """Sample n_tokens more for each row of the prompt, (B, P) int64 -> (B, n_tokens).
+
+        The prompt is read once; from then on one token at a time goes in, and the memory is the
+        past (appendix E).  Each step's logits equal one pass over the whole text under same_length,
+        and otherwise as long as nothing has left the memory.  A prompt (P,) gives (n_tokens,).
+        top_k: None is 40, or the whole vocabulary if that is smaller.
+        """
+        if prompt.dim() == 1:
+            return self.generate(prompt[None], n_tokens, top_k, temperature, generator)[0]
+        if n_tokens < 0:
+            raise ValueError(f"n_tokens must be 0 or more, got {n_tokens}")
+        top_k = min(40, self.config.vocab_size) if top_k is None else top_k
+        tokens, x, memory, training = [prompt[:, :0]], prompt, None, self.training
+        self.eval()
+        try:
+            for _ in range(n_tokens):
+                logits, memory = self(x, memory)
+                x = sample_top_k(logits[:, -1], top_k, temperature, generator)  # (B, 1): the new
+                tokens.append(x)
+        finally:
+            self.train(training)
+        return torch.cat(tokens, dim=1)
+
+
+def sample_top_k(logits, top_k, temperature=1.0, generator=None):
+    """Draw from the top_k most probable symbols only: (B, V) -> (B, 1).  top_k = 1: the best one.
+
+    A temperature below 1 sharpens, above 1 flattens.  Raises ValueError outside 1 <= top_k <= V or
+    for a temperature that is not above 0.
+    """
+    V = logits.shape[-1]
+    if not 1 <= top_k <= V:
+        raise ValueError(f"top_k must be between 1 and the vocabulary size {V}, got {top_k}")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
+    best, symbols = logits.float().topk(top_k)  # (B, top_k), descending
+    choice = torch.multinomial((best / temperature).softmax(-1), 1, generator=generator)  # (B, 1)
+    return symbols.gather(-1, choice)
+
+
+def count_parameters(config):
+    """The exact number of parameters, counted on the meta device: nothing is allocated."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in TransformerXL(config).parameters())
+
+
+# ---- the lesson ---------------------------------------------------------------------------------
+
+@torch.no_grad()
+def losses_in_segments(model, tokens, T):
+    """Read (n,) tokens in segments of T, the memory handed on -> (n - 1,) losses in nats."""
+    memory, losses = None, []
+    for x, y in segments(lanes(tokens, 1), T):
+        loss, memory = model(x, memory, y)
+        losses.append(loss[0])
+    return torch.cat(losses)
+
+
+def main():
+    """The golden equalities in numbers, the sizes table, and a sample after a few seconds."""
+    torch.manual_seed(0)
+    tokens, cuts = torch.randint(205, (97,)), (1, 4, 16, 96)
+    model = TransformerXL(CONFIGS["tiny"]).double().eval()
+    for M, same_length in ((96, False), (16, False), (16, True)):
+        model.config = replace(model.config, mem_len=M, same_length=same_length)
+        one, *others = (losses_in_segments(model, tokens, T) for T in cuts)
+        print(f"96 losses, cut into T = 4, 16, 96 against T = 1, float64: M {M}, same_length "
+              f"{same_length!s:5}", *(f"{(other - one).abs().max():.0e}" for other in others))
+    print("parameters:")
+    for name, c in CONFIGS.items():
+        print(f"  {name:10}  N {c.n_layer:2}  D {c.d_model:4}  V {c.vocab_size:3}  "
+              f"{count_parameters(c):11,}")
+
+    corpus, T = load("stdlib"), 64
+    model = TransformerXL(Config(len(corpus.vocab), n_layer=2, mem_len=T))
+    fit(model, corpus.train[:2_000_000], B=16, T=T, steps=600)
+    model.eval()
+    model.config = replace(model.config, mem_len=256, same_length=True)
+    prompt = "def read("
+    new = model.generate(encode(prompt, corpus.vocab), 200, top_k=10)
+    print(f"after 600 steps of {16 * T} bytes:\n{prompt}{decode(new, corpus.vocab)}")
+
+    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
+    for M in (1, 4, 16, 64, 256):
+        model.config = replace(model.config, mem_len=M)
+        bits = losses_in_segments(model, corpus.valid[:20_000], T).mean().item() / math.log(2)
+        axes.bar_label(axes.bar(str(M), bits, color="tab:blue"), fmt="%.2f")
+    axes.set(xlabel=f"M at evaluation: keys before each query (trained with memory {T})",
+             ylabel="bits per byte", title="One model, no weight changed: what the past is worth")
+    RUNS.mkdir(exist_ok=True)
+    axes.figure.savefig(RUNS / "05_memory_length.png", dpi=120)
+    print(f"figure: {RUNS.name}/05_memory_length.png")
+
+
+if __name__ == "__main__":
+    main()
+
+# Ask yourself
+#   1. Why are R and the mask made once for all layers, and the memory for each?
+#   2. With same_length and T = 96, M = 16: how many keys does query 90 see, and which?
+#   3. generate feeds one token at a time.  What would go wrong if it fed the prompt again as well?
+# Change and watch
+#   1. Write `distance >= M` for `distance > M`: which of the printed equalities break?
+#   2. Begin with M rows of zeros in each memory instead of no rows: which losses change?
