@@ -239,7 +239,8 @@ def main():
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(range(T), by_position.tolist(), ".-", label="each segment alone")
-    axes.axhline(window.mean().item(), color="tab:orange", label=f"sliding window: {T} times the work")
+    axes.axhline(window.mean().item(), color="tab:orange",
+                 label=f"sliding window: {T} times the work")
     axes.set(xlabel="position in the segment", ylabel="loss (bits per byte)", ylim=(0, None),
              title="The first tokens of every segment pay")
     axes.legend()

@@ -188,7 +188,7 @@ def draw(terms, text, T):
              "(d) global position")
     figure = Figure(figsize=(11, 6.5), layout="compressed")
     for axes, name, term in zip(figure.subplots(2, 2).flat, names, terms):
-        limit = term.abs().nan_to_num().max().item()  # a scale of its own: (c) and (d) are far smaller
+        limit = term.abs().nan_to_num().max().item()  # a scale each: (c), (d) are far smaller
         image = axes.imshow(term.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
         figure.colorbar(image, ax=axes, shrink=0.8)
         axes.set_title(f"{name}, part of the score")
@@ -231,8 +231,8 @@ def main():
         for bias in zero:
             nn.init.zeros_(getattr(maimed, bias))
         print(f"  {name}: {bits_per_token(maimed, part, T):.2f}")
-    print("  so after 500 steps (a) and (b) do nearly all the work; the paper trains each variant to "
-          "the end (table 6):\n  perplexity 27.02 with all four terms, 27.94 with Shaw's two")
+    print("  so after 500 steps (a) and (b) do nearly all the work; trained to the end, the paper has\n"
+          "  perplexity 27.02 with all four terms and 27.94 with Shaw's (table 6)")
 
     x = corpus.valid[5000:5048].long()[None]
     with torch.no_grad():

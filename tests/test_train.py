@@ -1,0 +1,496 @@
+"""train.py as its users run it: train, stop, go on, evaluate, sample, and every mistake.
+
+    pytest tests/test_train.py
+"""
+import copy
+import math
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+train, lesson_5 = import_module("train"), import_module("05_full_model")
+ROOT = Path(train.__file__).parent
+TINY = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment", "8", "--mem-len",
+        "12", "--eval-segment", "16", "--eval-mem-len", "16", "--log-every", "3"]
+
+
+# ---- helpers ------------------------------------------------------------------------------------
+
+@pytest.fixture
+def text(tmp_path):
+    """A file of pseudo-random words, the same in every test: 2,000 bytes."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcde", k=draw.randint(1, 6))) for _ in range(900)]
+    path = tmp_path / "notes.txt"
+    path.write_text(" ".join(words)[:2000])
+    return path
+
+
+def run(text, out, *flags):
+    return train.main([*TINY, "--text", str(text), "--out", str(out), *flags])
+
+
+def last_line(capsys):
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def failure(capsys, status):
+    """What a mistake must look like: status 1 and exactly one line on stderr."""
+    error = capsys.readouterr().err.replace("\r", "\n").strip().splitlines()
+    assert status == 1 and len(error) == 1 and error[0].startswith("train.py: "), error
+    return error[0]
+
+
+def same(a, b, path=""):
+    """Equal to the bit, all the way down; seconds excepted."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), path
+        for key in a:
+            if key != "seconds":
+                same(a[key], b[key], f"{path}/{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), path
+        for i, (x, y) in enumerate(zip(a, b)):
+            same(x, y, f"{path}/{i}")
+    elif isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and a.equal(b), path
+    else:
+        assert a == b, path
+
+
+def same_runs(one, two):
+    """Two folders hold the same run: checkpoints and metrics, time columns excepted."""
+    for name in ("checkpoint.pt", "best.pt"):
+        same(torch.load(one / name, weights_only=True), torch.load(two / name, weights_only=True))
+    rows = [[line.split("\t")[:2] + line.split("\t")[3:] for line in
+             (folder / "metrics.tsv").read_text().splitlines() if line[0].isdigit()]
+            for folder in (one, two)]
+    assert rows[0] == rows[1] and len(rows[0]) > 3
+
+
+def make_state(seed=0, dropout=0.0):
+    torch.manual_seed(seed)
+    config = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6,
+                             dropout=dropout)
+    model = lesson_5.TransformerXL(config)
+    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+SETTINGS = train.Run(steps=10, dtype="float32", eval_segment=5, eval_mem_len=7)
+
+
+# ---- a whole run --------------------------------------------------------------------------------
+
+def test_a_run_leaves_a_figure_a_curve_and_a_checkpoint(text, tmp_path, capsys):
+    """The last line is the test figure with its evaluation lengths; the folder holds four files."""
+    out = tmp_path / "run"
+    assert run(text, out, "--steps", "12", "--eval-every", "6") == 0
+    figure = last_line(capsys)
+    assert figure.startswith("test ") and " bpc (evaluation T 16, M 16, clamp none; 99 " in figure
+    assert sorted(p.name for p in out.iterdir()) == [
+        "best.pt", "checkpoint.pt", "curve.png", "metrics.tsv"]
+    lines = [line for line in (out / "metrics.tsv").read_text().splitlines() if line[0].isdigit()]
+    assert [line.split("\t")[0] for line in lines] == ["3", "6", "6", "9", "12", "12"]
+    head = (out / "metrics.tsv").read_text()
+    assert "commit" in head and f"torch {torch.__version__}" in head and "parameters" in head
+
+
+def test_eval_only_and_sample_need_no_flags_but_the_folder(text, tmp_path, capsys):
+    """A checkpoint holds all that evaluating and sampling need, and repeats the run's figure."""
+    out = tmp_path / "run"
+    run(text, out, "--steps", "12", "--eval-every", "6")
+    figure = last_line(capsys)
+    assert train.main(["--eval-only", "--out", str(out), "--device", "cpu"]) == 0
+    assert last_line(capsys) == figure
+    flags = ["--out", str(out), "--device", "cpu"]
+    assert train.main(["--eval-only", "--eval-mem-len", "3", "--eval-clamp-len", "2", *flags]) == 0
+    assert "M 3, clamp 2;" in last_line(capsys)
+    samples = []
+    for _ in range(2):
+        assert train.main(["--sample", "abc", "--n-tokens", "9", "--top-k", "3", *flags]) == 0
+        samples.append(last_line(capsys))
+    assert samples[0] == samples[1] and samples[0].startswith("abc") and len(samples[0]) == 12
+
+
+def test_the_command_itself(text, tmp_path):
+    """`python train.py` in a process of its own: status 0, and the figure last."""
+    command = [sys.executable, str(ROOT / "train.py"), *TINY, "--text", str(text), "--out",
+               str(tmp_path / "run"), "--steps", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("test ")
+
+
+# ---- stop and go on -----------------------------------------------------------------------------
+
+def stop_at(monkeypatch, step, where="train_step"):
+    """Send this process a Ctrl-C in the middle of the step-th call of train.train_step."""
+    real, calls = getattr(train, where), [0]
+
+    def wrapped(*arguments, **options):
+        calls[0] += 1
+        if calls[0] == step:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(train, where, wrapped)
+
+
+# 1,800 training bytes in 4 lanes of 449 inputs: 57 segments of 8, the last one of 1
+@pytest.mark.parametrize("where, step", [
+    ("train_step", 1), ("train_step", 4), ("train_step", 6), ("evaluate", 1), ("evaluate", 2)])
+@pytest.mark.parametrize("length", [("--steps", "14"), ("--tokens", "440")], ids=lambda z: z[0])
+def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, capsys, monkeypatch, where, step,
+                                                 length):
+    """Parameters, optimizer, schedule, random state, stream position, memory, metrics, figure."""
+    flags = (*length, "--eval-every", "6", "--dropout", "0.2")
+    run(text, tmp_path / "whole", *flags)
+    figure = last_line(capsys)
+    with monkeypatch.context() as patch:
+        stop_at(patch, step, where)
+        assert run(text, tmp_path / "broken", *flags) == 130
+    assert "go on with" in capsys.readouterr().out
+    assert train.main(["--resume", "--out", str(tmp_path / "broken"), "--device", "cpu"]) == 0
+    assert last_line(capsys) == figure
+    same_runs(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("step", [56, 57, 58])
+def test_resume_around_the_end_of_the_text(text, tmp_path, monkeypatch, step):
+    """Where the text begins again the memory is empty, and a resumed run knows it, too."""
+    flags = ("--steps", "60", "--eval-every", "30")
+    run(text, tmp_path / "whole", *flags)
+    with monkeypatch.context() as patch:
+        stop_at(patch, step)
+        assert run(text, tmp_path / "broken", *flags) == 130
+    state = torch.load(tmp_path / "broken" / "checkpoint.pt", weights_only=True)["state"]
+    assert (state["memory"] is None) == (step == 57)
+    assert state["column"] == {56: 448, 57: 0, 58: 8}[step]
+    train.main(["--resume", "--out", str(tmp_path / "broken"), "--device", "cpu"])
+    same_runs(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for a child process")
+def test_ctrl_c_saves_and_says_how_to_go_on(text, tmp_path):
+    """A real Ctrl-C in a real process: status 130, a checkpoint, the command to go on with."""
+    out = tmp_path / "run"
+    command = [sys.executable, str(ROOT / "train.py"), *TINY, "--text", str(text), "--out",
+               str(out), "--steps", "100000"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as child:
+        for _ in range(600):
+            time.sleep(0.1)
+            if (out / "metrics.tsv").exists() and "\n9\t" in (out / "metrics.tsv").read_text():
+                break
+        child.send_signal(signal.SIGINT)
+        printed, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert f"python train.py --resume --out {out}" in printed
+    assert torch.load(out / "checkpoint.pt", weights_only=True)["state"]["step"] >= 9
+    assert not list(out.glob("*.part"))
+
+
+# ---- the parts ----------------------------------------------------------------------------------
+
+def test_evaluation_counts_every_token_once():
+    """n - 1 predictions for n tokens, a sum over tokens with the uneven last segment, any cut."""
+    model, _ = make_state()
+    model.double().train()
+    config, tokens = model.config, torch.randint(11, (24,), dtype=torch.uint8)
+    values = [train.evaluate(model, tokens, replace(SETTINGS, eval_segment=T))
+              for T in (1, 5, 8, 50)]
+    assert model.training and model.config == config, "evaluation leaves the model as it was"
+    model.eval()
+    model.config = replace(config, mem_len=7, same_length=True)
+    total, memory = 0.0, None
+    for t in range(23):
+        x, y = tokens[None, t : t + 1].long(), tokens[None, t + 1 : t + 2].long()
+        loss, memory = model(x, memory, y)
+        total += loss.item()
+    assert values == pytest.approx([total / 23] * 4, abs=1e-12)
+
+
+def test_a_model_that_copies_its_input_has_a_known_loss(monkeypatch):
+    """Targets are the next tokens: shifted exactly once, neither twice nor not at all."""
+    class Copy(torch.nn.Module):
+        """Predicts x + 1 with certainty: right everywhere on a stream that counts."""
+        def __init__(self):
+            super().__init__()
+            self.u, self.config = torch.nn.Parameter(torch.zeros(1)), make_state()[0].config
+
+        def forward(self, x, memory, y):
+            logits = 50.0 * torch.nn.functional.one_hot((x + 1) % 11, 11).float()
+            return import_module("01_vanilla_segments").token_losses(logits, y), memory
+
+    counting = torch.arange(24) % 11
+    assert train.evaluate(Copy(), counting, SETTINGS) < 1e-6
+    assert train.evaluate(Copy(), counting * 0, SETTINGS) > 49
+
+
+def test_the_learning_rate_warms_up_and_ends_at_zero():
+    """Linear over the warm-up, half at the middle of the cosine, 0 at the end."""
+    settings = replace(SETTINGS, lr=2.0, warmup=4)
+    assert [train.learning_rate(settings, step, 0.0) for step in range(5)] == [0.5, 1, 1.5, 2, 2]
+    assert train.learning_rate(settings, 9, 0.5) == pytest.approx(1.0)
+    assert train.learning_rate(settings, 9, 0.25) == pytest.approx(1 + math.sqrt(0.5))
+    assert train.learning_rate(settings, 9, 1.0) == 0
+    assert train.learning_rate(replace(settings, warmup=0), 0, 0.0) == 2.0
+
+
+def test_a_run_knows_its_length_in_steps_tokens_or_minutes():
+    """The schedule follows whichever length was given."""
+    assert train.fraction_done(replace(SETTINGS, steps=8), 2, 99, 99) == 0.25
+    assert train.fraction_done(replace(SETTINGS, steps=0, tokens=200), 2, 50, 99) == 0.25
+    assert train.fraction_done(replace(SETTINGS, steps=0, minutes=2), 2, 50, 30) == 0.25
+    assert train.fraction_done(replace(SETTINGS, steps=0, minutes=2), 2, 50, 999) == 1
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 5])
+def test_micro_batches_add_up_to_the_batch(micro_batch):
+    """Loss, gradient norm, updated weights and memory are those of all lanes at once."""
+    x, y = torch.randint(11, (2, 5, 4))
+    results = []
+    for size in (0, micro_batch):
+        (model, optimizer), memory = make_state(), None
+        model.double()
+        for _ in range(3):
+            loss, norm, memory = train.train_step(
+                model, optimizer, x, y, memory, replace(SETTINGS, micro_batch=size))
+        results.append([torch.tensor([loss, norm]).double(), *model.state_dict().values(), *memory])
+    for whole, parts in zip(*results):
+        assert (whole - parts).abs().max() < 1e-9
+
+
+def test_the_memory_goes_into_the_next_step():
+    """A step with a memory has another loss than one without."""
+    x, y = torch.randint(11, (2, 3, 4))
+    model, optimizer = make_state()
+    memory = train.train_step(model, optimizer, x, y, None, SETTINGS)[2]
+    assert [rows.shape for rows in memory] == [(3, 4, 8)] * 2 and not memory[0].requires_grad
+    losses = [train.train_step(copy.deepcopy(model), optimizer, x, y, past, SETTINGS)[0]
+              for past in (None, memory)]
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("poison", ["loss", "gradient"])
+def test_a_bad_step_changes_neither_weights_nor_memory(poison):
+    """Not finite: no update, no new memory, no trace in the optimizer."""
+    x, y = torch.randint(11, (2, 3, 4))
+    model, optimizer = make_state()
+    memory = train.train_step(model, optimizer, x, y, None, SETTINGS)[2]
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    if poison == "loss":
+        hook = model.dropout_final.register_forward_hook(lambda m, args, out: out * math.nan)
+    else:
+        hook = model.u.register_hook(lambda gradient: gradient * math.inf)
+    loss, norm, kept = train.train_step(model, optimizer, x, y, memory, SETTINGS)
+    hook.remove()
+    assert not math.isfinite(loss + norm) and kept is memory
+    same(before[0], model.state_dict())
+    same(before[1], optimizer.state_dict())
+
+
+def test_ten_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys):
+    """One sentence, status 1, and the last good checkpoint as it was."""
+    real, calls, out = train.train_step, [0], tmp_path / "run"
+
+    def step(model, optimizer, x, y, memory, settings):
+        calls[0] += 1
+        if calls[0] in (2, 3) or calls[0] > 6:
+            return math.nan, 1.0, memory
+        return real(model, optimizer, x, y, memory, settings)
+
+    monkeypatch.setattr(train, "train_step", step)
+    status = run(text, out, "--steps", "60", "--eval-every", "6")
+    assert "ten steps in a row, up to step 16" in failure(capsys, status)
+    state = torch.load(out / "checkpoint.pt", weights_only=True)["state"]
+    assert (state["step"], state["skipped"]) == (12, 8) and calls[0] == 16
+
+
+def test_choosing_the_number_type_draws_nothing(capsys):
+    """The trial steps leave weights and random state alone."""
+    model, _ = make_state(dropout=0.3)
+    stream = train.lanes(torch.randint(11, (99,)), 3)
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    assert train.choose_dtype(model, replace(SETTINGS, segment=4), stream) in ("float32", "bf16")
+    assert torch.get_rng_state().equal(state)
+    same(before, model.state_dict())
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+
+def full_disk(content, file):
+    file.write(b"half a checkpoint")
+    raise OSError(28, "No space left on device")
+
+
+def no_rename(source, target):
+    raise OSError(30, "Read-only file system")
+
+
+def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    """Written beside and renamed: a full disk costs the new checkpoint, never the old one."""
+    path = tmp_path / "checkpoint.pt"
+    train.save(path, {"a": 1})
+    for target, name, broken in ((torch, "save", full_disk), (os, "replace", no_rename)):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, broken)
+            with pytest.raises(OSError, match="could not write"):
+                train.save(path, {"a": 2})
+        assert torch.load(path) == {"a": 1} and [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_one_sentence(text, tmp_path, monkeypatch, capsys):
+    """The operating system's own refusal, in the middle of a run."""
+    real = open
+    monkeypatch.setattr("builtins.open", lambda path, *a, **k: real(
+        "/dev/full" if str(path).endswith(".part") else path, *a, **k))
+    status = run(text, tmp_path / "run", "--steps", "6")
+    assert "could not write" in failure(capsys, status)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["metrics.tsv"]
+
+
+class Evil:
+    """A pickle that runs a command when it is loaded."""
+    def __reduce__(self):
+        return os.mkdir, ("evil",)
+
+
+def test_what_is_no_checkpoint_of_ours_is_refused(text, tmp_path, monkeypatch, capsys):
+    """Missing, cut off, garbage, code, another dict, other weights: one sentence each."""
+    out, other = tmp_path / "run", tmp_path / "other"
+    run(text, out, "--steps", "3")
+    (out / "best.pt").unlink()
+    path = out / "checkpoint.pt"
+    good = path.read_bytes()
+    content = torch.load(path, weights_only=True)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+
+    def refused(flags=("--eval-only",)):
+        return failure(capsys, train.main([*flags, "--out", str(out), "--device", "cpu"]))
+
+    for size in (0, 10, len(good) // 2, len(good) - 1):
+        path.write_bytes(good[:size])
+        assert "cut off or no checkpoint" in refused()
+        assert "cut off or no checkpoint" in refused(["--resume"])
+    path.write_bytes(pickle.dumps(Evil()))
+    assert "no checkpoint" in refused() and not Path("evil").exists()
+    torch.save({"weights": 1}, path)
+    assert "no checkpoint of train.py" in refused()
+    content["config"]["d_inner"] = 65
+    torch.save(content, path)
+    assert "another model" in refused()
+    path.unlink()
+    assert "no checkpoint at" in refused() and not other.exists()
+
+
+def test_a_run_is_not_overwritten_and_not_changed(text, tmp_path, capsys):
+    """A folder that holds a run is refused; so is --resume with other settings or another text."""
+    out = tmp_path / "run"
+    run(text, out, "--steps", "3")
+    before = (out / "checkpoint.pt").read_bytes()
+    capsys.readouterr()
+    assert "holds a run already" in failure(capsys, run(text, out, "--steps", "3"))
+    assert "--lr is" in failure(capsys, train.main(
+        ["--resume", "--lr", "0.5", "--out", str(out), "--device", "cpu"]))
+    assert "--model is tiny there, not laptop" in failure(capsys, train.main(
+        ["--resume", "--model", "laptop", "--out", str(out), "--device", "cpu"]))
+    text.write_text("x" * 2000)
+    for flag in ("--resume", "--eval-only"):
+        assert "other symbols" in failure(capsys, train.main(
+            [flag, "--out", str(out), "--device", "cpu"]))
+    assert (out / "checkpoint.pt").read_bytes() == before
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("flags, words", [
+    (["--dataset", "enwik9"], "enwik8"),
+    (["--model", "enormous"], "unknown model 'enormous', known are tiny"),
+    (["--speed", "9"], "--speed"),
+    (["--text", "nowhere.txt"], "nowhere.txt"),
+    (["--text", "."], ""),
+    (["--text", "empty.txt"], "0 bytes, but at least 40"),
+    (["--text", "short.txt"], "9 bytes, but at least 40"),
+    (["--mem-len", "-1"], "mem_len must be at least 0, got -1"),
+    (["--segment", "0"], "--segment must be at least 1, got 0"),
+    (["--batch", "0"], "--batch must be at least 1"),
+    (["--n-head", "3"], "3 heads do not divide the model width 32"),
+    (["--batch", "1800"], "1800 lanes need at least 1801 tokens, got 1800"),
+    (["--steps", "3", "--minutes", "1"], "one length"),
+    (["--steps", "0"], "one length"),
+    (["--lr", "nan"], "--lr"),
+    (["--lr", "fast"], "--lr"),
+    (["--dropout", "1"], "dropout must be in"),
+    (["--dataset", "stdlib", "--text", "notes.txt"], "give one of them"),
+    (["--sample", ""], "no checkpoint"),
+    (["--eval-only"], "no checkpoint"),
+    (["--resume"], "no checkpoint"),
+], ids=lambda z: " ".join(z) if isinstance(z, list) else "")
+def test_bad_input_is_one_line_and_leaves_nothing(flags, words, text, tmp_path, monkeypatch,
+                                                  capsys):
+    """What, where, what to do; status 1; no folder made."""
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").touch()
+    Path("short.txt").write_text("too short")
+    source = [] if {"--text", "--dataset"} & set(flags) else ["--text", "notes.txt"]
+    model = [] if "--model" in flags else ["--model", "tiny"]
+    status = train.main([*model, *source, "--out", "run", "--device", "cpu", *flags])
+    assert words in failure(capsys, status)
+    assert not Path("run").exists()
+
+
+def test_bad_prompts_and_top_k(text, tmp_path, capsys):
+    """Empty, with characters the corpus lacks, or with more candidates than there are symbols."""
+    out = tmp_path / "run"
+    run(text, out, "--steps", "3")
+    capsys.readouterr()
+    for flags, words in ((["--sample", ""], "empty"), (["--sample", "abZ"], "'Z'"),
+                         (["--sample", "a", "--top-k", "7"], "vocabulary size 6, got 7"),
+                         (["--sample", "a", "--temperature", "0"], "temperature")):
+        assert words in failure(capsys, train.main([*flags, "--out", str(out), "--device", "cpu"]))
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(text, tmp_path, capsys):
+    """--out below a file; nothing is lost but the time to read the message."""
+    (tmp_path / "file").write_text("kept")
+    failure(capsys, run(text, tmp_path / "file" / "run", "--steps", "3"))
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_without_a_gpu_enwik8_trains_the_small_model():
+    """The same command, honestly smaller; --model forces the paper's size; a GPU gets it."""
+    assert train.settings({"dataset": "enwik8"}, "cpu")[0] == "laptop"
+    assert train.settings({"dataset": "enwik8"}, "cuda")[0] == "enwik8-12L"
+    name, config, run = train.settings({"model": "enwik8-12L"}, "cpu")
+    assert (name, run.dataset, config.n_layer) == ("enwik8-12L", "enwik8", 12)
+    assert (run.batch, run.segment, run.steps, run.lr) == (22, 512, 400_000, 2.5e-4)
+    assert (run.eval_segment, run.eval_mem_len, run.eval_clamp_len) == (80, 2100, 820)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_asking_for_a_gpu_that_is_not_there(capsys):
+    """--device cuda without one."""
+    assert "no CUDA device" in failure(capsys, train.main(["--device", "cuda"]))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_run_on_a_gpu(text, tmp_path, capsys):
+    """bf16 on CUDA: train, stop, evaluate; the CPU does the same in float32 in the tests above."""
+    flags = ["--text", str(text), "--model", "tiny", "--steps", "4", "--out", str(tmp_path / "run")]
+    assert train.main(flags) == 0
+    content = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert content["run"]["dtype"] == "bf16"
+    assert last_line(capsys).startswith("test ")

@@ -1,0 +1,667 @@
+"""Train, evaluate, resume and sample a Transformer-XL: the model of lesson 5 on real text.
+
+    python train.py                        the built-in corpus, a small model, about five minutes
+    python train.py --text notes.txt       the same on any file
+    python train.py --dataset enwik8       the paper's 12 layers on a GPU; small on a CPU
+    python train.py --resume               go on after Ctrl-C, exactly where the run stopped
+    python train.py --sample "def main("   let the trained model continue a text
+    python train.py --help                 everything else, with its defaults
+
+A run lives in one folder (--out): checkpoint.pt, best.pt (best validation loss), metrics.tsv and
+curve.png.  The file reads in the order of a run: settings, learning rate, step, evaluation,
+checkpoint, then one flat loop.  Losses are in nats inside, and shown as bits per character (bpc).
+"""
+import argparse
+import copy
+import math
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from importlib import import_module
+from pathlib import Path
+from shutil import which
+
+# Threads that wait for each other spin, and with any other program running they spin for nothing:
+# 8 seconds gave 6 steps beside one busy process, and 44 with a short spin (alone 153 and 146; two
+# cores).  torch reads this when it is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+import torch
+from matplotlib.figure import Figure
+
+import corpora
+
+lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
+RUNS, lanes, segments, progress = (
+    lesson_1.RUNS, lesson_1.lanes, lesson_1.segments, lesson_1.progress)
+CONFIGS, Config, TransformerXL = lesson_5.CONFIGS, lesson_5.Config, lesson_5.TransformerXL
+
+FORMAT = "transformer-xl-from-scratch 1"  # what a checkpoint of ours calls itself
+
+
+# ---- settings -----------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Run:
+    """How a model is trained and evaluated.  Every field is a flag; lengths are in tokens."""
+
+    dataset: str = "stdlib"
+    text: str = ""  # a file, instead of a dataset
+    drop_newlines: bool = False
+    batch: int = 16  # B lanes
+    micro_batch: int = 0  # lanes at a time; 0: all
+    segment: int = 128  # T
+    steps: int = 0  # the length of the run: one of these three is not 0
+    tokens: int = 0
+    minutes: float = 0.0
+    lr: float = 3e-3
+    warmup: int = 100  # steps
+    clip: float = 0.25
+    eval_segment: int = 512  # T, M and clamp_len of evaluation, always with same_length
+    eval_mem_len: int = 512
+    eval_clamp_len: int = 0
+    eval_every: int = 1000  # steps
+    eval_tokens: int = 100_000  # validation tokens during training; 0: all
+    log_every: int = 50  # steps
+    seed: int = 0
+    dtype: str = "auto"
+
+    def __post_init__(self):
+        for field in fields(self):
+            value, least = getattr(self, field.name), 0
+            if field.name in ("batch", "segment", "eval_segment", "eval_every", "log_every"):
+                least = 1
+            if field.type in (int, float) and not least <= value < math.inf:
+                raise ValueError(f"{flag(field.name)} must be at least {least}, got {value}")
+        if not self.lr > 0 or not self.clip > 0:
+            raise ValueError(f"--lr and --clip must be above 0, got {self.lr} and {self.clip}")
+        if sum(length > 0 for length in (self.steps, self.tokens, self.minutes)) != 1:
+            raise ValueError("a run needs one length above 0: --steps, --tokens or --minutes")
+
+
+# The official schedules: Adam, cosine to 0, clip 0.25.  For 18 layers none is published.
+ENWIK8_12L = Run("enwik8", batch=22, segment=512, steps=400_000, lr=2.5e-4, warmup=0,
+                 eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_every=4000,
+                 eval_tokens=500_000, log_every=200)
+ENWIK8_24L = replace(ENWIK8_12L, batch=64, segment=768, warmup=4000, eval_segment=128,
+                     eval_mem_len=3800, eval_clamp_len=1000)
+RUNS_OF = {
+    "tiny": Run(segment=16, batch=4, steps=200, eval_segment=16, eval_mem_len=32, eval_every=100),
+    "laptop": Run(minutes=4.2),
+    "enwik8-12L": ENWIK8_12L,
+    "enwik8-18L": replace(ENWIK8_12L, warmup=4000),
+    "enwik8-24L": ENWIK8_24L,
+    "text8-12L": replace(ENWIK8_12L, dataset="text8"),
+    "text8-24L": replace(ENWIK8_24L, dataset="text8"),
+}
+PAPER = {"enwik8": "enwik8-12L", "text8": "text8-12L"}  # what --dataset trains on a GPU
+
+
+def flag(name):
+    """The flag of a field: eval_mem_len -> --eval-mem-len."""
+    return "--" + name.replace("_", "-")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with one line for a mistake instead of the usage page."""
+
+    def error(self, message):
+        """Raise what main prints."""
+        raise ValueError(f"{message} (python train.py --help lists all flags)")
+
+
+def parse(argv):
+    """The command line -> the flags that were given, as a dict; nothing else is in it."""
+    parser = Parser(prog="train.py", argument_default=argparse.SUPPRESS, allow_abbrev=False,
+                    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def add(group, name, kind, text, **options):
+        values = []
+        for model in ("laptop", "enwik8-12L"):
+            for table in (RUNS_OF, CONFIGS):
+                value = getattr(table[model], name, None)
+                values += [f"{model}: {value}"] if value not in (None, "") else []
+        text += f" ({', '.join(values)})" if values and kind else ""
+        options |= {"type": kind} if kind else {"action": "store_true"}
+        group.add_argument(flag(name), help=text.replace("%", "%%"), **options)
+
+    data = parser.add_argument_group("data")
+    add(data, "dataset", str, "stdlib, enwik8 or text8")
+    add(data, "text", str, "train on this file instead, as bytes, cut 90/5/5", metavar="FILE")
+    add(data, "data_dir", str, "where corpora are kept (default: data)", metavar="FOLDER")
+    add(data, "drop_newlines", None, "enwik8 as the authors count it: newlines dropped, V = 204")
+    model = parser.add_argument_group("model")
+    add(model, "model", str, "one of " + ", ".join(CONFIGS), metavar="NAME")
+    for name in ("n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len"):
+        add(model, name, int, "")
+    add(model, "dropout", float, "")
+    add(model, "dropout_attention", float, "")
+    training = parser.add_argument_group("training")
+    add(training, "batch", int, "lanes B")
+    add(training, "micro_batch", int, "lanes at a time, gradients accumulated; 0: all")
+    add(training, "segment", int, "segment length T")
+    add(training, "steps", int, "length of the run in steps,")
+    add(training, "tokens", int, "... or in tokens,")
+    add(training, "minutes", float, "... or in minutes of training")
+    add(training, "lr", float, "highest learning rate")
+    add(training, "warmup", int, "steps until it is reached")
+    add(training, "clip", float, "largest norm of the gradient")
+    add(training, "seed", int, "")
+    add(training, "dtype", str, "number type of the matrix products",
+        choices=("auto", "float32", "bf16"))
+    add(training, "device", str, "default: the best present", choices=("cpu", "cuda"))
+    evaluation = parser.add_argument_group("evaluation")
+    add(evaluation, "eval_segment", int, "segment length T")
+    add(evaluation, "eval_mem_len", int, "memory length M")
+    add(evaluation, "eval_clamp_len", int, "longest distance told apart; 0: no clamp")
+    add(evaluation, "eval_every", int, "steps between validations, each with a checkpoint")
+    add(evaluation, "eval_tokens", int, "validation tokens used; 0: all")
+    add(evaluation, "log_every", int, "steps between lines of metrics.tsv")
+    run = parser.add_argument_group("run")
+    add(run, "out", str, "folder of the run (default: runs/DATASET-MODEL)", metavar="FOLDER")
+    add(run, "resume", None, "go on with the run in --out, with the settings it was started with")
+    add(run, "eval_only", None, "evaluate the run in --out on its test split")
+    add(run, "sample", str, "let the run in --out continue TEXT", metavar="TEXT")
+    add(run, "n_tokens", int, "sample this many tokens (default: 500)")
+    add(run, "top_k", int, "from this many candidates (default: 40)")
+    add(run, "temperature", float, "below 1 sharper, above 1 wilder (default: 1.0)")
+    return vars(parser.parse_args(argv))
+
+
+def settings(given, device):
+    """Given flags -> (model name, Config, Run); the vocabulary size is the corpus's, later."""
+    if "text" in given and "dataset" in given:
+        raise ValueError("--text and --dataset name two corpora; give one of them")
+    paper = PAPER.get(given.get("dataset"))
+    name = given.get("model") or (paper if paper and device == "cuda" else "laptop")
+    if name not in CONFIGS:
+        raise ValueError(f"unknown model {name!r}, known are {', '.join(CONFIGS)}")
+    lengths = {"steps": 0, "tokens": 0, "minutes": 0.0}
+    base = asdict(RUNS_OF[name]) | (lengths if lengths.keys() & given.keys() else {})
+    run = Run(**base | {k: v for k, v in given.items() if k in base})
+    shape = asdict(CONFIGS[name]) | {k: v for k, v in given.items() if hasattr(CONFIGS[name], k)}
+    if given.keys() & {"n_head", "d_model"} and "d_head" not in given:
+        shape["d_head"] = lesson_1.head_width(shape["d_model"], shape["n_head"])
+    return name, Config(**shape), run
+
+
+# ---- learning rate, number type -----------------------------------------------------------------
+
+def fraction_done(run, step, tokens, seconds):
+    """How much of the run is behind us, 0 to 1, by whichever length it was given."""
+    if run.minutes:
+        return min(1.0, seconds / (60 * run.minutes))
+    return min(1.0, tokens / run.tokens if run.tokens else step / run.steps)
+
+
+def learning_rate(run, step, done):
+    """Linear warm-up, then a cosine from lr to 0 over the whole run."""
+    return run.lr * min((step + 1) / max(1, run.warmup), (1 + math.cos(math.pi * done)) / 2)
+
+
+def autocast(run, device):
+    """bf16 for matrix products, float32 for weights, norms, softmax and loss; or all float32."""
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=run.dtype == "bf16")
+
+
+# ---- one step, one evaluation -------------------------------------------------------------------
+
+def train_step(model, optimizer, x, y, memory, run):
+    """One update from x, y (B, T) and the memory of the B lanes.
+
+    The lanes go through in micro-batches, whose gradients add up to that of the whole batch.
+    Returns the mean loss (nats), the gradient norm before clipping, and the new memory.  If loss or
+    norm is not finite, nothing is updated and the old memory comes back: one such number would
+    poison every weight.
+    """
+    optimizer.zero_grad()
+    loss, memories = 0.0, []
+    for rows in torch.arange(len(x), device=x.device).split(run.micro_batch or len(x)):
+        past = None if memory is None else [layer[rows] for layer in memory]
+        with autocast(run, x.device.type):
+            losses, new_memory = model(x[rows], past, y[rows])  # (rows, T) nats
+        part = losses.sum() / y.numel()
+        part.backward()
+        loss += part.item()
+        memories.append(new_memory)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip).item()
+    if not math.isfinite(loss + norm):
+        return loss, norm, memory
+    optimizer.step()
+    return loss, norm, [torch.cat(layer) for layer in zip(*memories)]
+
+
+def choose_dtype(model, run, stream):
+    """bf16 or float32: on a GPU bf16 where it has it, on a CPU the faster of the two, measured."""
+    if stream.is_cuda:
+        return "bf16" if torch.cuda.is_bf16_supported() else "float32"
+    x, y = next(segments(stream, run.segment))
+    times = {}
+    with torch.random.fork_rng(devices=[]):  # what the trial draws, the run must not miss
+        for dtype in ("float32", "bf16"):
+            trial, seconds, memory = copy.deepcopy(model), [], None
+            optimizer = torch.optim.Adam(trial.parameters(), lr=run.lr)
+            for _ in range(5):
+                start = time.perf_counter()
+                memory = train_step(trial, optimizer, x, y, memory, replace(run, dtype=dtype))[2]
+                seconds.append(time.perf_counter() - start)
+            times[dtype] = min(seconds[2:])  # the first two fill the memory
+    slower, faster = sorted(times, key=times.get, reverse=True)
+    print(f"number type: {faster}, a step takes 1/{times[slower] / times[faster]:.1f} of the time "
+          f"in {slower} (measured here)")
+    return faster
+
+
+@torch.no_grad()
+def evaluate(model, tokens, run, label="evaluating"):
+    """Mean loss in nats over n - 1 predictions of n tokens: exact, each token counted once.
+
+    One lane, read in order with run.eval_mem_len tokens of memory and same_length: the first token
+    is context only, and the last, shorter segment counts by its tokens.
+    """
+    training, config, device = model.training, model.config, model.u.device
+    model.eval()
+    model.config = replace(config, mem_len=run.eval_mem_len, same_length=True,
+                           clamp_len=run.eval_clamp_len)
+    stream, memory = lanes(tokens.to(device), 1), None
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    parts = math.ceil((len(tokens) - 1) / run.eval_segment)
+    for x, y in progress(segments(stream, run.eval_segment), label, parts):
+        with autocast(run, device.type):
+            loss, memory = model(x, memory, y)
+        total += loss.double().sum()
+    model.config = config
+    model.train(training)
+    return total.item() / (len(tokens) - 1)
+
+
+def shown(nats, unit):
+    """A mean loss in the corpus's unit: bits per character, or perplexity."""
+    return nats / math.log(2) if unit == "bpc" else math.exp(nats)
+
+
+# ---- checkpoint ---------------------------------------------------------------------------------
+
+@dataclass
+class State:
+    """Where the loop stands; all of it goes into the checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # of training, evaluations not counted
+    column: int = 0  # of the lanes: where the next segment begins
+    memory: list = None  # N tensors (B, m, D)
+    skipped: int = 0  # steps whose loss or gradient was not finite
+    skipped_in_a_row: int = 0
+    loss_sum: float = 0.0  # since the last line of metrics.tsv, in nats
+    loss_count: int = 0
+    best: float = math.inf  # lowest validation loss so far, in nats
+    evaluated: int = 0  # the step of the last validation
+
+    def count(self, x, loss, norm):
+        """One more step, on x (B, T), with this loss (nats) and gradient norm."""
+        self.step += 1
+        self.tokens += x.numel()
+        self.column += x.shape[1]
+        if math.isfinite(loss + norm):
+            self.loss_sum, self.loss_count = self.loss_sum + loss, self.loss_count + 1
+            self.skipped_in_a_row = 0
+        else:
+            self.skipped, self.skipped_in_a_row = self.skipped + 1, self.skipped_in_a_row + 1
+
+
+def save(path, content):
+    """Write beside, flush, rename: whatever breaks off, `path` holds a whole checkpoint or none."""
+    beside = path.with_suffix(".part")
+    try:
+        with open(beside, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+        raise OSError(f"could not write {path}: {error}") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def load(path):
+    """Read a checkpoint of ours, without running any code that may be in it.  ValueError if not."""
+    if not path.is_file():
+        raise ValueError(f"no checkpoint at {path}; train first, or name its folder with --out")
+    try:
+        with warnings.catch_warnings():  # of a foreign pickle; the refusal below says it better
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # cut off, not a checkpoint, or a pickle that wants to run code
+        reason = (str(error) or type(error).__name__).splitlines()[0][:100]
+        raise ValueError(f"{path} is cut off or no checkpoint of train.py ({reason})") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{path} is no checkpoint of train.py (it does not say {FORMAT!r})")
+    return content
+
+
+def restore(content, path, device):
+    """A checkpoint's content -> its model, on the device."""
+    model = TransformerXL(Config(**content["config"]))
+    try:
+        model.load_state_dict(content["model"])
+    except RuntimeError:
+        raise ValueError(f"{path} holds the weights of another model than it says "
+                         f"({content['name']})") from None
+    return model.to(device)
+
+
+class Stop:
+    """Ctrl-C and SIGTERM end the run, but not in mid-step, so that what is saved is whole.
+
+    A second one leaves at once; the checkpoint on disk is whole at any moment.
+    """
+
+    def __enter__(self):
+        self.number, self.busy = None, False
+        self.handlers = {number: signal.signal(number, self.handle)
+                         for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def handle(self, number, frame):
+        """Called by Python on the signal."""
+        if self.number:
+            os._exit(128 + number)
+        self.number = number
+        if not self.busy:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def held_back(self):
+        """`with stop.held_back():` lets the block finish first."""
+        self.busy = True
+        yield
+        self.busy = False
+        if self.number:
+            raise KeyboardInterrupt
+
+    def __exit__(self, *exception):
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+
+# ---- metrics ------------------------------------------------------------------------------------
+
+COLUMNS = ("step", "tokens", "seconds", "lr", "grad_norm", "train", "valid")
+
+
+def open_metrics(path, header, step):
+    """metrics.tsv, ready for the next line: new, or cut back to the step a run resumes from."""
+    text = header + "\t".join(COLUMNS) + "\n"
+    if step and path.exists():
+        text = "".join(line for line in path.read_text().splitlines(keepends=True)
+                       if not line[0].isdigit() or int(line.split("\t")[0]) <= step)
+    path.write_text(text)
+    return open(path, "a", buffering=1)  # line by line, so that a look at it is never stale
+
+
+def draw(path, unit, title):
+    """curve.png beside metrics.tsv, drawn from it."""
+    rows = [dict(zip(COLUMNS, line.rstrip("\n").split("\t")))
+            for line in path.read_text().splitlines() if line[0].isdigit()]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for column, style, label in (("train", "-", "training, mean since the last point"),
+                                 ("valid", "o-", "validation, with the memory of evaluation")):
+        points = [(int(row["tokens"]), float(row[column])) for row in rows if row[column]]
+        axes.plot(*zip(*points) if points else ((), ()), style, markersize=4, label=label)
+    axes.set(xlabel="tokens read", ylabel=f"loss ({unit})", title=title)
+    axes.set(xlim=(0, None), ylim=(0, None))
+    axes.legend()
+    figure.savefig(path.with_name("curve.png"), dpi=120)
+
+
+def clock(seconds):
+    """Seconds as 5s, 4m05s or 3h04m."""
+    minutes, s = divmod(int(seconds), 60)
+    return f"{minutes // 60}h{minutes % 60:02}m" if minutes >= 60 else (
+        f"{minutes}m{s:02}s" if minutes else f"{s}s")
+
+
+def log_line(run, state, loss, unit):
+    """Step, how far, loss, speed, time gone and left, in one line."""
+    done = fraction_done(run, state.step, state.tokens, state.seconds)
+    return (f"step {state.step:,} | {done:.0%} | loss {loss:.3f} {unit} | "
+            f"{state.tokens / state.seconds:,.0f} tok/s | "
+            f"{clock(state.seconds)}, {clock(state.seconds * (1 / done - 1))} left"
+            + (f" | {state.skipped} steps skipped" if state.skipped else ""))
+
+
+def circumstances(argv_text, model, corpus, device):
+    """What a figure needs to be believed later: comment lines for the head of metrics.tsv."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=RUNS.parent,
+                            capture_output=True, text=True).stdout.strip() if which("git") else ""
+    hardware = torch.cuda.get_device_name() if device == "cuda" else (
+        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads")
+    parameters = sum(p.numel() for p in model.parameters())
+    return (f"# {argv_text}\n# commit {commit or 'unknown'}, Python {platform.python_version()}, "
+            f"torch {torch.__version__}, {device}: {hardware}\n"
+            f"# {parameters:,} parameters, {corpus.name}\n")
+
+
+# ---- the two things a command can do ------------------------------------------------------------
+
+def folder(given, name, run):
+    """Where the run lives: --out, or runs/DATASET-MODEL beside this file."""
+    corpus = Path(run.text).stem if run.text else run.dataset
+    return Path(given["out"]) if "out" in given else RUNS / f"{corpus}-{name}"
+
+
+def read_corpus(given, run, vocab=None):
+    """The run's corpus; ValueError if its symbols are not those the checkpoint was trained on."""
+    corpus = corpora.load(run.text or run.dataset, root=given.get("data_dir", RUNS.parent / "data"),
+                          drop_newlines=run.drop_newlines)
+    if vocab is not None and vocab != corpus.vocab:
+        raise ValueError(f"{corpus.name} has other symbols ({len(corpus.vocab)}) than the text the "
+                         f"checkpoint was trained on ({len(vocab)}): it has changed since")
+    return corpus
+
+
+def test_line(model, corpus, run):
+    """Evaluate the whole test split: the one line that a run is quoted by."""
+    value = shown(evaluate(model, corpus.test, run, "testing"), corpus.unit)
+    return (f"test {value:.4f} {corpus.unit} (evaluation T {run.eval_segment}, "
+            f"M {run.eval_mem_len}, clamp {run.eval_clamp_len or 'none'}; "
+            f"{len(corpus.test) - 1:,} predictions; {corpus.name})")
+
+
+def continue_text(model, prompt, run, given):
+    """Sample after prompt (P,) with the memory of evaluation -> the new tokens (n,)."""
+    model.config = replace(model.config, mem_len=run.eval_mem_len, same_length=True,
+                           clamp_len=run.eval_clamp_len)
+    device = model.u.device
+    generator = torch.Generator(device).manual_seed(given.get("seed", run.seed))
+    return model.generate(prompt.to(device), given.get("n_tokens", 500), given.get("top_k"),
+                          given.get("temperature", 1.0), generator).cpu()
+
+
+def use(given, device):
+    """--eval-only and --sample: what a checkpoint can do without being trained."""
+    name, _, run = settings(given, device)
+    out = folder(given, name, run)
+    best = out / "best.pt"
+    path = best if best.exists() else out / "checkpoint.pt"
+    content = load(path)
+    run = replace(Run(**content["run"]), **{k: v for k, v in given.items() if k.startswith("eval_")
+                                            and hasattr(run, k)})
+    model = restore(content, path, device).eval()
+    print(f"{path}: step {content['state']['step']:,}")
+    if "sample" in given:
+        prompt = corpora.encode(given["sample"], content["vocab"])
+        out = continue_text(model, prompt, run, given)
+        print(given["sample"] + corpora.decode(out, content["vocab"]))
+    if "eval_only" in given:
+        print(test_line(model, read_corpus(given, run, content["vocab"]), run))
+    return 0
+
+
+def report(model, corpus, run, out, given):
+    """The end of a run: curve, sample, what to try next, and last of all the test figure."""
+    draw(out / "metrics.tsv", corpus.unit, f"{out.name}: {corpus.name.split(' (')[0]}")
+    if (out / "best.pt").exists():  # not if no validation loss was finite
+        model.load_state_dict(load(out / "best.pt")["model"])
+    model.eval()
+    prompt = corpus.test[:200].long()
+    sample = continue_text(model, prompt, run, {"n_tokens": 300} | given)
+    print(f"--- the beginning of the test split, and after >>> the model's own\n"
+          f"{corpora.decode(prompt, corpus.vocab)}>>>{corpora.decode(sample, corpus.vocab)}\n---")
+    print(f"curve: {out / 'curve.png'}\n"
+          f"try next: python train.py --sample 'class Queue' --out {out}\n"
+          f"          python train.py --minutes 30 --out {out}-30\n"
+          f"          python train.py --text FILE")
+    if corpus.unit == "bpc":
+        compressed = corpora.compressed_bits(corpus.test, corpus.vocab)
+        print("the test bytes by compressors, which have not seen the training split: "
+              + ", ".join(f"{name} {bits:.4f}" for name, bits in compressed.items()))
+    print(test_line(model, corpus, run))
+
+
+def train(given, device):
+    """Train from the start or from a checkpoint, then test, sample and draw."""
+    name, config, run = settings(given, device)
+    out = folder(given, name, run)
+    path, content = out / "checkpoint.pt", None
+    if "resume" in given:
+        content = load(path)
+        name, config, run = content["name"], Config(**content["config"]), Run(**content["run"])
+        saved = content["config"] | content["run"] | {"model": name}
+        for key, value in given.items():
+            if key in saved and value != saved[key]:
+                raise ValueError(f"--resume goes on with the settings of the run: {flag(key)} is "
+                                 f"{saved[key]} there, not {value}")
+    elif path.exists():
+        raise ValueError(f"{path} holds a run already: add --resume to go on with it, or keep it "
+                         "and name another folder with --out")
+    elif device == "cpu" and run.dataset in PAPER and "model" not in given:
+        paper = RUNS_OF[PAPER[run.dataset]]
+        print(f"no GPU here: training the small model {name!r} on {run.dataset}; the paper's "
+              f"{PAPER[run.dataset]} takes one, for {paper.steps:,} steps of {paper.batch} x "
+              f"{paper.segment} tokens (--model {PAPER[run.dataset]} forces it)")
+
+    corpus = read_corpus(given, run, content and content["vocab"])
+    stream = lanes(corpus.train, run.batch).to(device)
+    lanes(corpus.valid, 1), lanes(corpus.test, 1)  # too short for a prediction? say so now
+    torch.manual_seed(run.seed)
+    if device == "cuda":
+        torch.set_float32_matmul_precision("high")  # what stays float32 may use TF32
+    config = replace(config, vocab_size=len(corpus.vocab))
+    model = TransformerXL(config).to(device) if content is None else restore(content, path, device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
+    print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters on {corpus.name}")
+    out.mkdir(parents=True, exist_ok=True)
+    if content is None:
+        state = State()
+        if run.dtype == "auto":
+            run = replace(run, dtype=choose_dtype(model, run, stream))
+    else:
+        state = State(**content["state"])
+        state.memory = state.memory and [layer.to(device) for layer in state.memory]
+        optimizer.load_state_dict(content["optimizer"])
+        torch.set_rng_state(content["random"])
+        if device == "cuda" and content["random_cuda"] is not None:
+            torch.cuda.set_rng_state(content["random_cuda"])
+        print(f"going on from step {state.step:,}, {clock(state.seconds)} of training")
+    valid = corpus.valid[: run.eval_tokens + 1] if run.eval_tokens else corpus.valid
+    metrics = open_metrics(out / "metrics.tsv", circumstances(
+        "python train.py " + " ".join(sys.argv[1:]), model, corpus, device), state.step)
+
+    def write(rate, norm, train, valid):
+        """One line of metrics.tsv, in the order of COLUMNS."""
+        print(state.step, state.tokens, f"{state.seconds:.1f}", rate, norm, train, valid,
+              sep="\t", file=metrics)
+
+    def pack(with_optimizer=True):
+        """All that evaluating and sampling need; with the optimizer, all that resuming needs."""
+        content = {"format": FORMAT, "name": name, "config": asdict(config), "run": asdict(run),
+                   "vocab": corpus.vocab, "model": model.state_dict(), "state": vars(state)}
+        if with_optimizer:
+            content |= {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state(),
+                        "random_cuda": torch.cuda.get_rng_state() if device == "cuda" else None}
+        return content
+
+    model.train()
+    last_line = time.monotonic()
+    with metrics, Stop() as stop:
+        try:
+            while True:
+                done = fraction_done(run, state.step, state.tokens, state.seconds)
+                if state.evaluated < state.step and (done == 1 or state.step % run.eval_every == 0):
+                    loss = evaluate(model, valid, run, "validating")
+                    with stop.held_back():
+                        state.evaluated, better = state.step, loss < state.best
+                        state.best = min(loss, state.best)
+                        value = f"{shown(loss, corpus.unit):.4f}"
+                        write(rate="", norm="", train="", valid=value)
+                        print(f"step {state.step:,} | validation {value} {corpus.unit}", flush=True)
+                        if better:
+                            save(out / "best.pt", pack(with_optimizer=False))
+                        save(path, pack())
+                if done == 1:
+                    break
+                with stop.held_back():
+                    start = time.perf_counter()
+                    x, y = next(segments(stream, run.segment, state.column))  # (B, T)
+                    optimizer.param_groups[0]["lr"] = rate = learning_rate(run, state.step, done)
+                    loss, norm, state.memory = train_step(model, optimizer, x, y, state.memory, run)
+                    state.count(x, loss, norm)
+                    if state.column == stream.shape[1] - 1:  # the text begins again, without a past
+                        state.column, state.memory = 0, None
+                    state.seconds += time.perf_counter() - start
+                    if state.step % run.log_every == 0 and state.loss_count:
+                        value = shown(state.loss_sum / state.loss_count, corpus.unit)
+                        write(f"{rate:.3g}", f"{norm:.3g}", train=f"{value:.4f}", valid="")
+                        state.loss_sum, state.loss_count = 0.0, 0
+                if state.skipped_in_a_row == 10:
+                    raise ValueError(f"ten steps in a row, up to step {state.step}, had a loss or "
+                                     "gradient that is not finite, so training stops; what "
+                                     f"{path} holds is from before. Try a smaller --lr")
+                if time.monotonic() - last_line > 5:
+                    last_line = time.monotonic()
+                    print(log_line(run, state, shown(loss, corpus.unit), corpus.unit), flush=True)
+        except KeyboardInterrupt:
+            save(path, pack())
+            print(f"\nstopped after step {state.step:,}, saved; go on with\n"
+                  f"  python train.py --resume --out {out}")
+            return 128 + stop.number
+
+    report(model, corpus, run, out, given)
+    return 0
+
+
+def main(argv=None):
+    """Do what the command line says.  Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
+    try:
+        given = parse(argv)
+        if "text" in given:
+            given["text"] = str(Path(given["text"]).resolve())  # the same file on --resume
+        device = given.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
+        act = use if given.keys() & {"eval_only", "sample"} else train
+        return act(given, device)
+    except ValueError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"train.py: {error}; what was saved before is whole: make room, or name another "
+              "folder with --out; go on with --resume if there is a checkpoint", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ntrain.py: stopped", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
