@@ -8,8 +8,8 @@ segment s + 1, the same layer puts them in front of its new input, for keys and 
     h~ = [SG(memory) o h]         SG: stop-gradient, o: concatenation along time
     q = h W_q   k = h~ W_k   v = h~ W_v
 
-Nothing is recomputed and no gradient flows into the past, so training costs about the same, but
-information does flow: each layer reaches M tokens further back, N layers reach N times as far.
+The past is not run through the layers again and gets no gradient, so training stays affordable, but
+information flows: each layer reaches M tokens further back, N layers N times as far.
 
           segment 0       segment 1       segment 2       (T = M = 4, N = 2)
   h2      . . . .         . . . .         . . . Q         the loss at Q ...

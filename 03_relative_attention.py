@@ -231,8 +231,8 @@ def main():
         for bias in zero:
             nn.init.zeros_(getattr(maimed, bias))
         print(f"  {name}: {bits_per_token(maimed, part, T):.2f}")
-    print("  so after 500 steps (a) and (b) do nearly all the work; trained to the end, the paper has\n"
-          "  perplexity 27.02 with all four terms and 27.94 with Shaw's (table 6)")
+    print("  so after 500 steps (a) and (b) do nearly all the work; fully trained, all four have")
+    print("  perplexity 27.02 in the paper, and Shaw's two 27.94 (table 6)")
 
     x = corpus.valid[5000:5048].long()[None]
     with torch.no_grad():

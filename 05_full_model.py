@@ -67,9 +67,9 @@ class Config:
             raise ValueError(f"d_model must be even (sine and cosine halves), got {self.d_model}")
 
 
-# The training values of the official scripts, with the vocabulary of the published counts; enwik8
-# with its newlines (train.py's default) has 205 symbols.  The authors give no dimensions for 18
-# layers, only 88M parameters: these are ours.  `laptop` is what train.py trains on a CPU.
+# The training values of the official scripts, with the vocabulary of the published counts (with its
+# newlines, as in train.py, enwik8 has 205 symbols).  For 18 layers the authors give 88M parameters
+# and no dimensions: these are ours.  `laptop` is what train.py trains on a CPU.
 CONFIGS = {
     "tiny": Config(205, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, mem_len=16),
     "laptop": Config(205),
@@ -178,11 +178,7 @@ def check(x, memory, y, config):
 
 
 class TransformerXL(nn.Module):
-    """The language model.  The caller hands the memory on; it is never changed in place.
-
-        logits, memory = model(x)               x (B, T) int64 -> (B, T, V); the memory starts empty
-        loss, memory = model(x, memory, y)      -ln p(y) per token in nats, (B, T)
-    """
+    """The language model.  The caller hands the memory on; it is never changed in place."""
 
     def __init__(self, config):
         super().__init__()
@@ -203,11 +199,10 @@ class TransformerXL(nn.Module):
                 nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.02)
 
     def forward(self, x, memory=None, y=None):
-        """x (B, T) int64, memory from the call before or None, targets y (B, T) int64 or None.
+        """Read x (B, T) int64 after the memory of the call before; None is no past yet.
 
-        Returns logits (B, T, V), or with y the loss per token (B, T) in nats; and the new memory, a
-        list of N tensors (B, min(M, m + T), D), detached.  Raises ValueError for tokens outside the
-        vocabulary and for a memory of another model or batch size.
+        Returns logits (B, T, V), or with targets y (B, T) the losses -ln p(y) in nats, (B, T);
+        and the new memory, N tensors (B, min(M, m + T), D), detached.  ValueError: see `check`.
         """
         config = self.config
         check(x, memory, y, config)
@@ -235,10 +230,10 @@ class TransformerXL(nn.Module):
     def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
         """Sample n_tokens more for each row of the prompt, (B, P) int64 -> (B, n_tokens).
 
-        The prompt is read once; from then on one token at a time goes in, and the memory is the
-        past (appendix E).  Each step's logits equal one pass over the whole text under same_length,
-        and otherwise as long as nothing has left the memory.  A prompt (P,) gives (n_tokens,).
-        top_k: None is 40, or the whole vocabulary if that is smaller.
+        The prompt is read once, then one token at a time: the memory is the past (appendix E).
+        Each step's logits equal one pass over the whole text under same_length, otherwise while
+        nothing has left the memory.  A prompt (P,) gives (n_tokens,).  top_k None: 40 or less if
+        V is less.
         """
         if prompt.dim() == 1:
             return self.generate(prompt[None], n_tokens, top_k, temperature, generator)[0]
@@ -260,8 +255,8 @@ class TransformerXL(nn.Module):
 def sample_top_k(logits, top_k, temperature=1.0, generator=None):
     """Draw from the top_k most probable symbols only: (B, V) -> (B, 1).  top_k = 1: the best one.
 
-    A temperature below 1 sharpens, above 1 flattens.  Raises ValueError outside 1 <= top_k <= V or
-    for a temperature that is not above 0.
+    A temperature below 1 sharpens, above 1 flattens.  ValueError unless 1 <= top_k <= V and
+    temperature > 0.
     """
     V = logits.shape[-1]
     if not 1 <= top_k <= V:

@@ -415,9 +415,9 @@ def draw(path, unit, title):
     axes = figure.subplots()
     for column, style, label in (("train", "-", "training, mean since the last point"),
                                  ("valid", "o-", "validation, with the memory of evaluation")):
-        points = [(int(row["tokens"]), float(row[column])) for row in rows if row[column]]
+        points = [(int(row["tokens"]) / 1e6, float(row[column])) for row in rows if row[column]]
         axes.plot(*zip(*points) if points else ((), ()), style, markersize=4, label=label)
-    axes.set(xlabel="tokens read", ylabel=f"loss ({unit})", title=title)
+    axes.set(xlabel="tokens read (millions)", ylabel=f"loss ({unit})", title=title)
     axes.set(xlim=(0, None), ylim=(0, None))
     axes.legend()
     figure.savefig(path.with_name("curve.png"), dpi=120)
