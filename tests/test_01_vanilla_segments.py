@@ -14,30 +14,12 @@ import pytest
 import torch
 import torch.nn as nn
 
+from helpers import assert_close, gradients, randomized
+
 lesson = import_module("01_vanilla_segments")
 
 
 # ---- helpers ------------------------------------------------------------------------------------
-
-def assert_close(found, wanted, message, tolerance=1e-12):
-    assert found.shape == wanted.shape, (
-        f"{message}: shape {tuple(found.shape)}, expected {tuple(wanted.shape)}")
-    worst = (found - wanted).abs().max().item()
-    assert worst < tolerance, f"{message}: off by {worst:.1e}"  # NaN is off, too
-
-
-def gradients(output, leaves):
-    """Gradients of a loss in which every entry of the output has a weight of its own."""
-    weight = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view_as(output)
-    return torch.autograd.grad((output * weight).sum(), leaves)
-
-
-def randomized(model):
-    """Float64, and every weight random: a norm that starts as the identity hides mistakes."""
-    for weight in model.parameters():
-        nn.init.normal_(weight, std=0.5)
-    return model.double()
-
 
 def attend_by_loops(attention, h):
     """(T, D) -> (T, D): query i over keys 0..i, one head after another."""

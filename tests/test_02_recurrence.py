@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.nn as nn
 
+from helpers import assert_close, gradients, randomized
+
 lesson_1, lesson = import_module("01_vanilla_segments"), import_module("02_recurrence")
 
 # T, M: one token, no memory, memory longer and shorter than a segment, K odd and even
@@ -20,26 +22,6 @@ SHAPES = [(1, 0), (1, 4), (4, 0), (3, 2), (2, 5), (5, 3), (3, 3), (2, 6)]
 
 
 # ---- helpers ------------------------------------------------------------------------------------
-
-def assert_close(found, wanted, message, tolerance=1e-10):
-    assert found.shape == wanted.shape, (
-        f"{message}: shape {tuple(found.shape)}, expected {tuple(wanted.shape)}")
-    worst = (found - wanted).abs().max().item()
-    assert worst < tolerance, f"{message}: off by {worst:.1e}"  # NaN is off, too
-
-
-def gradients(output, leaves):
-    """Gradients of a loss in which every entry of the output has a weight of its own."""
-    weight = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view_as(output)
-    return torch.autograd.grad((output * weight).sum(), leaves)
-
-
-def randomized(model):
-    """Float64, and every weight random: a norm that starts as the identity hides mistakes."""
-    for weight in model.parameters():
-        nn.init.normal_(weight, std=0.5)
-    return model.double()
-
 
 def tiny_model(N=2, M=4):
     return randomized(lesson.RecurrentTransformer(V=11, N=N, D=12, H=3, FF=20, M=M))

@@ -16,6 +16,8 @@ import pytest
 import torch
 import torch.nn as nn
 
+from helpers import assert_close, gradients, randomized, visible
+
 lesson_1, lesson_2 = import_module("01_vanilla_segments"), import_module("02_recurrence")
 lesson = import_module("03_relative_attention")
 
@@ -25,26 +27,6 @@ TERMS = ("(a) q_i . k_j", "(b) q_i . (W_kR R_i-j)", "(c) u . k_j", "(d) v . (W_k
 
 
 # ---- helpers ------------------------------------------------------------------------------------
-
-def assert_close(found, wanted, message, tolerance=1e-10):
-    assert found.shape == wanted.shape, (
-        f"{message}: shape {tuple(found.shape)}, expected {tuple(wanted.shape)}")
-    worst = (found - wanted).abs().max().item()
-    assert worst < tolerance, f"{message}: off by {worst:.1e}"  # NaN is off, too
-
-
-def gradients(output, leaves):
-    """Gradients of a loss in which every entry of the output has a weight of its own."""
-    weight = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view_as(output)
-    return torch.autograd.grad((output * weight).sum(), leaves)
-
-
-def visible(T, M):
-    """The cells that count, (T, M + T): key j is at most query i, which is key M + i."""
-    seen = torch.tensor([[j <= M + i for j in range(M + T)] for i in range(T)])
-    assert seen.sum() == T * M + T * (T + 1) // 2
-    return seen
-
 
 def leaves_for(T, M, B=2, H=3, C=4, D=6):
     """Random q, k, R, W_kR, u, v.  R is random as well: no symmetry of a sinusoid can help."""
@@ -110,13 +92,6 @@ def stream_by_formula(model, x, T, M):
             above.append(norm(o + second.weight @ inner + second.bias, layer.norm_2))
         h = above
     return torch.stack(h) @ E.T
-
-
-def randomized(model):
-    """Float64, and every weight random: a norm that starts as the identity hides mistakes."""
-    for weight in model.parameters():
-        nn.init.normal_(weight, std=0.5)
-    return model.double()
 
 
 def tiny_model(N=2, M=4):

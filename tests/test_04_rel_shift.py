@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers import assert_close, gradients, visible
+
 lesson_3, lesson = import_module("03_relative_attention"), import_module("04_rel_shift")
 
 # T, M: one token, no memory, T = M, memory longer and shorter than a segment, K odd and even
@@ -21,26 +23,6 @@ SHAPES = [(1, 0), (1, 4), (4, 0), (5, 0), (2, 1), (3, 2), (2, 5), (5, 3), (3, 3)
 
 
 # ---- helpers ------------------------------------------------------------------------------------
-
-def assert_close(found, wanted, message, tolerance=1e-10):
-    assert found.shape == wanted.shape, (
-        f"{message}: shape {tuple(found.shape)}, expected {tuple(wanted.shape)}")
-    worst = (found - wanted).abs().max().item()
-    assert worst < tolerance, f"{message}: off by {worst:.1e}"  # NaN is off, too
-
-
-def gradients(output, leaves):
-    """Gradients of a loss in which every entry of the output has a weight of its own."""
-    weight = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view_as(output)
-    return torch.autograd.grad((output * weight).sum(), leaves)
-
-
-def visible(T, M):
-    """The cells that count, (T, M + T): key j is at most query i, which is key M + i."""
-    seen = torch.tensor([[j <= M + i for j in range(M + T)] for i in range(T)])
-    assert seen.sum() == T * M + T * (T + 1) // 2
-    return seen
-
 
 def by_the_rule(x):
     """The visible cells, in reading order, of x (..., T, K) shifted: (..., cells)."""
