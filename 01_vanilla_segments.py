@@ -36,8 +36,9 @@ RUNS = Path(__file__).resolve().parent / "runs"
 def lanes(tokens, B):
     """Cut one stream into B contiguous lanes, (n,) -> (B, L + 1) with L = (n - 1) // B inputs each.
 
-    Lane b starts where lane b - 1 stops.  The last column of a lane is only a target: it is the
-    next lane's first input, because the target of every input is the next token *of the stream*.
+    The B lanes are the batch: lane b starts where lane b - 1 stops.  The last column of a lane is
+    only a target: it is the next lane's first input, because the target of every input is the next
+    token *of the stream*.  Up to B - 1 tokens at the end of the stream are left over.
 
     >>> lanes(torch.arange(23), 2)
     tensor([[ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11],
@@ -53,8 +54,8 @@ def lanes(tokens, B):
     return torch.stack([tokens[b * L : (b + 1) * L + 1] for b in range(B)])  # (B, L + 1)
 
 
-def segments(lanes, T, start=0):
-    """Yield x, y of shape (B, T), int64: inputs and their next tokens, in stream order.
+def segments(stream, T, start=0):
+    """Cut lanes (B, L + 1) into x, y (B, T), int64: inputs and their next tokens, in order.
 
     Row b of one segment goes on where row b of the segment before stopped; the last segment may be
     shorter.  `start` is the column to begin at, for a run that goes on where it was interrupted.
@@ -69,10 +70,10 @@ def segments(lanes, T, start=0):
     """
     if T < 1:
         raise ValueError(f"a segment has at least 1 token, not {T}")
-    L = lanes.shape[1] - 1
+    L = stream.shape[1] - 1
     for t in range(start, L, T):
         end = min(t + T, L)
-        yield lanes[:, t:end].long(), lanes[:, t + 1 : end + 1].long()
+        yield stream[:, t:end].long(), stream[:, t + 1 : end + 1].long()
 
 
 # ---- the model: leaf to root --------------------------------------------------------------------
@@ -103,9 +104,7 @@ class Attention(nn.Module):
     def __init__(self, D, H, C):
         super().__init__()
         self.H, self.C = H, C
-        self.W_q = nn.Linear(D, H * C, bias=False)
-        self.W_k = nn.Linear(D, H * C, bias=False)
-        self.W_v = nn.Linear(D, H * C, bias=False)
+        self.W_q, self.W_k, self.W_v = (nn.Linear(D, H * C, bias=False) for _ in range(3))
         self.W_o = nn.Linear(H * C, D, bias=False)
 
     def forward(self, h):
@@ -150,7 +149,7 @@ class VanillaTransformer(nn.Module):
         """Tokens (B, T) int64 -> logits (B, T, V)."""
         T = x.shape[1]
         U = sinusoid(torch.arange(T, device=x.device), self.D)  # position t *within the segment*
-        h = self.embedding(x) * math.sqrt(self.D)
+        h = self.embedding(x) * math.sqrt(self.D)  # small weights, made as large as the positions
         h = h + U.to(h)  # (B, T, D)
         for layer in self.layers:
             h = layer(h)
@@ -165,7 +164,7 @@ def token_losses(logits, y):
 # ---- training and the two ways to evaluate ------------------------------------------------------
 
 def progress(items, label, total):
-    """Hand on the items, with a line on stderr that says how far we are, every half second."""
+    """Yield the items unchanged; every half second a line on stderr says how far we are."""
     shown = time.monotonic()
     for i, item in enumerate(items, 1):
         yield item
@@ -231,10 +230,10 @@ def main():
     window = sliding_window_losses(model, part, T, every) / math.log(2)
     window_seconds = (time.perf_counter() - start) / window.numel()
     same = losses.flatten()[T - 1 :: every]  # the same predictions in the one pass
-    print(f"sliding window, every {every}th byte: {window.mean():.2f} bits per byte; the same "
-          f"{window.numel()} bytes in one pass {same.mean():.2f}")
-    print(f"  tokens through the model for a prediction: {T} against 1; "
-          f"seconds: measured {window_seconds / one_pass_seconds:.0f} to 1")
+    print(f"sliding window, {window.numel()} predictions: {window.mean():.2f} bits per byte; the "
+          f"same in one pass: {same.mean():.2f}")
+    print(f"  tokens through the model for a prediction: {T} to 1; seconds, measured: "
+          f"{window_seconds / one_pass_seconds:.0f} to 1")
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
@@ -255,7 +254,7 @@ if __name__ == "__main__":
 # Ask yourself
 #   1. Why does the loss fall within a segment although all positions share the same weights?
 #   2. The target of a lane's last input stands in the next lane. Why is that not a mistake?
-#   3. Position 0 predicts from one byte. What is the least a model could pay there, in words?
+#   3. Position 0 predicts from one byte. Which loss could the best possible model reach there?
 # Change and watch
 #   1. T = 16, then T = 128: how do the cost of fragmentation and the price of the cure move?
 #   2. Delete the line that adds U: which positions get worse, and why is it not all of them?

@@ -5,24 +5,27 @@ The problem.  Lesson 1's model forgets everything at each segment boundary.
 The one new idea.  While reading segment s, every layer keeps its *input* rows.  While reading
 segment s + 1, the same layer puts them in front of its new input, for keys and values only:
 
-    h~ = [SG(memory) o h]         SG: stop-gradient, o: concatenation along time
+    h~ = [SG(memory) o h]         SG is stop-gradient, [a o b] joins a and b along time
     q = h W_q   k = h~ W_k   v = h~ W_v
 
 The past is not run through the layers again and gets no gradient, so training stays affordable, but
-information flows: each layer reaches M tokens further back, N layers N times as far.
+information flows: each layer reaches M tokens further back.  (No gradient reaches the remembered
+rows, but the weights that read them, W_k and W_v, do learn to make use of them.)
 
           segment 0       segment 1       segment 2       (T = M = 4, N = 2)
   h2      . . . .         . . . .         . . . Q         the loss at Q ...
   h1      . . . .        [x x x x         x x x x]        ... sees 7 back through layer 2 ...
   h0     [x x x x         x x x x]        x x x x         ... and 11 back through layer 1 below it
+  [ ]: what layer 2 reads for Q, and what layer 1 reads for the memory that layer 2 has of segment 1
 
 What it breaks.  Absolute positions: a memory row carries the same position j as a row of the new
-segment, and the model provably cannot tell which came first (*temporal confusion*).  Lesson 3
+segment, and one layer provably cannot tell which came first (*temporal confusion*).  Lesson 3
 mends it.
 
     python 02_recurrence.py      a few seconds: exact zeros, exact counts, one figure
 
-New letters:  M memory length, K = M + T keys.  What is new against lesson 1 is marked NEW.
+New letters:  M the longest memory, m <= M the rows held so far, K = m + T keys.  What is new
+against lesson 1 is marked NEW.
 """
 import math
 from importlib import import_module
@@ -91,9 +94,7 @@ class Attention(nn.Module):
     def __init__(self, D, H, C):
         super().__init__()
         self.H, self.C = H, C
-        self.W_q = nn.Linear(D, H * C, bias=False)
-        self.W_k = nn.Linear(D, H * C, bias=False)
-        self.W_v = nn.Linear(D, H * C, bias=False)
+        self.W_q, self.W_k, self.W_v = (nn.Linear(D, H * C, bias=False) for _ in range(3))
         self.W_o = nn.Linear(H * C, D, bias=False)
 
     def forward(self, h, memory):
@@ -161,7 +162,7 @@ def change_by_distance(N, T=8, M=8, segments=7):
     """Change the stream's first token: how much does each loss move?  (segments * T,) nats."""
     torch.manual_seed(N)
     model = RecurrentTransformer(V=11, N=N, D=16, H=2, FF=32, M=M).double()
-    x, y = torch.randint(11, (2, 1, segments * T))
+    x, y = torch.randint(11, (2, 1, segments * T))  # any targets will do
     other = x.clone()
     other[0, 0] = (x[0, 0] + 1) % 11
     with torch.no_grad():
@@ -170,7 +171,7 @@ def change_by_distance(N, T=8, M=8, segments=7):
 
 @torch.no_grad()
 def confusion(model, T, j, k):
-    """Exchange token j of the memory with token k of the segment; the largest change after both."""
+    """Exchange token j of the memory and token k of the segment: how far do later outputs move?"""
     memory_tokens = torch.arange(T)[None]  # all different, so that every exchange is a change
     segment_tokens = torch.arange(T, 2 * T)[None]
     a, b = memory_tokens.clone(), segment_tokens.clone()
@@ -193,7 +194,7 @@ def main():
     into_1, into_2 = gradient_into(model, x, y, T)
     print(f"gradient of segment 2's loss: into segment 2 {into_2:.3f}, into segment 1 {into_1:g}")
 
-    print(f"one token changed, T = {T}, M = {M}: which losses move?  (expected: N M + T - 1 far)")
+    print(f"one token changed, T = {T}, M = {M}: which losses move?  (expected: up to N M + T - 1)")
     changes = [change_by_distance(N, T, M) for N in (1, 2, 3, 4)]
     for N, change in enumerate(changes, 1):
         moved = [int((part != 0).any()) for part in change.split(T)[1:]]
@@ -230,6 +231,6 @@ if __name__ == "__main__":
 #   3. With two layers instead of one, would the exchange at position j still go unnoticed?  Which
 #      layer could notice it, and through what?
 # Change and watch
-#   1. M = 16 for T = 8, with segments=10 in change_by_distance: what does a step measure now?
-#   2. Drop .detach() in update_memory: which printed line changes?  What would happen to a second
-#      loss.backward() in a training loop?
+#   1. M = 16 in main, with segments=10 in change_by_distance: what does a step measure now?
+#   2. Drop .detach() in update_memory: which printed line changes?  What would the second
+#      loss.backward() of a training loop (lesson 3's fit) say?

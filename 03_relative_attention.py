@@ -1,30 +1,32 @@
 """Lesson 3. Relative positions: the score with four terms (paper, section 3.3).
 
 The problem.  In lesson 2 a token in memory and one in the segment share a position, and the model
-cannot tell them apart.  Numbering the whole text through would end at the longest text of training.
+cannot tell them apart.  Counting on through the whole text would reach positions never trained.
 
 The one new idea.  A query never needs to know *where* a key is, only *how far back* it is.  So the
 distance i - j goes into the score, and no position is added to the embedding anywhere.  Expand the
-absolute score, (E_i + U_i) W_q against (E_j + U_j) W_k, and replace term by term:
+absolute score, W_q (E_i + U_i) times W_k (E_j + U_j), and replace term by term:
 
           absolute (lesson 2)           relative (here)
-    (a)   E_i W_q . E_j W_k             q_i . k_j            content: unchanged, k = W_kE h
-    (b)   E_i W_q . U_j W_k             q_i . (W_kR R_i-j)   content-dependent position
-    (c)   U_i W_q . E_j W_k             u   . k_j            global content: is key j worth a look?
-    (d)   U_i W_q . U_j W_k             v   . (W_kR R_i-j)   global position: is distance i-j?
+    (a)   W_q E_i . W_k E_j             q_i . k_j              content: unchanged
+    (b)   W_q E_i . W_k U_j             q_i . (W_kR R_(i-j))   content-dependent position
+    (c)   W_q U_i . W_k E_j             u   . k_j              global content: does key j matter?
+    (d)   W_q U_i . W_k U_j             v   . (W_kR R_(i-j))   global position: is distance i-j?
 
-  * U_j, where key j stands, becomes R_i-j, how far back: a fixed sinusoid, not learned.
-  * U_i W_q, where the query stands, says nothing about the distance: learned u and v instead.
-  * Content and position get projections of their own: W_kE and W_kR.
+  * U_j, where key j stands, becomes R_(i-j), how far back: a fixed sinusoid, not learned.
+  * W_q U_i, where the query stands, says nothing about the distance: learned u and v instead.
+  * Content and position get projections of their own: k_j = W_kE h_j, and W_kR.
 
-Shaw et al. (2018) have only (a) and (b), no (c) and no (d), with a learned vector for each distance
-in place of W_kR R_i-j, and so nothing to say about distances beyond those of training.
+Shaw et al. (2018) have only (a) and (b), no (c) and no (d), and a learned vector for each distance
+in place of W_kR R_(i-j), so a sinusoid's knowledge of how near two distances are is missing.
 
 This file is the slow, obvious version: every pair (i, j) gets its own R.  Lesson 4 makes it fast.
 
     python 03_relative_attention.py      trains for about half a minute; equalities, four heat maps
 
-New letters:  R (K, D) encodes distances, R[d] for distance d.  W_kE, W_kR, u, v as in the paper.
+New letters, the paper's:  R (K, D) encodes distances, R[d] for distance d; W_kE, W_kR, u, v.  (v
+was the values in lesson 2; from here on it is the bias, and the values have the whole word.)  Above
+i and j count in the text; in code query i of a segment is key M + i: the distance is M + i - j.
 """
 import math
 from copy import deepcopy
@@ -70,7 +72,7 @@ def four_terms_all_pairs(q, k, R, W_kR, u, v):
     """The same for all heads at once in torch, R spelled out for every pair (i, j).
 
     q (B, H, T, C), k (B, H, K, C), R (K, D), W_kR (H, C, D), u, v (H, C) -> (4, B, H, T, K).
-    Future cells hold the value for distance 0; the mask hides them.  Time and memory T * K * D.
+    Future cells hold the value for distance 0; the mask hides them.  T * K projections of R.
     """
     (B, H, T, C), K = q.shape, k.shape[2]
     i, j = torch.arange(T, device=q.device)[:, None], torch.arange(K, device=q.device)
@@ -205,12 +207,13 @@ def main():
     """Loops against pairs, segments against one pass, and what each of the four terms does."""
     torch.manual_seed(0)
     C, D, T, M = 5, 6, 3, 4
-    q, k, R = torch.randn(T, C), torch.randn(M + T, C), sinusoid(torch.arange(M + T), D).float()
-    W_kR, u, v = torch.randn(C, D), torch.randn(C), torch.randn(C)
-    loops = torch.tensor(four_terms(*(z.double().numpy() for z in (q, k, R, W_kR, u, v))))
+    q, k, W_kR, u, v = (torch.randn(shape, dtype=torch.float64)
+                        for shape in ((T, C), (M + T, C), (C, D), (C,), (C,)))
+    R = sinusoid(torch.arange(M + T), D)
+    loops = torch.tensor(four_terms(*(z.numpy() for z in (q, k, R, W_kR, u, v))))
     pairs = four_terms_all_pairs(q[None, None], k[None, None], R, W_kR[None], u[None], v[None])
     seen = ~causal_mask(T, M)
-    print(f"loops against all pairs, {int(seen.sum())} visible cells x 4 terms: "
+    print(f"loops against all pairs, {int(seen.sum())} visible cells x 4 terms, float64: "
           f"{(loops - pairs[:, 0, 0])[:, seen].abs().max():.0e}")
 
     x = torch.randint(50, (1, 64))
@@ -231,8 +234,8 @@ def main():
         for bias in zero:
             nn.init.zeros_(getattr(maimed, bias))
         print(f"  {name}: {bits_per_token(maimed, part, T):.2f}")
-    print("  so after 500 steps (a) and (b) do nearly all the work; fully trained, all four have")
-    print("  perplexity 27.02 in the paper, and Shaw's two 27.94 (table 6)")
+    print("  (not retrained; in the paper's table 6, each trained by itself, perplexity is 27.02\n"
+          "  with all four terms and 27.94 with Shaw's)")
 
     x = corpus.valid[5000:5048].long()[None]
     with torch.no_grad():
@@ -240,7 +243,7 @@ def main():
         terms = model.layers[0].attention.terms(h[:, 24:], h[:, :24], model.u, model.v)
     terms = terms[:, 0, 0].masked_fill(causal_mask(24, 24), torch.nan)  # head 1: (4, T, K)
     text = decode(x[0], corpus.vocab).replace(" ", "·").replace("\n", "¶")
-    draw(terms / math.sqrt(model.D // 4), text, 24)
+    draw(terms / math.sqrt(model.layers[0].attention.C), text, 24)
 
 
 if __name__ == "__main__":
@@ -251,5 +254,5 @@ if __name__ == "__main__":
 #   2. Row i of term (d), against row i + 1: what is the relation?  (Lesson 4 lives on the answer.)
 #   3. Why must R cover K = M + T distances, and not T?
 # Change and watch
-#   1. Divide by sqrt(D) instead of sqrt(C).  Which printed lines notice, and which do not?
-#   2. Let T and M grow to 128.  What becomes slow, and which tensor is to blame?
+#   1. Divide by sqrt(D) instead of sqrt(C) in forward.  Which printed lines notice, which do not?
+#   2. Let T and M grow to 64 in main (four times the wait).  What becomes slow, and for which line?

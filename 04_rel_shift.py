@@ -1,31 +1,33 @@
-"""Lesson 4. The relative shift: the same score at linear cost (paper, appendix B).
+"""Lesson 4. The relative shift: the same score from K projections (paper, appendix B).
 
 The problem.  Lesson 3 projects a vector R_i-j for every pair (i, j): T * K * D numbers in memory
 and T * K projections, although there are only K different distances.
 
-The one new idea.  Project each distance once, Q_k = W_kR R_(K-1-k): K rows, distances *descending*.
-One product q Q^T holds every wanted number, but in the wrong column: row i must move left by
-T - 1 - i.  Moving every row by its own amount is a pad, a reshape and a drop.
+The one new idea.  Project each distance once, Q_k = W_kR R_(K-1-k): K rows, distances *descending*
+(Q is the paper's letter; the queries are q).  One product q Q^T holds every wanted number, but in
+the wrong column: row i must move left by T - 1 - i.  Moving every row by its own amount is a pad, a
+reshape and a drop.
 
 With T = 3 queries, M = 2 rows of memory, K = 5.  Each number is 10 * query + distance:
 
-          q Q^T               pad a zero in front      the same numbers     drop the first row,
-                                of every row            in rows of T         read as T x K again
-    [ 4  3  2  1  0]        [0  4  3  2  1  0]         [ 0  4  3]          [ 2  1  0  0 14]
-    [14 13 12 11 10]        [0 14 13 12 11 10]         [ 2  1  0]          [13 12 11 10  0]
-    [24 23 22 21 20]        [0 24 23 22 21 20]         [ 0 14 13]          [24 23 22 21 20]
+          q Q^T               pad one cell (.)        the same numbers     drop the first row,
+                              before every row         in rows of T         read as T x K again
+    [ 4  3  2  1  0]        [.  4  3  2  1  0]         [ .  4  3]          [ 2  1  0  . 14]
+    [14 13 12 11 10]        [. 14 13 12 11 10]         [ 2  1  0]          [13 12 11 10  .]
+    [24 23 22 21 20]        [. 24 23 22 21 20]         [ . 14 13]          [24 23 22 21 20]
                                                        [12 11 10]
-                                                       [ 0 24 23]
+                                                       [ . 24 23]
                                                        [22 21 20]
 
-Row 0 now starts with distance 2 = M, row 2 with 4 = M + 2.  What stands behind distance 0 in each
-row (here 0, 14 and again 0) are *leftovers*: the pad and the beginning of the next query's row.
-They are wrong, and harmless: those keys are in the future, and the causal mask covers exactly
-these cells.  This is why the upper triangle need not be zero, and why the mask is not optional.
+Row 0 now starts with distance 2 = M, row 2 with 4 = M + 2.  What stands behind distance 0 (. and 14
+in row 0, . in row 1) are *leftovers*: the pad and the beginning of the next query's row.  They are
+wrong, and harmless: those keys are in the future, and the causal mask covers exactly these cells.
+This is why the upper triangle need not be zero, and why the mask is not optional.
 
     python 04_rel_shift.py      a few seconds: equalities, the leftovers, the price over T, a figure
 
-New letter:  Q (H, K, C), the projected R by descending distance.
+New letter:  Q (H, K, C), the projected R by descending distance.  Positions cost T * K projections
+before and K now; the score itself stays a table of T * K numbers.
 """
 import math
 import statistics
@@ -45,7 +47,7 @@ causal_mask, four_terms_all_pairs = lesson_2.causal_mask, lesson_3.four_terms_al
 # ---- one shift, three times ---------------------------------------------------------------------
 
 def rel_shift_loops(x):
-    """The rule of appendix B, entry by entry: B[i, j] = x[i, j + T - 1 - i] for j <= M + i.
+    """The rule of appendix B, entry by entry: shifted[i, j] = x[i, j + T - 1 - i] for j <= M + i.
 
     (..., T, K) -> (..., T, K).  Future cells, j > M + i, are 0.
     """
@@ -81,7 +83,7 @@ def rel_shift(x):
     return x[..., 1:, :].reshape(*batch, T, K)  # T numbers dropped: row i moved left by T - 1 - i
 
 
-# ---- the four terms at linear cost --------------------------------------------------------------
+# ---- the four terms from K distances ------------------------------------------------------------
 
 def relative_score(q, k, Q, u, v):
     """All four terms of lesson 3, (B, H, T, K), from K projected distances instead of T * K.
@@ -89,6 +91,7 @@ def relative_score(q, k, Q, u, v):
     q (B, H, T, C), k (B, H, K, C), Q (H, K, C) by descending distance, u, v (H, C).
     Not yet scaled and not masked; future cells hold leftovers.
     """
+    # u, v as (H, 1, C): the same for every query
     content = (q + u[:, None]) @ k.transpose(-1, -2)  # (a) + (c) = (q_i + u) . k_j
     position = (q + v[:, None]) @ Q.transpose(-1, -2)  # (b) + (d) = (q_i + v) . Q_k, unshifted
     return content + rel_shift(position)  # (B, H, T, K)
@@ -139,7 +142,10 @@ def milliseconds(function):
 
 
 def kept_for_backward(function):
-    """MiB that autograd keeps between the forward and the backward pass: the memory of training."""
+    """MiB that autograd keeps between the forward and the backward pass: the memory of training.
+
+    The hook is called with each tensor that the graph saves.
+    """
     sizes = {}
 
     def keep(tensor):
@@ -170,7 +176,8 @@ def main():
     for T, M in shapes:
         x, seen = torch.randn(2, T, M + T), ~causal_mask(T, M)
         loops = rel_shift_loops(x)[:, seen]
-        same += loops.equal(rel_shift_by_index(x)[:, seen]) and loops.equal(rel_shift(x)[:, seen])
+        if loops.equal(rel_shift_by_index(x)[:, seen]) and loops.equal(rel_shift(x)[:, seen]):
+            same += 1
     print(f"loops = gather = pad-reshape-drop, to the bit: {same} of {len(shapes)} shapes (T, M)")
     forward, backward = zip(*(difference(T, M) for T, M in shapes))
     print(f"against lesson 3's all pairs: scores {max(forward):.0e}, gradients {max(backward):.0e}")
@@ -180,8 +187,8 @@ def main():
 
     lengths, prices = (32, 64, 128, 256), []
     for T in progress(lengths, "measuring", len(lengths)):
-        q, k, R, W_kR, u, v = leaves = [
-            z.requires_grad_() for z in example(1, 4, T, T, 32, 128, torch.float32)]
+        leaves = [z.requires_grad_() for z in example(1, 4, T, T, 32, 128, torch.float32)]
+        q, k, R, W_kR, u, v = leaves
         ways = (lambda: four_terms_all_pairs(*leaves).sum(0),
                 lambda: relative_score(q, k, projected_distances(R, W_kR), u, v))
         prices.append([f(way) for f in (milliseconds, kept_for_backward) for way in ways])
@@ -214,4 +221,5 @@ if __name__ == "__main__":
 #   3. What stands in the leftover cells of row 0, and whose numbers are they?
 # Change and watch
 #   1. Pad on the right (and drop the last row) instead: which equalities fail, and in which rows?
-#   2. Mask with causal_mask(K, 0)[:T], which forgets the offset M: which visible cells go missing?
+#   2. In difference, mask with causal_mask(T + M, 0)[:T], which forgets the offset M: which visible
+#      cells are no longer compared, and do the printed lines notice?

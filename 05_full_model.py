@@ -1,8 +1,8 @@
 """Lesson 5. The complete Transformer-XL (Dai et al., ACL 2019; sections 3.2 and 3.3) in one file.
 
-Everything is proved by now: segments (01), memory (02), the four-term score (03), the shift (04).
-This file puts them together once, as the model that train.py trains, with dropout at the authors'
-places, generation with memory, and the sizes of the paper.
+The parts are built and compared by now: segments (01), memory (02), the four-term score (03), the
+shift (04).  This file joins them, as the model that train.py trains, and adds what a complete one
+needs: dropout, the weights' first values, generation with memory, the sizes of the paper.
 
     tokens (B, T) -> embedding E * sqrt(D) -> h -> layer 1 ... layer N -> h E^T + b -> logits, loss
     layer n: attention from h to [memory n o h], add, norm; feed-forward, add, norm
@@ -67,9 +67,9 @@ class Config:
             raise ValueError(f"d_model must be even (sine and cosine halves), got {self.d_model}")
 
 
-# The training values of the official scripts, with the vocabulary of the published counts (with its
-# newlines, as in train.py, enwik8 has 205 symbols).  For 18 layers the authors give 88M parameters
-# and no dimensions: these are ours.  `laptop` is what train.py trains on a CPU.
+# The training values of the official scripts.  vocab_size is that of the published parameter
+# counts; train.py puts its corpus's own there (205 for enwik8 with newlines).  The dimensions for
+# 18 layers are our choice: the authors give 88M parameters only.  `laptop` is for a CPU.
 CONFIGS = {
     "tiny": Config(205, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, mem_len=16),
     "laptop": Config(205),
@@ -90,8 +90,8 @@ def hidden_keys(T, m, M, same_length, device=None):
     """Which keys a query must not see, (T, m + T) bool, for a memory of m <= M rows.
 
     Hidden is the future (distance below 0), and with same_length all beyond M.  Each query then
-    sees M + 1 keys however the text is cut (fewer only where the text begins): with T = 1 that is
-    what the memory gives by itself.  Both golden equalities rest on that + 1.
+    sees M + 1 keys however the text is cut (fewer only where the text begins): itself and M rows,
+    which is what a single query (T = 1) sees with a full memory anyway.
 
     >>> hidden_keys(3, 2, 2, same_length=True).int()
     tensor([[0, 0, 0, 1, 1],
@@ -104,7 +104,10 @@ def hidden_keys(T, m, M, same_length, device=None):
 
 
 def distance_encoding(K, D, clamp_len=0, device=None):
-    """R (K, D): sinusoids of the distances K - 1, ..., 1, 0, those above clamp_len as clamp_len."""
+    """R (K, D): sinusoids of the distances K - 1, ..., 1, 0, those above clamp_len as clamp_len.
+
+    For evaluation with a memory longer than trained with: no distance is then unknown.
+    """
     distance = torch.arange(K - 1, -1, -1, device=device)
     return sinusoid(distance.clamp(max=clamp_len) if clamp_len > 0 else distance, D)
 
@@ -162,7 +165,7 @@ def check(x, memory, y, config):
     """Refuse, with the numbers, what would fail far from its cause or not at all: ValueError."""
     for z in (x,) if y is None else (x, y):
         if z.dtype != torch.int64 or z.dim() != 2 or z.shape != x.shape or 0 in z.shape:
-            raise ValueError("x and y must be int64 tensors of one shape (B, T), neither 0; got "
+            raise ValueError("x and y must be int64 of one shape (B, T), both at least 1; got "
                              f"{z.dtype} {tuple(z.shape)}, x is {tuple(x.shape)}")
         # not on a GPU, where each call would wait for the answer; train.py's tokens come from the
         # corpus that made the vocabulary
@@ -232,8 +235,7 @@ class TransformerXL(nn.Module):
 
         The prompt is read once, then one token at a time: the memory is the past (appendix E).
         Each step's logits equal one pass over the whole text under same_length, otherwise while
-        nothing has left the memory.  A prompt (P,) gives (n_tokens,).  top_k None: 40 or less if
-        V is less.
+        nothing has left the memory.  A prompt (P,) gives (n_tokens,); top_k None is min(40, V).
         """
         if prompt.dim() == 1:
             return self.generate(prompt[None], n_tokens, top_k, temperature, generator)[0]
@@ -245,7 +247,7 @@ class TransformerXL(nn.Module):
         try:
             for _ in range(n_tokens):
                 logits, memory = self(x, memory)
-                x = sample_top_k(logits[:, -1], top_k, temperature, generator)  # (B, 1): the new
+                x = sample_top_k(logits[:, -1], top_k, temperature, generator)  # (B, 1)
                 tokens.append(x)
         finally:
             self.train(training)
@@ -291,11 +293,14 @@ def main():
     torch.manual_seed(0)
     tokens, cuts = torch.randint(205, (97,)), (1, 4, 16, 96)
     model = TransformerXL(CONFIGS["tiny"]).double().eval()
+    print("how far 96 losses move if the text is cut into T = 4, 16, 96 instead of 1 (float64):")
     for M, same_length in ((96, False), (16, False), (16, True)):
         model.config = replace(model.config, mem_len=M, same_length=same_length)
         one, *others = (losses_in_segments(model, tokens, T) for T in cuts)
-        print(f"96 losses, cut into T = 4, 16, 96 against T = 1, float64: M {M}, same_length "
-              f"{same_length!s:5}", *(f"{(other - one).abs().max():.0e}" for other in others))
+        at_1 = one if not same_length else at_1
+        print(f"  M {M}, same_length {same_length!s:5} ",
+              *(f"{(other - one).abs().max():.0e}" for other in others))
+    print(f"at T = 1 same_length changes nothing: {(at_1 - one).abs().max():.0e}")
     print("parameters:")
     for name, c in CONFIGS.items():
         print(f"  {name:10}  N {c.n_layer:2}  D {c.d_model:4}  V {c.vocab_size:3}  "
@@ -330,5 +335,5 @@ if __name__ == "__main__":
 #   2. With same_length and T = 96, M = 16: how many keys does query 90 see, and which?
 #   3. generate feeds one token at a time.  What would go wrong if it fed the prompt again as well?
 # Change and watch
-#   1. Write `distance >= M` for `distance > M`: which of the printed equalities break?
-#   2. Begin with M rows of zeros in each memory instead of no rows: which losses change?
+#   1. Write `distance >= M` for `distance > M`: which printed equality breaks, and which does not?
+#   2. In forward, begin with M rows of zeros in each memory instead of none: which line notices?

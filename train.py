@@ -9,7 +9,8 @@
 
 A run lives in one folder (--out): checkpoint.pt, best.pt (best validation loss), metrics.tsv and
 curve.png.  The file reads in the order of a run: settings, learning rate, step, evaluation,
-checkpoint, then one flat loop.  Losses are in nats inside, and shown as bits per character (bpc).
+checkpoint, metrics, then one loop.  Losses are in nats inside, and shown as bits per character
+(bpc); a character is a byte in all corpora so far.
 """
 import argparse
 import copy
@@ -27,9 +28,9 @@ from importlib import import_module
 from pathlib import Path
 from shutil import which
 
-# Threads that wait for each other spin, and with any other program running they spin for nothing:
-# 8 seconds gave 6 steps beside one busy process, and 44 with a short spin (alone 153 and 146; two
-# cores).  torch reads this when it is imported.
+# Threads that wait for each other should not spin for long while another program wants the core:
+# beside one busy process 8 seconds gave 6 steps with the default and 44 with this (alone 153 and
+# 146; two cores of an Intel Xeon).  Read when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import torch
@@ -253,8 +254,8 @@ def choose_dtype(model, run, stream):
                 seconds.append(time.perf_counter() - start)
             times[dtype] = min(seconds[2:])  # the first two fill the memory
     slower, faster = sorted(times, key=times.get, reverse=True)
-    print(f"number type: {faster}, a step takes 1/{times[slower] / times[faster]:.1f} of the time "
-          f"in {slower} (measured here)")
+    ratio = times[slower] / times[faster]
+    print(f"number type: {faster}, measured {ratio:.1f} times as fast as {slower} here")
     return faster
 
 
@@ -272,12 +273,14 @@ def evaluate(model, tokens, run, label="evaluating"):
     stream, memory = lanes(tokens.to(device), 1), None
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / run.eval_segment)
-    for x, y in progress(segments(stream, run.eval_segment), label, parts):
-        with autocast(run, device.type):
-            loss, memory = model(x, memory, y)
-        total += loss.double().sum()
-    model.config = config
-    model.train(training)
+    try:
+        for x, y in progress(segments(stream, run.eval_segment), label, parts):
+            with autocast(run, device.type):
+                loss, memory = model(x, memory, y)
+            total += loss.double().sum()
+    finally:  # whatever happens, Ctrl-C included, the model trains on as before
+        model.config = config
+        model.train(training)
     return total.item() / (len(tokens) - 1)
 
 
@@ -489,19 +492,18 @@ def continue_text(model, prompt, run, given):
 
 def use(given, device):
     """--eval-only and --sample: what a checkpoint can do without being trained."""
-    name, _, run = settings(given, device)
-    out = folder(given, name, run)
-    best = out / "best.pt"
-    path = best if best.exists() else out / "checkpoint.pt"
+    name, _, defaults = settings(given, device)
+    out = folder(given, name, defaults)
+    path = out / "best.pt" if (out / "best.pt").exists() else out / "checkpoint.pt"
     content = load(path)
-    run = replace(Run(**content["run"]), **{k: v for k, v in given.items() if k.startswith("eval_")
-                                            and hasattr(run, k)})
+    lengths = {"eval_segment", "eval_mem_len", "eval_clamp_len"} & given.keys()
+    run = replace(Run(**content["run"]), **{name: given[name] for name in lengths})
     model = restore(content, path, device).eval()
     print(f"{path}: step {content['state']['step']:,}")
     if "sample" in given:
         prompt = corpora.encode(given["sample"], content["vocab"])
-        out = continue_text(model, prompt, run, given)
-        print(given["sample"] + corpora.decode(out, content["vocab"]))
+        new = continue_text(model, prompt, run, given)
+        print(given["sample"] + corpora.decode(new, content["vocab"]))
     if "eval_only" in given:
         print(test_line(model, read_corpus(given, run, content["vocab"]), run))
     return 0
@@ -517,10 +519,10 @@ def report(model, corpus, run, out, given):
     sample = continue_text(model, prompt, run, {"n_tokens": 300} | given)
     print(f"--- the beginning of the test split, and after >>> the model's own\n"
           f"{corpora.decode(prompt, corpus.vocab)}>>>{corpora.decode(sample, corpus.vocab)}\n---")
+    source = f"--text {run.text}" if run.text else f"--dataset {run.dataset}"
     print(f"curve: {out / 'curve.png'}\n"
-          f"try next: python train.py --sample 'class Queue' --out {out}\n"
-          f"          python train.py --minutes 30 --out {out}-30\n"
-          f"          python train.py --text FILE")
+          f"try next: python train.py --sample TEXT --out {out}\n"
+          f"          python train.py {source} --minutes 30 --out {out}-30")
     if corpus.unit == "bpc":
         compressed = corpora.compressed_bits(corpus.test, corpus.vocab)
         print("the test bytes by compressors, which have not seen the training split: "
@@ -641,7 +643,7 @@ def train(given, device):
 
 
 def main(argv=None):
-    """Do what the command line says.  Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
+    """Do what the command line says.  Exit status: 0, 1 for a mistake, 128 + n after signal n."""
     try:
         given = parse(argv)
         if "text" in given:

@@ -1,4 +1,4 @@
-"""What several test files use: how to compare, and a loss in which every entry counts differently."""
+"""What several test files use: how to compare, and a loss in which every entry counts."""
 import torch
 import torch.nn as nn
 

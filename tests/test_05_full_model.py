@@ -431,13 +431,13 @@ TOKENS = torch.zeros(2, 3, dtype=torch.int64)
     (lambda m: m(TOKENS, None, TOKENS + 12), "token 12"),
     (lambda m: m(TOKENS.float()), "int64"),
     (lambda m: m(TOKENS[0]), r"\(B, T\)"),
-    (lambda m: m(TOKENS[:, :0]), "neither 0"),
+    (lambda m: m(TOKENS[:, :0]), "both at least 1"),
     (lambda m: m(TOKENS, None, TOKENS[:, :2]), r"\(2, 2\)"),
     (lambda m: m(TOKENS, m(TOKENS[:1])[1]), "memory must be"),
     (lambda m: m(TOKENS, m(TOKENS)[1][:1]), "list of 2"),
     (lambda m: m(TOKENS, torch.zeros(2, 2, 5, 6)), "list of 2"),
     (lambda m: m(TOKENS, [torch.zeros(2, 5, 8)] * 2), r"\(2, m, 6\)"),
-    (lambda m: m.generate(TOKENS[:, :0], 2), "neither 0"),
+    (lambda m: m.generate(TOKENS[:, :0], 2), "both at least 1"),
     (lambda m: m.generate(TOKENS, 2, top_k=12), "vocabulary size 11, got 12"),
     (lambda m: m.generate(TOKENS, 2, top_k=0), "got 0"),
     (lambda m: m.generate(TOKENS, 2, temperature=0), "temperature"),
@@ -469,7 +469,8 @@ def test_the_lesson_shows_its_point(tmp_path, monkeypatch, capsys):
     lesson.main()
     printed = capsys.readouterr().out
     assert "41,055,436" in printed and "277,231,820" in printed
-    lines = [line.split()[-3:] for line in printed.splitlines() if "float64" in line]
+    lines = [line.split()[-3:] for line in printed.splitlines() if line.startswith("  M ")]
     enough, cut, same = ([float(z) for z in line] for line in lines)
     assert max(enough) < 1e-12 and min(cut) > 1e-6 and max(same) < 1e-12
+    assert float(printed.split("changes nothing: ")[1].split()[0]) < 1e-12
     assert (tmp_path / "05_memory_length.png").stat().st_size > 0
