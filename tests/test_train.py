@@ -180,6 +180,59 @@ def test_resume_around_the_end_of_the_text(text, tmp_path, monkeypatch, step):
     same_runs(tmp_path / "whole", tmp_path / "broken")
 
 
+def test_a_crash_after_a_validation_repeats_nothing(text, tmp_path, monkeypatch):
+    """Lines of metrics.tsv behind the checkpoint are cut, and no validation is done twice."""
+    flags = ("--steps", "14", "--eval-every", "6")
+    run(text, tmp_path / "whole", *flags)
+    real, calls = train.train_step, [0]
+
+    def crash(*arguments):
+        calls[0] += 1
+        if calls[0] == 11:
+            raise RuntimeError("the machine is gone")
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "train_step", crash)
+        with pytest.raises(RuntimeError):
+            run(text, tmp_path / "broken", *flags)
+    assert "\n9\t" in (tmp_path / "broken" / "metrics.tsv").read_text()
+    train.main(["--resume", "--out", str(tmp_path / "broken"), "--device", "cpu"])
+    same_runs(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_the_best_model_is_tested_on_the_test_split(text, tmp_path, monkeypatch):
+    """Validation on the valid split, best.pt kept while it gets worse, and best.pt tested."""
+    corpus, seen, out = train.corpora.load(text), [], tmp_path / "run"
+    losses = iter([2.0, 1.0, 3.0, 9.0])
+
+    def evaluate(model, tokens, *rest):
+        seen.append((tokens, copy.deepcopy(model.state_dict())))
+        return next(losses)
+
+    monkeypatch.setattr(train, "evaluate", evaluate)
+    assert run(text, out, "--steps", "9", "--eval-every", "3", "--eval-tokens", "50") == 0
+    assert [tokens.tolist() for tokens, _ in seen] == (
+        [corpus.valid[:51].tolist()] * 3 + [corpus.test.tolist()])
+    best = torch.load(out / "best.pt", weights_only=True)
+    last = torch.load(out / "checkpoint.pt", weights_only=True)
+    assert (best["state"]["step"], last["state"]["step"], last["state"]["best"]) == (6, 9, 1.0)
+    same(best["model"], seen[1][1])
+    same(best["model"], seen[3][1])
+    assert not best["model"]["u"].equal(last["model"]["u"])
+
+
+def test_metrics_are_means_since_the_last_line(text, tmp_path, monkeypatch):
+    """In bits per character, over the steps that were counted."""
+    losses = iter([1.0, 2.0, 6.0, 4.0, math.nan, 6.0])
+    monkeypatch.setattr(train, "train_step", lambda *arguments: (next(losses), 1.0, arguments[4]))
+    run(text, tmp_path / "run", "--steps", "6", "--eval-every", "6")
+    rows = [line.split("\t") for line in (tmp_path / "run" / "metrics.tsv").read_text().splitlines()
+            if line[0].isdigit()]
+    assert [float(row[5]) for row in rows if row[5]] == pytest.approx(
+        [3 / math.log(2), 5 / math.log(2)], abs=1e-3)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for a child process")
 def test_ctrl_c_saves_and_says_how_to_go_on(text, tmp_path):
     """A real Ctrl-C in a real process: status 130, a checkpoint, the command to go on with."""
@@ -269,6 +322,18 @@ def test_micro_batches_add_up_to_the_batch(micro_batch):
         results.append([torch.tensor([loss, norm]).double(), *model.state_dict().values(), *memory])
     for whole, parts in zip(*results):
         assert (whole - parts).abs().max() < 1e-9
+
+
+def test_the_gradient_is_clipped_to_a_norm():
+    """However steep the loss, one step of plain descent moves the weights by rate times clip."""
+    model, _ = make_state()
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    x, y = torch.randint(11, (2, 3, 4))
+    norm = train.train_step(model, torch.optim.SGD(model.parameters(), lr=0.5), x, y, None,
+                            replace(SETTINGS, clip=0.01))[1]
+    after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert norm > 0.01, "the norm that is reported is that before clipping"
+    assert (after - before).norm().item() == pytest.approx(0.5 * 0.01, rel=1e-3)
 
 
 def test_the_memory_goes_into_the_next_step():
