@@ -413,10 +413,9 @@ def test_main_shows_what_fragmentation_costs(monkeypatch, tmp_path, capsys):
         r"the first of a\s+segment (\S+),\s+the second (\S+), the later half (\S+):",
         out).groups())
     assert first > second > later, "with more context a prediction is cheaper"
-    window, count, one = re.search(
-        r"every 59th byte: (\S+) bits per byte; the same\s+(\d+) bytes in one pass (\S+)",
-        out).groups()
+    count, window, one = re.search(
+        r"(\d+) predictions: (\S+) bits per byte; the same in one pass: (\S+)", out).groups()
     inputs = (len(lesson.load("stdlib").valid) - 1) // 64 * 64
     assert int(count) == len(range(64, inputs + 1, 59))
     assert float(window) < float(one)
-    assert "for a prediction: 64 against 1;" in out
+    assert "for a prediction: 64 to 1;" in out

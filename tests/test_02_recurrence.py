@@ -346,7 +346,7 @@ def test_main_counts_the_reach_and_shows_the_confusion(monkeypatch, tmp_path, ca
     assert "into segment 1 0\n" in out
     for N, farthest in ((1, 15), (2, 23), (3, 31), (4, 39)):
         segments = [1] * N + [0] * (6 - N)
-        assert f"N = {N}: following segments {segments} -> {N}; farthest {farthest} " in out
+        assert f"N = {N}: following segments {segments} -> {N}; farthest {farthest}," in out
     same, other = (float(line.split("by ")[1].split()[0])
                    for line in out.splitlines() if line.startswith("  by "))
     assert same < 1e-14 < 1e-5 < other
