@@ -259,6 +259,20 @@ def choose_dtype(model, run, stream):
     return faster
 
 
+@contextmanager
+def evaluating(model, run):
+    """Inside the block: eval mode, the run's evaluation lengths, same_length; then as before."""
+    training, config = model.training, model.config
+    model.eval()
+    model.config = replace(config, mem_len=run.eval_mem_len, same_length=True,
+                           clamp_len=run.eval_clamp_len)
+    try:
+        yield
+    finally:  # whatever happens, Ctrl-C included, the model trains on as it did
+        model.config = config
+        model.train(training)
+
+
 @torch.no_grad()
 def evaluate(model, tokens, run, label="evaluating"):
     """Mean loss in nats over n - 1 predictions of n tokens: exact, each token counted once.
@@ -266,21 +280,15 @@ def evaluate(model, tokens, run, label="evaluating"):
     One lane, read in order with run.eval_mem_len tokens of memory and same_length: the first token
     is context only, and the last, shorter segment counts by its tokens.
     """
-    training, config, device = model.training, model.config, model.u.device
-    model.eval()
-    model.config = replace(config, mem_len=run.eval_mem_len, same_length=True,
-                           clamp_len=run.eval_clamp_len)
+    device = model.u.device
     stream, memory = lanes(tokens.to(device), 1), None
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / run.eval_segment)
-    try:
+    with evaluating(model, run):
         for x, y in progress(segments(stream, run.eval_segment), label, parts):
             with autocast(run, device.type):
                 loss, memory = model(x, memory, y)
             total += loss.double().sum()
-    finally:  # whatever happens, Ctrl-C included, the model trains on as before
-        model.config = config
-        model.train(training)
     return total.item() / (len(tokens) - 1)
 
 
