@@ -1,6 +1,10 @@
 """What several test files use: how to compare, and a loss in which every entry counts."""
+import doctest
+
 import torch
 import torch.nn as nn
+
+from checks import seen_cells
 
 
 def assert_close(found, wanted, message, tolerance=1e-12):
@@ -25,6 +29,28 @@ def randomized(model):
 
 def visible(T, M):
     """The cells that count, (T, M + T): key j is at most query i, which is key M + i."""
-    seen = torch.tensor([[j <= M + i for j in range(M + T)] for i in range(T)])
+    seen = seen_cells(T, M)
     assert seen.sum() == T * M + T * (T + 1) // 2
     return seen
+
+
+def terms_by_distance(q, k, R, W_kR, u, v):
+    """The four terms (4, B, H, T, K) of section 3.3, one distance after the other; future cells 0.
+
+    Queries that are `d` tokens behind their key stand on one diagonal of the table.
+    """
+    (B, H, T, C), K = q.shape, k.shape[2]
+    table = torch.zeros(4, B, H, T, K, dtype=q.dtype)
+    for d in range(K):
+        r = (W_kR * R[d]).sum(-1)[:, None]  # (H, 1, C): W_kR times the R of this distance
+        queries = torch.arange(max(0, T - K + d), T)  # those that have a key so far back
+        keys = queries + (K - T - d)
+        q_d, k_d = q[:, :, queries], k[:, :, keys]  # (B, H, some, C)
+        values = [q_d * k_d, q_d * r, u[:, None] * k_d, (v[:, None] * r).expand(q_d.shape)]
+        table[..., queries, keys] = torch.stack(values).sum(-1)
+    return table
+
+
+def run_examples(lesson):
+    """The worked examples in the docstrings are true; an error goes through as it is."""
+    assert doctest.testmod(lesson, raise_on_error=True).attempted > 0

@@ -2,11 +2,9 @@
 
     pytest tests/test_03_relative_attention.py
 
-The oracle for the score is a loop over single numbers in NumPy and in torch (for gradients); the
-one for the model reads the whole stream at once, token by token.  Both are float64, from section
-3.3 of the paper.
+The oracle for the score goes through the distances, a diagonal each; the one for the model reads
+the whole stream at once, token by token.  Both are float64, from section 3.3 of the paper.
 """
-import doctest
 import math
 import re
 from importlib import import_module
@@ -16,7 +14,8 @@ import pytest
 import torch
 import torch.nn as nn
 
-from helpers import assert_close, gradients, randomized, visible
+from checks import unit_circle
+from helpers import assert_close, gradients, randomized, terms_by_distance, visible
 
 lesson_1, lesson_2 = import_module("01_vanilla_segments"), import_module("02_recurrence")
 lesson = import_module("03_relative_attention")
@@ -34,26 +33,6 @@ def leaves_for(T, M, B=2, H=3, C=4, D=6):
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
-def terms_by_loops(q, k, R, W_kR, u, v):
-    """(4, number of visible cells, B, H) in torch, so that autograd can follow."""
-    T, K = q.shape[2], k.shape[2]
-    M = K - T
-    cells = []
-    for i in range(T):
-        for j in range(M + i + 1):
-            r = (W_kR * R[M + i - j]).sum(-1)  # (H, C): W_kR times the R of this distance
-            q_i, k_j = q[:, :, i], k[:, :, j]  # (B, H, C)
-            cells.append(torch.stack([(q_i * k_j).sum(-1), (q_i * r).sum(-1), (u * k_j).sum(-1),
-                                      (v * r).sum(-1).expand(q_i.shape[:2])]))
-    return torch.stack(cells, dim=1)
-
-
-def code(distance, D):
-    """Vaswani et al., all sines, then all cosines."""
-    angles = [distance / 10000 ** (2 * k / D) for k in range(D // 2)]
-    return torch.tensor([f(a) for f in (math.sin, math.cos) for a in angles], dtype=torch.float64)
-
-
 def attend(attention, query_row, rows, u, v):
     """One query over the rows (K, D) that it may see; the last row is the query's own."""
     D, heads = len(query_row), []
@@ -63,7 +42,7 @@ def attend(attention, query_row, rows, u, v):
             attention.W_q, attention.W_kE, attention.W_kR, attention.W_v))
         q, score = W_q @ query_row, []
         for j, row in enumerate(rows):
-            k, r = W_kE @ row, W_kR @ code(len(rows) - 1 - j, D)
+            k, r = W_kE @ row, W_kR @ unit_circle([len(rows) - 1 - j], D)[0]
             score.append((q @ k + q @ r + u[n] @ k + v[n] @ r) / math.sqrt(attention.C))
         p = torch.stack(score).exp()
         heads.append(sum(w * (W_v @ row) for w, row in zip(p / p.sum(), rows)))
@@ -122,28 +101,27 @@ class Spy(nn.Module):
 # ---- the four terms -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("T, M", SHAPES)
-def test_four_terms_equal_sums_of_single_products(T, M):
+def test_four_terms_equal_those_of_one_distance_after_the_other(T, M):
     """The equation for one head; NaN exactly where the key is in the future."""
     q, k, R, W_kR, u, v = (z.detach().numpy() for z in leaves_for(T, M))
     q, k, W_kR, u, v = q[1, 2], k[1, 2], W_kR[2], u[2], v[2]
     found = lesson.four_terms(q, k, R, W_kR, u, v)
-    wanted = np.full((4, T, M + T), np.nan)
-    for i, j in visible(T, M).nonzero().tolist():
-        r = [sum(W_kR[c, n] * R[M + i - j, n] for n in range(6)) for c in range(4)]
-        wanted[:, i, j] = [sum(x * y for x, y in zip(*pair)) for pair in (
-            (q[i], k[j]), (q[i], r), (u, k[j]), (v, r))]
+    heads = [torch.from_numpy(z) for z in (q, k, R, W_kR, u, v)]
+    for n in (0, 1):
+        heads[n] = heads[n][None, None]  # one lane, one head
+    wanted = terms_by_distance(*heads[:3], *(z[None] for z in heads[3:]))[:, 0, 0]
+    wanted[:, ~visible(T, M)] = torch.nan
     for name, a, b in zip(TERMS, found, wanted):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-12, err_msg=f"term {name}")
 
 
 @pytest.mark.parametrize("T, M", SHAPES)
-def test_all_pairs_equal_loops_forward_and_gradient(T, M):
+def test_all_pairs_equal_one_distance_after_the_other_forward_and_gradient(T, M):
     """Each of the four terms by itself, and its gradients into q, k, R, W_kR, u and v."""
     leaves, seen = leaves_for(T, M), visible(T, M)
     found = lesson.four_terms_all_pairs(*leaves)
     assert found.shape == (4, 2, 3, T, M + T)
-    found = found[..., seen].permute(0, 3, 1, 2)  # visible cells only: (4, cells, B, H)
-    wanted = terms_by_loops(*leaves)
+    found, wanted = found[..., seen], terms_by_distance(*leaves)[..., seen]
     for name, a, b in zip(TERMS, found, wanted):
         assert_close(a, b, f"term {name}, not divided by sqrt(C)")
     for name, a, b in zip(("q", "k", "R", "W_kR", "u", "v"),
@@ -207,13 +185,14 @@ def test_attention_shows_the_terms_that_it_uses():
     attention = lesson.RelativeAttention(D, 3, 4).double()
     h, memory = torch.randn(2, T, D).double(), torch.randn(2, M, D).double()
     u, v = torch.randn(2, 3, 4).double()
-    found = attention.terms(h, memory, u, v)[..., visible(T, M)].permute(0, 3, 1, 2)
+    found = attention.terms(h, memory, u, v)[..., visible(T, M)]
     rows = torch.cat([memory, h], dim=1)
     q, k = (torch.stack([z @ W.weight[n * 4 : n * 4 + 4].T for n in range(3)], dim=1)
             for z, W in ((h, attention.W_q), (rows, attention.W_kE)))
-    R = torch.stack([code(d, D) for d in range(M + T)])
+    R = unit_circle(range(M + T), D)
     W_kR = torch.stack([attention.W_kR.weight[n * 4 : n * 4 + 4] for n in range(3)])
-    assert_close(found, terms_by_loops(q, k, R, W_kR, u, v), "terms of the attention")
+    wanted = terms_by_distance(q, k, R, W_kR, u, v)[..., visible(T, M)]
+    assert_close(found, wanted, "terms of the attention")
 
 
 def test_masked_probabilities_are_exactly_zero():
@@ -377,11 +356,6 @@ def test_bits_per_token_is_a_mean_over_tokens(n, T):
 
 
 # ---- the lesson as a whole ----------------------------------------------------------------------
-
-def test_examples_in_the_docstrings():
-    """What the lesson shows is what happens; this lesson may have nothing to show."""
-    assert doctest.testmod(lesson).failed == 0
-
 
 @pytest.mark.slow
 def test_main_shows_that_distances_survive_the_cut(monkeypatch, tmp_path, capsys):

@@ -5,16 +5,15 @@
 The oracle is the entry rule of appendix B, B[i, j] = x[i, j + T - 1 - i] for j <= M + i, cell by
 cell.  Cells with j > M + i are never compared, because the causal mask hides them.
 """
-import doctest
 import math
 import re
 from importlib import import_module
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from helpers import assert_close, gradients, visible
+from checks import unit_circle
+from helpers import assert_close, gradients, run_examples, terms_by_distance, visible
 
 lesson_3, lesson = import_module("03_relative_attention"), import_module("04_rel_shift")
 
@@ -34,41 +33,6 @@ def by_the_rule(x):
 def distances(T, M):
     """The worked example of the lesson: 100 * query + distance, distances descending, unshifted."""
     return torch.tensor([[100 * i + M + T - 1 - j for j in range(M + T)] for i in range(T)])
-
-
-def diagnosis(shifted, x):
-    """The mistake that explains a wrong shift, if it is a known one."""
-    T, K = x.shape
-    pad = F.pad(x, (1, 0)).reshape(K + 1, T)
-    known = {
-        "nothing has moved": x,
-        "the last row was dropped, not the first": pad[:-1].reshape(T, K),
-        "the zeros were put behind the rows, not before": F.pad(x, (0, 1)).reshape(K + 1, T)[
-            1:].reshape(T, K),
-        "row i moved by i: right only if distances ascend": torch.stack(
-            [x[i].roll(-i) for i in range(T)]),
-        "the rows moved right, not left": torch.stack(
-            [x[i].roll(T - 1 - i) for i in range(T)]),
-        "all rows moved by the same amount": x.roll(1 - T, dims=1),
-    }
-    seen = visible(T, K - T)
-    for mistake, wrong in known.items():
-        if shifted.shape == x.shape and shifted[seen].equal(wrong[seen]):
-            return mistake
-    return f"for x =\n{x}\nthe result is\n{shifted}"
-
-
-def score_by_loops(q, k, R, W_kR, u, v):
-    """Section 3.3 for the visible cells only, in reading order: (B, H, cells)."""
-    T, K = q.shape[2], k.shape[2]
-    M = K - T
-    cells = []
-    for i in range(T):
-        for j in range(M + i + 1):
-            r = (W_kR * R[M + i - j]).sum(-1)  # (H, C)
-            q_i, k_j = q[:, :, i], k[:, :, j]  # (B, H, C)
-            cells.append((q_i * k_j + q_i * r + u * k_j + v * r).sum(-1))
-    return torch.stack(cells, dim=-1)
 
 
 def leaves_for(T, M, B=2, H=3, C=4, D=6):
@@ -91,7 +55,8 @@ def test_shift_puts_each_distance_where_it_belongs(name, T, M):
     shifted = getattr(lesson, name)(x)
     assert shifted.shape == (T, M + T)
     wanted = [100 * i + M + i - j for i, j in visible(T, M).nonzero().tolist()]
-    assert shifted[visible(T, M)].tolist() == wanted, f"{name}: {diagnosis(shifted, x)}"
+    assert shifted[visible(T, M)].tolist() == wanted, (
+        f"{name}: for x =\n{x}\nthe result is\n{shifted}")
 
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
@@ -158,18 +123,13 @@ def test_projected_distances_descend(T, M):
 
 
 @pytest.mark.parametrize("T, M", SHAPES)
-def test_score_equals_loops_forward_and_gradient(T, M):
+def test_score_equals_the_formula_forward_and_gradient(T, M):
     """All four terms, not scaled, on the visible cells; gradients into all six inputs."""
     leaves = leaves_for(T, M)
     found = fast_score(*leaves)
     assert found.shape == (2, 3, T, M + T)
-    found, wanted = found[..., visible(T, M)], score_by_loops(*leaves)
-    q, k, R, W_kR, u, v = leaves
-    if not torch.allclose(found, wanted):
-        for mistake, other in (("u and v are swapped", (v, u)), ("u stands for both", (u, u)),
-                               ("v stands for both", (v, v))):
-            assert not found.allclose(score_by_loops(q, k, R, W_kR, *other)), mistake
-    assert_close(found, wanted, "score against loops")
+    found, wanted = (z[..., visible(T, M)] for z in (found, terms_by_distance(*leaves).sum(0)))
+    assert_close(found, wanted, "score against section 3.3")
     for name, a, b in zip(("q", "k", "R", "W_kR", "u", "v"),
                           gradients(found, leaves), gradients(wanted, leaves)):
         assert_close(a, b, f"gradient into {name}")
@@ -220,9 +180,7 @@ def test_example_has_the_shapes_of_lesson_3():
     found = lesson.example(B, H, T, M, C, D)
     assert [tuple(z.shape) for z in found] == [
         (B, H, T, C), (B, H, M + T, C), (M + T, D), (H, C, D), (H, C), (H, C)]
-    wanted = [[f(d / 10000 ** (2 * k / D)) for f in (math.sin, math.cos) for k in range(D // 2)]
-              for d in range(M + T)]
-    assert_close(found[2], torch.tensor(wanted, dtype=torch.float64), "R")
+    assert_close(found[2], unit_circle(range(M + T), D), "R")
 
 
 @pytest.mark.parametrize("T, M", SHAPES)
@@ -279,8 +237,7 @@ def test_milliseconds_is_a_median_after_a_first_call(monkeypatch):
 
 def test_examples_in_the_docstrings():
     """What the lesson shows is what happens."""
-    result = doctest.testmod(lesson)
-    assert result.attempted > 0 and result.failed == 0
+    run_examples(lesson)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@
 
 The oracle reads one lane token by token in NumPy, without segments, memory lists, masks or shifts.
 """
-import doctest
 import math
 from dataclasses import replace
 from importlib import import_module
@@ -13,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
+
+from checks import unit_circle
+from helpers import run_examples
 
 lesson = import_module("05_full_model")
 Config, TransformerXL, CONFIGS = lesson.Config, lesson.TransformerXL, lesson.CONFIGS
@@ -69,8 +71,7 @@ def oracle(model, tokens, cuts):
                 score = []
                 for j in keys:
                     d = i - j if c.clamp_len <= 0 else min(i - j, c.clamp_len)
-                    angle = [d / 10000 ** (2 * k / D) for k in range(D // 2)]
-                    R = np.array([math.sin(z) for z in angle] + [math.cos(z) for z in angle])
+                    R = unit_circle([d], D)[0].numpy()
                     k, r = W_kE[rows] @ h[j], W_kR[rows] @ R
                     score.append((q @ k + q @ r + u @ k + v @ r) / math.sqrt(C))
                 weight = np.exp(score) / np.exp(score).sum()
@@ -245,10 +246,7 @@ def test_a_hidden_probability_is_exactly_zero_in_every_number_type(dtype, size):
 def test_distances_descend_and_clamp_from_above():
     """R's rows are the distances K - 1 ... 0; clamp_len merges the far ones, not the near."""
     R = lesson.distance_encoding(6, 4)
-    for row, distance in enumerate([5, 4, 3, 2, 1, 0]):
-        angle = [distance, distance / 100]
-        wanted = [math.sin(z) for z in angle] + [math.cos(z) for z in angle]
-        assert R[row].tolist() == pytest.approx(wanted)
+    assert (R - unit_circle([5, 4, 3, 2, 1, 0], 4)).abs().max() < 1e-12
     clamped = lesson.distance_encoding(6, 4, clamp_len=2)
     assert all(clamped[i].equal(R[3]) for i in range(4)) and clamped[4:].equal(R[4:])
     assert lesson.distance_encoding(6, 4, clamp_len=-1).equal(R)
@@ -463,8 +461,7 @@ def test_bad_input_is_a_value_error_with_the_numbers(call, words):
 
 def test_the_examples_in_the_docstrings_are_true():
     """The worked examples run."""
-    result = doctest.testmod(lesson)
-    assert result.attempted > 0 and result.failed == 0
+    run_examples(lesson)
 
 
 @pytest.mark.slow

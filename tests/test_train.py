@@ -122,7 +122,7 @@ def test_eval_only_and_sample_need_no_flags_but_the_folder(text, tmp_path, capsy
     assert samples[0] == samples[1] and samples[0].startswith("abc") and len(samples[0]) == 12
 
 
-def test_the_command_itself(text, tmp_path):
+def test_the_command_itself(text, tmp_path, process_of_its_own):
     """`python train.py` in a process of its own: status 0, and the figure last."""
     command = [sys.executable, str(ROOT / "train.py"), *TINY, "--text", str(text), "--out",
                str(tmp_path / "run"), "--steps", "3"]
@@ -234,7 +234,7 @@ def test_metrics_are_means_since_the_last_line(text, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for a child process")
-def test_ctrl_c_saves_and_says_how_to_go_on(text, tmp_path):
+def test_ctrl_c_saves_and_says_how_to_go_on(text, tmp_path, process_of_its_own):
     """A real Ctrl-C in a real process: status 130, a checkpoint, the command to go on with."""
     out = tmp_path / "run"
     command = [sys.executable, str(ROOT / "train.py"), *TINY, "--text", str(text), "--out",
