@@ -1,0 +1,234 @@
+"""Blank an exercise, list them all, put a solution back, or write the edition for a class.
+
+    python tests/blank.py rel_shift          replace the body of rel_shift by its task
+    python tests/blank.py --list             all exercises, and how far you are
+    python tests/blank.py --undo rel_shift   put back what stood there
+    python tests/blank.py --all FOLDER       the student edition: all blank, no solution in it
+
+Nothing is ever lost: what a blank replaces is kept in .exercises/originals, and whatever is
+overwritten after that, an attempt of yours say, goes to .exercises/attempts.  No git is needed.
+"""
+import argparse
+import difflib
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import exercises
+from exercises import BY_NAME, EXERCISES, ROOT
+
+STORE = ROOT / ".exercises"  # ignored by git
+# what the student edition leaves out: the tests of the tests, their tables, the grader
+TEACHERS = ("test_the_tests.py", "wrong_solutions.py", "test_blank.py", "grade.py", "test_grade.py")
+LEFT_OUT = ("data", "runs", "__pycache__")  # and what begins with a dot, .gitignore excepted
+
+
+# ---- a lesson file, taken apart -----------------------------------------------------------------
+
+class Lesson:
+    """The text of a lesson file around the body of one exercise.  ValueError: one sentence."""
+
+    def __init__(self, exercise, root=None):
+        self.exercise, self.path = exercise, (root or ROOT) / f"{exercise.file}.py"
+        try:
+            text = self.path.read_bytes().decode()
+            self.newline = "\r\n" if "\r\n" in text else "\n"
+            text = text.replace("\r\n", "\n")
+            node, first = exercises.find(text, exercise.function)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.path.name} is not UTF-8 text (byte {error.start}); save it as "
+                             "UTF-8, then run this again") from None
+        except SyntaxError as error:
+            raise ValueError(f"{exercises.sentence(error, self.path)}; mend that line first, "
+                             "nothing was changed") from None
+        except KeyError:
+            raise ValueError(f"there is no {exercise.function} in {self.path.name}; give it its "
+                             "name back, nothing was changed") from None
+        lines = text.splitlines(keepends=True)
+        self.before, self.after = lines[: first - 1], lines[node.end_lineno :]
+        self.body = "".join(lines[first - 1 : node.end_lineno])
+        self.function = "".join(lines[node.lineno - 1 : node.end_lineno])
+        self.indent = " " * (node.col_offset + 4)
+
+    def is_blank(self):
+        """Does the stub stand there?"""
+        return f'"{self.exercise.name} is blank' in self.body
+
+    def stub(self):
+        """The task as a comment, and an error that says it is blank."""
+        name = self.exercise.name
+        text = re.sub(r" ([-+*/=.]|//) ", r"~\1~", self.exercise.task)  # keep formulas in one line
+        task = textwrap.wrap(f"EXERCISE {name}: {text}", 96 - len(self.indent))
+        lines = [f"# {line}".replace("~", " ") for line in task] + [
+            f"# Test it with: pytest -k {name}",
+            "raise NotImplementedError(",
+            f'    "{name} is blank: write it here, then run pytest -k {name}")']
+        return "".join(f"{self.indent}{line}\n" for line in lines)
+
+    def write(self, body):
+        """Put this body into the file; the file is whole at every moment."""
+        mode = self.path.stat().st_mode
+        if not mode & stat.S_IWUSR:
+            raise ValueError(f"{self.path} is read-only; allow writing to it, nothing was changed")
+        text = "".join([*self.before, body, *self.after]).replace("\n", self.newline)
+        put(self.path, text)
+        self.path.chmod(mode)
+
+
+def put(path, text):
+    """Write a file beside its place and rename it: never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_bytes(text.encode())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+# ---- what the command does ----------------------------------------------------------------------
+
+def named(name):
+    """The exercise of this name, or of this function; ValueError with the closest match."""
+    for exercise in EXERCISES:
+        if name in (exercise.name, exercise.function):
+            return exercise
+    known = [*BY_NAME, *(e.function for e in EXERCISES)]
+    close = difflib.get_close_matches(name, known, 1, 0.4)
+    raise ValueError(f"no exercise is called {name!r}" + (f"; did you mean {close[0]}?" if close
+                     else "") + " (--list shows all)")
+
+
+def is_student_edition():
+    """Written by --all: no solution was ever in it."""
+    return not (ROOT / "tests" / TEACHERS[0]).exists()
+
+
+def keep_attempt(lesson):
+    """Save the function as it stands beside the others, and say where."""
+    folder, n = STORE / "attempts", 1
+    while (path := folder / f"{lesson.exercise.name}-{n}.py").exists():
+        n += 1
+    put(path, textwrap.dedent(lesson.function))
+    print(f"your attempt is kept in {path.relative_to(ROOT)}")
+
+
+def blank(name):
+    """Replace the body of an exercise by its task."""
+    exercise = named(name)
+    lesson, original = Lesson(exercise), STORE / "originals" / f"{exercise.name}.txt"
+    if lesson.is_blank():
+        print(f"{exercise.name} is blank already, in {lesson.path.name}")
+    else:
+        if not original.exists() and not is_student_edition():
+            put(original, lesson.body)
+        elif is_student_edition() or original.read_text() != lesson.body:
+            keep_attempt(lesson)
+        lesson.write(lesson.stub())
+        print(f"{exercise.function} in {lesson.path.name} is blank now: {exercise.idea}")
+    print(f"write it (about {exercise.lines} lines), then run:  pytest -k {exercise.name}")
+
+
+def undo(name):
+    """Put back what the first blank replaced."""
+    exercise = named(name)
+    original = STORE / "originals" / f"{exercise.name}.txt"
+    if not original.exists():
+        raise ValueError("this is the student edition: it holds no solutions, so there is nothing "
+                         "to put back" if is_student_edition() else
+                         f"{exercise.name} was not blanked here, so there is nothing to put back")
+    lesson, body = Lesson(exercise), original.read_bytes().decode()
+    if not lesson.is_blank() and lesson.body != body:
+        keep_attempt(lesson)
+    lesson.write(body)
+    original.unlink()
+    print(f"{exercise.function} in {lesson.path.name} is as it was before it was blanked")
+
+
+def show_list():
+    """All exercises in course order, and their state."""
+    print("testing all exercises ...", end="", file=sys.stderr, flush=True)
+    exercises.import_lessons()
+    rows = [(e.name, f"{e.file}.py", str(e.lines), exercises.state(e.name)[0], e.idea)
+            for e in EXERCISES]
+    print("\r" + " " * 40, end="\r", file=sys.stderr, flush=True)
+    rows = [("exercise", "file", "lines", "state", "idea"), *rows]
+    widths = [max(len(row[n]) for row in rows) for n in range(4)]
+    for row in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[4]]))
+    print(exercises.progress_line())
+
+
+def write_edition(folder):
+    """A copy of the project with all exercises blank and no solution in it."""
+    folder = Path(folder).absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is there already; name a new or an empty folder")
+    if ROOT in (folder, *folder.parents):
+        raise ValueError(f"{folder} is inside the project, where it would be taken for a part of "
+                         "it; name a folder outside")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=folder.name + ".", dir=folder.parent))
+
+    def ignore(parent, names):
+        return [n for n in names if n in LEFT_OUT or n in TEACHERS or n.endswith(".part")
+                or n.startswith(".") and n != ".gitignore"]
+
+    try:
+        shutil.copytree(ROOT, part, ignore=ignore, dirs_exist_ok=True)
+        for exercise in EXERCISES:
+            lesson = Lesson(exercise, part)
+            lesson.path.chmod(lesson.path.stat().st_mode | stat.S_IWUSR)
+            lesson.write(lesson.stub())
+        part.chmod(0o755)
+        if folder.exists():
+            folder.rmdir()
+        part.rename(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    print(f"{folder} holds the student edition: {len(EXERCISES)} exercises, all blank")
+    print("what students do there:  pytest -k lanes, and so on down python tests/blank.py --list")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with one line for a mistake instead of the usage page."""
+
+    def error(self, message):
+        """Raise what main prints."""
+        raise ValueError(f"{message} (python tests/blank.py --help says how)")
+
+
+def main(argv=None):
+    """Do what the command line says.  Exit status: 0, or 1 after one line with the mistake."""
+    try:
+        parser = Parser(prog="blank.py", description=__doc__, allow_abbrev=False,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+        what = parser.add_mutually_exclusive_group(required=True)
+        what.add_argument("name", nargs="?", help="the exercise to blank")
+        what.add_argument("--list", action="store_true", help="show all exercises")
+        what.add_argument("--undo", metavar="NAME", help="put back what stood there")
+        what.add_argument("--all", metavar="FOLDER", help="write the student edition")
+        given = parser.parse_args(argv)
+        if given.list:
+            show_list()
+        elif given.undo is not None:
+            undo(given.undo)
+        elif given.all is not None:
+            write_edition(given.all)
+        else:
+            blank(given.name)
+    except (ValueError, OSError) as error:
+        print("blank.py:", " ".join(str(error).split()), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
