@@ -8,15 +8,17 @@ needs: dropout, the weights' first values, generation with memory, the sizes of 
     layer n: attention from h to [memory n o h], add, norm; feed-forward, add, norm
     and layer n's input h goes into the new memory n
 
-The one new idea, `same_length`.  Without it the first query of a segment sees M keys before it and
+Two ideas are new.  `same_length`: without it the first query of a segment sees M keys before it and
 the last M + T - 1, so a loss depends on where the text was cut.  With it every query sees the
-distances 0..M, M + 1 keys (itself and M before it), and the cut no longer matters at all.
+distances 0..M, M + 1 keys (itself and M before it), and the cut no longer matters at all.  And the
+adaptive softmax: with 267,735 words most of the work would go into words that hardly ever come.
 
     python 05_full_model.py     half a minute: two golden equalities, the sizes, a first sample
 
 In code FF is d_inner, H x C is n_head x d_head, M is mem_len.
 """
 import math
+import time
 from dataclasses import dataclass, replace
 from importlib import import_module
 
@@ -28,8 +30,8 @@ from matplotlib.figure import Figure
 from corpora import decode, encode, load
 
 lesson_1, lesson_2 = import_module("01_vanilla_segments"), import_module("02_recurrence")
-RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments
-sinusoid, token_losses = lesson_1.sinusoid, lesson_1.token_losses
+RUNS, lanes, segments, sinusoid = (
+    lesson_1.RUNS, lesson_1.lanes, lesson_1.segments, lesson_1.sinusoid)
 update_memory = lesson_2.update_memory
 fit = import_module("03_relative_attention").fit
 rel_shift = import_module("04_rel_shift").rel_shift
@@ -39,8 +41,9 @@ rel_shift = import_module("04_rel_shift").rel_shift
 
 @dataclass(frozen=True)
 class Config:
-    """What a model is.  The last three are read at every call and touch no weight: a trained model
-    is evaluated at other lengths by `model.config = replace(model.config, mem_len=2100, ...)`.
+    """What a model is.  mem_len, same_length and clamp_len are read at every call and touch no
+    weight: a trained model is evaluated at other lengths by `model.config = replace(model.config,
+    mem_len=2100, ...)`.
     """
 
     vocab_size: int
@@ -55,9 +58,12 @@ class Config:
     mem_len: int = 128  # M, in tokens; 0: no memory
     same_length: bool = False  # every query sees M + 1 keys
     clamp_len: int = 0  # distances beyond are treated as this one; 0 or less: no clamp
+    cutoffs: tuple = ()  # where the vocabulary is cut into bands; (): one softmax over all words
+    div_val: int = 1  # the rows of band i are D / div_val^i wide
+    tie_projections: bool = True  # of the tails, in and out; read if div_val > 1
 
     def __post_init__(self):
-        sizes = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")
+        sizes = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val")
         for name, value in vars(self).items():
             if name in sizes and value < 1 or name == "mem_len" and value < 0:
                 raise ValueError(f"{name} must be at least {int(name in sizes)}, got {value}")
@@ -65,11 +71,21 @@ class Config:
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
         if self.d_model % 2:
             raise ValueError(f"d_model must be even (sine and cosine halves), got {self.d_model}")
+        edges = (0, *self.cutoffs, self.vocab_size)
+        if any(first >= end for first, end in zip(edges, edges[1:])):
+            raise ValueError("cutoffs must ascend, above 0 and below the vocabulary size "
+                             f"{self.vocab_size}, got {self.cutoffs}")
+        if self.d_model // self.div_val ** len(self.cutoffs) < 1:
+            raise ValueError(f"d_model {self.d_model} divided by div_val {self.div_val} once for "
+                             f"each of {len(self.cutoffs)} cutoffs leaves no width")
 
 
-# The training values of the official scripts.  vocab_size is that of the published parameter
-# counts; train.py puts its corpus's own there (205 for enwik8 with newlines).  The dimensions for
-# 18 layers are our choice: the authors give 88M parameters only.  `laptop` is for a CPU.
+# The training values of the official scripts, u and v shared by the layers.  vocab_size is that of
+# the published parameter counts; train.py puts its corpus's own there (205 for enwik8 with
+# newlines).  Ours are the dimensions of enwik8-18L (the authors give 88M parameters only), of
+# lm1b-medium (only 0.46B; their script's model is lm1b-base) and of ptb (only 24M; with d_inner
+# 900, as in their later code, the published architecture has 26.4M).  wt103-large has 285M
+# parameters where the paper says 257M.  `tiny` and `laptop` are for a CPU.
 CONFIGS = {
     "tiny": Config(205, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, mem_len=16),
     "laptop": Config(205),
@@ -79,9 +95,22 @@ CONFIGS = {
                          dropout=0.1, mem_len=512),
     "enwik8-24L": Config(204, n_layer=24, d_model=1024, n_head=8, d_head=128, d_inner=3072,
                          dropout=0.15, dropout_attention=0.15, mem_len=768),
+    "wt103-standard": Config(267_735, n_layer=16, d_model=410, n_head=10, d_head=41, d_inner=2100,
+                             dropout=0.1, mem_len=150, cutoffs=(20_000, 40_000, 200_000)),
+    "wt103-large": Config(267_735, n_layer=18, d_model=1024, n_head=16, d_head=64, d_inner=4096,
+                          dropout=0.2, dropout_attention=0.2, mem_len=384,
+                          cutoffs=(20_000, 40_000, 200_000), div_val=4),
+    "lm1b-base": Config(793_471, n_layer=18, d_model=1024, n_head=8, d_head=128, d_inner=4096,
+                        mem_len=32, cutoffs=(60_000, 100_000, 640_000), div_val=4,
+                        tie_projections=False),
+    "ptb": Config(10_000, n_layer=16, d_model=380, n_head=10, d_head=38, d_inner=704, dropout=0.2,
+                  dropout_attention=0.2, mem_len=70),
 }
 CONFIGS["text8-12L"] = replace(CONFIGS["enwik8-12L"], vocab_size=27)
 CONFIGS["text8-24L"] = replace(CONFIGS["enwik8-24L"], vocab_size=27)
+CONFIGS["lm1b-medium"] = replace(CONFIGS["lm1b-base"], n_layer=24, d_inner=4608)
+CONFIGS["lm1b-large"] = replace(CONFIGS["lm1b-base"], n_layer=24, d_model=1280, n_head=16,
+                                d_head=80, d_inner=8192, dropout=0.05, dropout_attention=0.05)
 
 
 # ---- the model: leaf to root --------------------------------------------------------------------
@@ -161,6 +190,117 @@ class Layer(nn.Module):
         return self.norm_2(h + self.dropout_ff(self.W_2(inner)))
 
 
+def nats(log_probability, y):
+    """Log-probabilities (..., V) and targets (...) -> -ln p(y) (...)."""
+    return -log_probability.gather(-1, y[..., None]).squeeze(-1)
+
+
+def log_softmax(logits):
+    """In float32 at least, also where autocast made the logits bf16: sums of V small numbers."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+
+class FullSoftmax(nn.Module):
+    """Words in and out: one row for each word, both its embedding and its output weight (tied)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.output_bias = nn.Parameter(torch.empty(config.vocab_size))
+
+    def embed(self, x):
+        """Tokens (B, T) -> (B, T, D)."""
+        return self.embedding(x)
+
+    def logits(self, h):
+        """(B, T, D) -> (B, T, V)."""
+        return F.linear(h, self.embedding.weight, self.output_bias)
+
+    def losses(self, h, y):
+        """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T)."""
+        return nats(log_softmax(self.logits(h)), y)
+
+
+class AdaptiveSoftmax(nn.Module):
+    """The same for a large vocabulary that is sorted by falling count, cut into bands at cutoffs.
+
+    Frequent words stay in the head.  Each rarer band is one more entry of the head, behind which a
+    small softmax over its own words waits until it is needed, with rows of width D / div_val^i
+    (Grave et al. 2017; as input, Baevski & Auli 2019).  For cutoffs 20,000, 40,000 and 200,000:
+
+        head    [ 20,000 words | tail 1 | tail 2 | tail 3 ]      for every token
+                                   |        |        |
+        tails           [ 20,000 words ]    |    [ 67,735 words ]        only for the tokens
+                                   [ 160,000 words ]                     whose target is there
+
+        p(word) = head[word]  in band 0,  head[tail i] * tail_i[word]  in band i
+
+    With div_val > 1 a projection (D, width) leads from each band's rows to the model's width and
+    another one back, which is the same one for the tails if tie_projections.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        D, edges = config.d_model, (0, *config.cutoffs, config.vocab_size)
+        self.bands = list(zip(edges, edges[1:]))  # the first word of each band, and the next one's
+        widths = [D // config.div_val**i for i in range(len(self.bands))]
+        self.rows = nn.ParameterList(
+            torch.empty(end - first, width) for (first, end), width in zip(self.bands, widths))
+        self.tail_rows = nn.Parameter(torch.empty(len(config.cutoffs), D))  # of the head
+        self.bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.tail_bias = nn.Parameter(torch.empty(len(config.cutoffs)))
+        self.project_in = self.project_out = [None] * len(self.bands)  # all rows are D wide
+        if config.div_val > 1:
+            self.project_in = nn.ParameterList(torch.empty(D, width) for width in widths)
+            self.project_out = nn.ParameterList(
+                self.project_in[i] if i and config.tie_projections else torch.empty(D, width)
+                for i, width in enumerate(widths))
+        self.register_buffer("cutoffs", torch.tensor(config.cutoffs), persistent=False)
+
+    def band(self, x):
+        """The band of each token, (B, T) -> (B, T): how many cutoffs it has reached."""
+        return (x[..., None] >= self.cutoffs).sum(-1)
+
+    def embed(self, x):
+        """Tokens (B, T) -> (B, T, D), each from its own band's rows."""
+        band = self.band(x)  # (B, T)
+        h = self.tail_rows.new_zeros(*x.shape, self.tail_rows.shape[1])
+        for i, (first, _) in enumerate(self.bands):
+            here = (band == i).nonzero(as_tuple=True)  # (n,), (n,)
+            rows = F.embedding(x[here] - first, self.rows[i])  # (n, width)
+            rows = rows if self.project_in[i] is None else F.linear(rows, self.project_in[i])
+            h = h.index_put(here, rows.to(h.dtype))
+        return h
+
+    def scores(self, h, i):
+        """Band i's log-probabilities, its own softmax: (..., D) -> (..., words of the band).
+
+        Band 0 is the head, with one more column at its end for each tail.
+        """
+        (first, end), rows = self.bands[i], self.rows[i]
+        bias = self.bias[first:end]
+        if i == 0:
+            rows, bias = torch.cat([rows, self.tail_rows]), torch.cat([bias, self.tail_bias])
+        narrow = h if self.project_out[i] is None else h @ self.project_out[i]  # (..., width)
+        return log_softmax(F.linear(narrow, rows, bias))
+
+    def logits(self, h):
+        """(B, T, D) -> log-probabilities of all words, (B, T, V): their softmax is themselves."""
+        head, n = self.scores(h, 0), self.bands[0][1]
+        tails = [head[..., n + i - 1, None] + self.scores(h, i) for i in range(1, len(self.bands))]
+        return torch.cat([head[..., :n], *tails], dim=-1)
+
+    def losses(self, h, y):
+        """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T), without a table (B, T, V)."""
+        band, n = self.band(y), self.bands[0][1]  # (B, T)
+        loss = nats(self.scores(h, 0), torch.where(band == 0, y, n + band - 1))  # (B, T)
+        for i, (first, _) in list(enumerate(self.bands))[1:]:
+            here = (band == i).nonzero(as_tuple=True)  # only tokens whose target is in this tail
+            loss = loss.index_put(here, nats(self.scores(h[here], i), y[here] - first),
+                                  accumulate=True)
+        return loss
+
+
 def check(x, memory, y, config):
     """Refuse, with the numbers, what would fail far from its cause or not at all: ValueError."""
     for z in (x,) if y is None else (x, y):
@@ -187,30 +327,32 @@ class TransformerXL(nn.Module):
         super().__init__()
         self.config = config
         pairs = config.n_layer if config.untie_r else 1
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.words = AdaptiveSoftmax(config) if config.cutoffs else FullSoftmax(config)
         self.u = nn.Parameter(torch.empty(pairs, config.n_head, config.d_head))
         self.v = nn.Parameter(torch.empty(pairs, config.n_head, config.d_head))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
-        self.output_bias = nn.Parameter(torch.empty(config.vocab_size))
         self.dropout_embedding, self.dropout_R, self.dropout_final = (
             nn.Dropout(config.dropout) for _ in range(3))
-        # as the authors: matrices, embedding, u and v N(0, 0.02); norm gains N(1, 0.02); biases 0
+        # as the authors: matrices, embedding, u and v N(0, 0.02), the projections of the adaptive
+        # softmax N(0, 0.01); norm gains N(1, 0.02); biases 0
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             else:
-                nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.02)
+                nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0,
+                                std=0.01 if "project" in name else 0.02)
 
-    def forward(self, x, memory=None, y=None):
+    def forward(self, x, memory=None, y=None, last_only=False):
         """Read x (B, T) int64 after the memory of the call before; None is no past yet.
 
-        Returns logits (B, T, V), or with targets y (B, T) the losses -ln p(y) in nats, (B, T);
-        and the new memory, N tensors (B, min(M, m + T), D), detached.  ValueError: see `check`.
+        Returns logits (B, T, V), or (B, 1, V) if last_only, or with targets y (B, T) the losses
+        -ln p(y) in nats, (B, T); and the new memory, N tensors (B, min(M, m + T), D), detached.
+        ValueError: see `check`.
         """
         config = self.config
         check(x, memory, y, config)
         B, T = x.shape
-        h = self.dropout_embedding(self.embedding(x) * math.sqrt(config.d_model))  # (B, T, D)
+        h = self.dropout_embedding(self.words.embed(x) * math.sqrt(config.d_model))  # (B, T, D)
         if memory is None:
             memory = [h[:, :0]] * config.n_layer  # no past, which is not a past of zeros
         m = min(memory[0].shape[1], config.mem_len)  # fewer rows than held, if mem_len was lowered
@@ -223,19 +365,19 @@ class TransformerXL(nn.Module):
             past = memory[n][:, memory[n].shape[1] - m :]
             new_memory.append(update_memory(past, h, config.mem_len))  # the layer's input
             h = layer(h, past, R, u[n], v[n], hidden)
-        logits = F.linear(self.dropout_final(h), self.embedding.weight, self.output_bias)
-        if y is None:
-            return logits, new_memory  # (B, T, V)
-        float32_at_least = torch.promote_types(logits.dtype, torch.float32)  # also under autocast
-        return token_losses(logits.to(float32_at_least), y), new_memory
+        h = self.dropout_final(h)
+        if y is not None:
+            return self.words.losses(h, y), new_memory
+        return self.words.logits(h[:, -1:] if last_only else h), new_memory
 
     @torch.no_grad()
     def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
         """Sample n_tokens more for each row of the prompt, (B, P) int64 -> (B, n_tokens).
 
-        The prompt is read once, then one token at a time: the memory is the past (appendix E).
-        Each step's logits equal one pass over the whole text under same_length, otherwise while
-        nothing has left the memory.  A prompt (P,) gives (n_tokens,); top_k None is min(40, V).
+        The prompt is read once, then one token at a time: the memory is the past (appendix E), and
+        only the last position is asked for its logits.  Each step's logits equal one pass over the
+        whole text under same_length, otherwise while nothing has left the memory.  A prompt (P,)
+        gives (n_tokens,); top_k None is min(40, V).
         """
         if prompt.dim() == 1:
             return self.generate(prompt[None], n_tokens, top_k, temperature, generator)[0]
@@ -246,7 +388,7 @@ class TransformerXL(nn.Module):
         self.eval()
         try:
             for _ in range(n_tokens):
-                logits, memory = self(x, memory)
+                logits, memory = self(x, memory, last_only=True)
                 x = sample_top_k(logits[:, -1], top_k, temperature, generator)  # (B, 1)
                 tokens.append(x)
         finally:
@@ -288,8 +430,20 @@ def losses_in_segments(model, tokens, T):
     return torch.cat(losses)
 
 
+def seconds_of(words, V, D, n):
+    """The middle of five: losses of n tokens and their gradients, targets as rare as Zipf's."""
+    h = torch.randn(1, n, D, requires_grad=True)
+    y = torch.multinomial(1 / torch.arange(1.0, V + 1), n, replacement=True)[None]  # (1, n)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        words.losses(h, y).sum().backward()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[2]
+
+
 def main():
-    """The golden equalities in numbers, the sizes table, and a sample after a few seconds."""
+    """The golden equalities, sizes, what the adaptive softmax saves, a sample after seconds."""
     torch.manual_seed(0)
     tokens, cuts = torch.randint(205, (97,)), (1, 4, 16, 96)
     model = TransformerXL(CONFIGS["tiny"]).double().eval()
@@ -303,8 +457,17 @@ def main():
     print(f"at T = 1 same_length changes nothing: {(at_1 - one).abs().max():.0e}")
     print("parameters:")
     for name, c in CONFIGS.items():
-        print(f"  {name:10}  N {c.n_layer:2}  D {c.d_model:4}  V {c.vocab_size:3}  "
+        print(f"  {name:14}  N {c.n_layer:2}  D {c.d_model:4}  V {c.vocab_size:7,}  "
               f"{count_parameters(c):11,}")
+    c = replace(CONFIGS["wt103-large"], d_model=128)
+    n = 256
+    print(f"embedding and softmax of {c.vocab_size:,} words, D {c.d_model}, {n} tokens and back:")
+    for kind in (FullSoftmax, AdaptiveSoftmax):
+        words = kind(c)
+        for parameter in words.parameters():
+            nn.init.normal_(parameter, std=0.02)
+        print(f"  {kind.__name__:15}  {sum(p.numel() for p in words.parameters()):10,} parameters  "
+              f"{seconds_of(words, c.vocab_size, c.d_model, n):.3f} s")
 
     corpus, T = load("stdlib"), 64
     model = TransformerXL(Config(len(corpus.vocab), n_layer=2, mem_len=T))

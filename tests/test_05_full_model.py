@@ -56,7 +56,7 @@ def oracle(model, tokens, cuts):
     c, w = model.config, {k: z.detach().numpy() for k, z in model.state_dict().items()}
     D, H, C, M = c.d_model, c.n_head, c.d_head, c.mem_len
     starts = [sum(cuts[:i]) for i, T in enumerate(cuts) for _ in range(T)]  # of tokens' segments
-    h = [w["embedding.weight"][t] * math.sqrt(D) for t in tokens]
+    h = [w["words.embedding.weight"][t] * math.sqrt(D) for t in tokens]
     for n in range(c.n_layer):
         p, pair = f"layers.{n}.", n if c.untie_r else 0
         W_q, W_kR, W_o = (w[p + f"attention.{k}.weight"] for k in ("W_q", "W_kR", "W_o"))
@@ -81,7 +81,7 @@ def oracle(model, tokens, cuts):
             inner = np.maximum(w[p + "W_1.weight"] @ o + w[p + "W_1.bias"], 0)
             out.append(norm(o + w[p + "W_2.weight"] @ inner + w[p + "W_2.bias"], norms[1]))
         h = out
-    return torch.tensor(np.array(h) @ w["embedding.weight"].T + w["output_bias"])
+    return torch.tensor(np.array(h) @ w["words.embedding.weight"].T + w["words.output_bias"])
 
 
 VARIANTS = {"plain": SMALL, "untied u and v": replace(SMALL, untie_r=True),
@@ -116,7 +116,7 @@ def test_the_loss_is_minus_log_p_of_each_target_in_nats():
 
 
 @pytest.mark.parametrize("name", [
-    "u", "v", "embedding.weight", "output_bias", "layers.0.attention.W_kR.weight",
+    "u", "v", "words.embedding.weight", "words.output_bias", "layers.0.attention.W_kR.weight",
     "layers.1.attention.W_kv.weight", "layers.0.attention.W_q.weight", "layers.1.W_2.weight"])
 def test_gradients_are_those_of_the_formula(name):
     """Autograd through the model against finite differences of the loop oracle (one segment)."""
@@ -126,7 +126,8 @@ def test_gradients_are_those_of_the_formula(name):
     parameter = dict(model.named_parameters())[name]
 
     def loss():
-        return lesson.token_losses(oracle(model, x[0].tolist(), (4,))[None], y[None]).sum().item()
+        logits = oracle(model, x[0].tolist(), (4,))
+        return nn.functional.cross_entropy(logits, y, reduction="sum").item()
 
     for index in torch.randperm(parameter.numel())[:6].tolist():
         flat, step = parameter.data.view(-1), 1e-5
@@ -272,7 +273,7 @@ def test_memory_is_the_last_rows_of_each_layers_input(M, cuts):
             assert rows.shape == (2, min(M, seen), 6) and rows.equal(wanted)
             assert not rows.requires_grad
     if M:
-        embedded = model.embedding(x)[:, -min(M, x.shape[1]) :] * math.sqrt(6)
+        embedded = model.words.embed(x)[:, -min(M, x.shape[1]) :] * math.sqrt(6)
         assert memories[-1][0].equal(embedded), "layer 1's input is the scaled embedding"
 
 
@@ -310,7 +311,7 @@ def test_no_gradient_crosses_the_boundary_and_two_backwards_work():
     model = model_of()
     x, y = torch.randint(11, (2, 1, 6))
     inputs = []
-    model.embedding.register_forward_hook(lambda module, args, out: inputs.append(out))
+    model.words.embedding.register_forward_hook(lambda module, args, out: inputs.append(out))
     loss_1, memory = model(x[:, :3], None, y[:, :3])
     loss_2, _ = model(x[:, 3:], memory, y[:, 3:])
     gradient = torch.autograd.grad(loss_2.sum(), inputs, allow_unused=True, retain_graph=True)
@@ -323,16 +324,29 @@ def test_no_gradient_crosses_the_boundary_and_two_backwards_work():
 
 @pytest.mark.parametrize("name, V, count", [
     ("enwik8-12L", 204, 41_055_436), ("enwik8-24L", 204, 277_231_820),
-    ("text8-12L", 27, 40_964_635), ("text8-24L", 27, 277_050_395)])
+    ("text8-12L", 27, 40_964_635), ("text8-24L", 27, 277_050_395),
+    ("wt103-standard", 267_735, 151_107_538), ("wt103-large", 267_735, 285_170_506),
+    ("lm1b-base", 793_471, 357_812_082), ("lm1b-large", 793_471, 841_295_982),
+    ("ptb", 10_000, 23_965_064)])
 def test_parameter_counts_are_the_published_ones(name, V, count):
-    """Exact, and counted without allocating: 277 million parameters would take a gigabyte."""
+    """Exact, and counted without allocating: 841 million parameters would take three gigabytes."""
     assert CONFIGS[name].vocab_size == V
     assert lesson.count_parameters(CONFIGS[name]) == count
 
 
+@pytest.mark.parametrize("name, count", [
+    ("wt103-standard", 151_119_838), ("wt103-large", 285_205_322), ("lm1b-large", 841_354_862)])
+def test_parameter_counts_of_the_released_models(name, count):
+    """The released word-level weights have u and v for each layer."""
+    assert lesson.count_parameters(replace(CONFIGS[name], untie_r=True)) == count
+
+
 def test_the_other_counts():
-    """18 layers: the 88M of the paper; untie_r adds u and v for each further layer."""
+    """Our dimensions give the paper's millions; untie_r adds u and v for each further layer."""
     assert round(lesson.count_parameters(CONFIGS["enwik8-18L"]) / 1e6) == 88
+    assert round(lesson.count_parameters(CONFIGS["lm1b-medium"]) / 1e7) == 46
+    wider = lesson.count_parameters(replace(CONFIGS["ptb"], d_inner=900))
+    assert round(wider / 1e5) == 264
     tied, untied = (lesson.count_parameters(replace(SMALL, untie_r=z)) for z in (False, True))
     assert untied - tied == 2 * 3 * 4  # u and v (H, C), for one layer more
     for change in ({"mem_len": 99}, {"same_length": True}, {"clamp_len": 3}):
@@ -384,7 +398,7 @@ def test_greedy_generation_is_the_argmax_of_one_pass_at_every_step(M, same_lengt
     """One token at a time with memory equals reading the whole text again: exact, only cheaper."""
     model = model_of(replace(SMALL, d_model=24, mem_len=M, same_length=same_length), seed=4)
     for name, parameter in model.named_parameters():
-        if "norm" in name or name == "output_bias":  # with these random one symbol wins everywhere
+        if "norm" in name or name == "words.output_bias":  # if random, one symbol wins everywhere
             nn.init.constant_(parameter, float(name.endswith("weight")))
     text = torch.randint(11, (2, 4))
     winners = model(torch.arange(11)[None])[0].argmax(-1)
