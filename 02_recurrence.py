@@ -60,7 +60,7 @@ def update_memory(memory, h, M):
 def causal_mask(T, M, device=None):
     """Which keys a query must *not* see: (T, M + T) bool.
 
-    The first M keys are memory, so query i is itself key M + i; a key behind that is the future.
+    The first M keys are memory, so query i is itself key M + i; a key after that is the future.
 
     >>> causal_mask(2, 3).int()
     tensor([[0, 0, 0, 0, 1],
@@ -148,7 +148,7 @@ def stream_losses(model, x, y, T):
 
 
 def gradient_into(model, x, y, T):
-    """The largest |gradient| that the second segment's loss sends into each segment's input."""
+    """The largest |gradient| that the second segment's summed loss sends into each one's input."""
     inputs = []
     hook = model.embedding.register_forward_hook(lambda module, args, out: inputs.append(out))
     loss_2 = stream_losses(model, x, y, T)[:, T:].sum()

@@ -66,7 +66,8 @@ EXERCISES = (
         "1, ...) is 10000^(-2k/D): the first is 1, and they fall. Refuse an odd D with a "
         "ValueError.",
         "Make the D/2 frequencies first, then the table of all angles (n, D/2); its sine and "
-        "its cosine stand side by side, not interleaved."),
+        "its cosine are joined, all sines first. Make positions and frequencies float64 before "
+        "you multiply them."),
     Exercise(
         "update_memory", "02_recurrence", "update_memory", 2, "first in, first out, no gradient",
         "Join the old memory (B, m, D) and the new rows h (B, T, D) along time and keep the "
@@ -78,7 +79,7 @@ EXERCISES = (
         "causal_mask", "02_recurrence", "causal_mask", 3, "the future, behind a memory of M keys",
         "Return (T, M + T) bool, True where a query must NOT look. The first M keys are the "
         "memory, so query i of the segment is itself key M + i. It sees the whole memory, "
-        "itself, and nothing behind itself.",
+        "itself, and nothing after itself.",
         "Compare a row of key numbers with a column of the queries' own key numbers. How many "
         "True has the last row?"),
     Exercise(
@@ -93,7 +94,7 @@ EXERCISES = (
         "gradient_into", "02_recurrence", "gradient_into", 6, "stop-gradient, measured",
         "Read the stream in segments of T with stream_losses and catch what model.embedding "
         "puts out for each segment. Return, for each segment, the largest |gradient| that the "
-        "losses of the SECOND segment alone send into it, as a float. Not connected means "
+        "SUM of the SECOND segment's losses sends into it, as a float. Not connected means "
         "exactly 0.0, and no hook is left behind.",
         "A forward hook on model.embedding sees its output. torch.autograd.grad with "
         "allow_unused=True answers None for an input that the loss does not depend on."),
@@ -103,8 +104,8 @@ EXERCISES = (
         "above. Query i is key M + i with M = K - T, and the distance to key j is M + i - j; R "
         "is indexed by that distance. Future keys have no distance: leave NaN there, and do not "
         "divide by sqrt(C).",
-        "Two loops, over i and over the j that are not in the future. W_kR @ R[distance] occurs "
-        "in two of the terms."),
+        "Two loops, over i and over the j that are not in the future: 0 ... M + i. "
+        "W_kR @ R[distance] occurs in two of the terms."),
     Exercise(
         "rel_shift_by_index", "04_rel_shift", "rel_shift_by_index", 4, "the shift as one gather",
         "Compute for every cell (i, j) of the result the column of x that it comes from, as one "

@@ -226,7 +226,8 @@ def test_generation_asks_for_the_last_position_only():
 
 @pytest.mark.parametrize("change, words", [
     ({"cutoffs": (9, 5)}, "ascend"), ({"cutoffs": (5, 5)}, "ascend"),
-    ({"cutoffs": (0, 5)}, "above 0"), ({"cutoffs": (5, 23)}, "below the vocabulary size 23"), ({"cutoffs": (5, 24)}, "24"),
+    ({"cutoffs": (0, 5)}, "above 0"), ({"cutoffs": (5, 24)}, "24"),
+    ({"cutoffs": (5, 23)}, "below the vocabulary size 23"),
     ({"div_val": 0}, "div_val must be at least 1"), ({"div_val": 3}, "no width")])
 def test_bad_cutoffs_are_refused_with_the_numbers(change, words):
     """Before anything is allocated."""

@@ -61,6 +61,12 @@ def lanes(tokens, B):
     M("lanes", "the last column is missing", ("(b + 1) * L + 1]", "(b + 1) * L]")),
     M("lanes", "the tokens are dealt out in turn",
       ("tokens[b * L : (b + 1) * L + 1]", "tokens[b::B][: L + 1]"), bug=20),
+    M("lanes", "dealt out in turn, and then the targets, too", """
+def lanes(tokens, B):
+    L = (len(tokens) - 1) // B
+    x, y = tokens[: B * L].view(L, B).T, tokens[1 : B * L + 1].view(L, B).T
+    return torch.cat([x, y[:, -1:]], dim=1)
+"""),
     M("lanes", "the lanes do not share a token",
       ("b * L : (b + 1) * L + 1", "b * (L + 1) : (b + 1) * (L + 1)"), bug=20),
     M("lanes", "stand as columns", ("for b in range(B)])", "for b in range(B)], dim=1)")),
@@ -104,6 +110,13 @@ def segments(stream, T, start=0):
     M("sinusoid", "in torch.float32",
       ("dtype=torch.float64, ", ""), ("position.double()", "position")),
     M("sinusoid", "something on the way is float32", ("dtype=torch.float64, ", "")),
+    M("sinusoid", "made float64 too late", """
+def sinusoid(position, D):
+    if D % 2:
+        raise ValueError(D)
+    angle = (position[:, None] * 10000 ** (-2 * torch.arange(D // 2) / D)).double()
+    return torch.cat([angle.sin(), angle.cos()], -1)
+"""),
     M("sinusoid", "row r encodes r", ("position.double()[:, None]",
                                       "torch.arange(len(position)).double()[:, None]")),
     M("sinusoid", "k/(D/2 - 1)", ("device=position.device) / D)",
@@ -184,9 +197,10 @@ def gradient_into(model, x, y, T):
     found = torch.autograd.grad(losses[1].sum(), inputs, allow_unused=True)
     return [g if g is None else g.abs().max().item() for g in found]
 """),
-    M("gradient_into", "not the largest absolute value", ("g.abs().max()", "g.max()")),
+    M("gradient_into", "it must be the largest absolute value", ("g.abs().max()", "g.max()")),
     M("gradient_into", "the hook on model.embedding is left behind", ("hook.remove()", "pass")),
-    M("gradient_into", "a mean, not a sum", ("[:, T:].sum()", "[:, T:].mean()")),
+    M("gradient_into", "the mean of the losses; it must be their sum",
+      ("[:, T:].sum()", "[:, T:].mean()")),
     M("gradient_into", "should be floats", ("g.abs().max().item()", "g.abs().max()")),
     M("gradient_into", "that of the first segment", ("[:, T:]", "[:, :T]")),
     M("gradient_into", "with respect to the weights", """
@@ -209,10 +223,12 @@ def gradient_into(model, x, y, T):
     M("four_terms", "future keys have no distance", ("np.full((4, T, K), np.nan)",
                                                      "np.zeros((4, T, K))")),
     M("four_terms", "still NaN", ("range(M + i + 1)", "range(M + i)")),
+    M("four_terms", "the memory is forgotten, so cells that count are still NaN",
+      ("range(M + i + 1)", "range(i + 1)"), ("distance = M + i - j", "distance = i - j")),
     M("four_terms", "not summed over the width", ("q[i] @ k[j]", "q[i] * k[j]")),
     M("four_terms", "the order is (a), (b), (c), (d)", ("terms[1, i, j]", "terms[2, i, j]"),
       ("terms[2, i, j] = u", "terms[1, i, j] = u")),
-    M("four_terms", "R is indexed by the key", ("distance = M + i - j", "distance = j")),
+    M("four_terms", "you index R by the key", ("distance = M + i - j", "distance = j")),
 
     # ---- lesson 4 -------------------------------------------------------------------------------
     M("rel_shift_by_index", "that would be right for ascending distances",
@@ -220,6 +236,7 @@ def gradient_into(model, x, y, T):
     M("rel_shift_by_index", "one too far", ("j + T - 1 - i", "j + T - i")),
     M("rel_shift_by_index", "beyond the end", (".clamp(max=K - 1)", "")),
     M("rel_shift_by_index", "T, not M, belongs there", ("j + T - 1 - i", "j + K - T - i"), bug=5),
+    M("rel_shift_by_index", "gather runs along the wrong axis", ("gather(-1", "gather(-2")),
     M("rel_shift_by_index", "runs around the end", (".clamp(max=K - 1)", " % K")),
     M("rel_shift_by_index", "it must go to the left",
       ("(j + T - 1 - i).clamp(max=K - 1)", "(j - T + 1 + i).clamp(min=0)")),
@@ -287,7 +304,7 @@ def hidden_keys(T, m, M, same_length, device=None):
     M("hidden_keys", "nothing is hidden", ("(distance < 0) | (distance > M)",
                                            "(distance < 0) & (distance > M)")),
 
-    M("distance_encoding", "the distances ascend", ("torch.arange(K - 1, -1, -1, device=device)",
+    M("distance_encoding", "your distances ascend", ("torch.arange(K - 1, -1, -1, device=device)",
                                                     "torch.arange(K, device=device)"), bug=2),
     M("distance_encoding", "clamped from the wrong side", ("clamp(max=clamp_len)",
                                                            "clamp(min=clamp_len)"), bug=7),
@@ -350,7 +367,7 @@ def forward(self, h, memory, R, u, v, hidden):
     M("layer", "ReLU is missing", ("F.relu(self.W_1(h))", "self.W_1(h)")),
     M("layer", "dropout_inner is missing", ("self.dropout_inner(F.relu(self.W_1(h)))",
                                             "F.relu(self.W_1(h))")),
-    M("layer", "the second sum adds the layer's input", """
+    M("layer", "your second sum adds the layer's input", """
 def forward(self, h, memory, R, u, v, hidden):
     o = self.norm_1(h + self.dropout_output(self.attention(h, memory, R, u, v, hidden)))
     return self.norm_2(h + self.dropout_ff(self.W_2(self.dropout_inner(F.relu(self.W_1(o))))))
@@ -365,8 +382,12 @@ def forward(self, h, memory, R, u, v, hidden):
        "norm_1(self.dropout_output(h + self.attention(h, memory, R, u, v, hidden)))")),
     M("layer", "u and v are exchanged", ("u, v, hidden)))", "v, u, hidden)))"), bug=8),
 
+    M("sample_top_k", "over the symbols (the last dim)", (".softmax(-1)", ".softmax(0)")),
+    M("sample_top_k", "does your softmax run over the symbols",
+      ("logits.float().topk(top_k)", "(logits / temperature).softmax(0).topk(top_k)"),
+      ("(best / temperature).softmax(-1)", "best")),
     M("sample_top_k", "a place among the k best", ("symbols.gather(-1, choice)", "choice")),
-    M("sample_top_k", "multiplied by the temperature",
+    M("sample_top_k", "you multiply the logits by the temperature",
       ("best / temperature", "best * temperature")),
     M("sample_top_k", "temperature is ignored", ("best / temperature", "best")),
     M("sample_top_k", "top_k is ignored", ("topk(top_k)", "topk(V)")),
@@ -424,6 +445,8 @@ def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None
     # ---- train.py -------------------------------------------------------------------------------
     M("train_step", "zero them first", ("optimizer.zero_grad()", "pass")),
     M("train_step", "divide by ALL tokens", ("losses.sum() / y.numel()", "losses.mean()")),
+    M("train_step", "the last one may have fewer", ("losses.sum() / y.numel()",
+      "losses.mean() * (run.micro_batch or len(x)) / len(x)")),
     M("train_step", "the sum, not the mean", ("losses.sum() / y.numel()", "losses.sum()")),
     M("train_step", "this is the memory of the last micro-batch",
       ("[torch.cat(layer) for layer in zip(*memories)]", "new_memory")),
