@@ -85,10 +85,11 @@ class Config:
 # newlines).  Ours are the dimensions of enwik8-18L (the authors give 88M parameters only), of
 # lm1b-medium (only 0.46B; their script's model is lm1b-base) and of ptb (only 24M; with d_inner
 # 900, as in their later code, the published architecture has 26.4M).  wt103-large has 285M
-# parameters where the paper says 257M.  `tiny` and `laptop` are for a CPU.
+# parameters where the paper says 257M.  `tiny` and the two laptops are for a CPU.
 CONFIGS = {
     "tiny": Config(205, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, mem_len=16),
     "laptop": Config(205),
+    "laptop-words": Config(10_000, dropout=0.1, mem_len=64),
     "enwik8-12L": Config(204, n_layer=12, d_model=512, n_head=8, d_head=64, d_inner=2048,
                          dropout=0.1, mem_len=512),
     "enwik8-18L": Config(204, n_layer=18, d_model=640, n_head=10, d_head=64, d_inner=2208,

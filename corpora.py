@@ -179,6 +179,7 @@ class Corpus:
     test: torch.Tensor
     vocab: list
     name: str
+    separator: int | None = None
 
     @property
     def unit(self):

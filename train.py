@@ -3,6 +3,7 @@
     python train.py                        the built-in corpus, a small model, about five minutes
     python train.py --text notes.txt       the same on any file
     python train.py --dataset enwik8       the paper's 12 layers on a GPU; small on a CPU
+    python train.py --model wt103-large --dry-run    what a run will take, before it is started
     python train.py --resume               go on after Ctrl-C, exactly where the run stopped
     python train.py --sample "def main("   let the trained model continue a text
     python train.py --help                 everything else, with its defaults
@@ -10,7 +11,7 @@
 A run lives in one folder (--out): checkpoint.pt, best.pt (best validation loss), metrics.tsv and
 curve.png.  The file reads in the order of a run: settings, learning rate, step, evaluation,
 checkpoint, metrics, then one loop.  Losses are in nats inside, and shown as bits per character
-(bpc); a character is a byte in all corpora so far.
+(bpc) where tokens are bytes, or as perplexity (ppl) where they are words.
 """
 import argparse
 import copy
@@ -43,7 +44,7 @@ RUNS, lanes, segments, progress = (
     lesson_1.RUNS, lesson_1.lanes, lesson_1.segments, lesson_1.progress)
 CONFIGS, Config, TransformerXL = lesson_5.CONFIGS, lesson_5.Config, lesson_5.TransformerXL
 
-FORMAT = "transformer-xl-from-scratch 1"  # what a checkpoint of ours calls itself
+FORMAT = "transformer-xl-from-scratch 2"  # what a checkpoint of ours calls itself
 
 
 # ---- settings -----------------------------------------------------------------------------------
@@ -86,22 +87,40 @@ class Run:
             raise ValueError("a run needs one length above 0: --steps, --tokens or --minutes")
 
 
-# The official schedules: Adam, cosine to 0, clip 0.25.  For 18 layers none is published.
+# The official schedules: Adam, cosine to 0, clip 0.25.  None is published for 18 layers, for
+# lm1b-medium and for ptb, whose regularisers are not here either.
 ENWIK8_12L = Run("enwik8", batch=22, segment=512, steps=400_000, lr=2.5e-4, warmup=0,
                  eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_every=4000,
                  eval_tokens=500_000, log_every=200)
 ENWIK8_24L = replace(ENWIK8_12L, batch=64, segment=768, warmup=4000, eval_segment=128,
                      eval_mem_len=3800, eval_clamp_len=1000)
+WT103 = Run("wt103", batch=60, segment=150, steps=200_000, lr=2.5e-4, warmup=0, eval_segment=64,
+            eval_mem_len=640, eval_clamp_len=400, eval_every=4000, eval_tokens=0, log_every=200)
+LM1B = Run("lm1b", batch=224, segment=32, steps=500_000, lr=2.5e-4, warmup=20_000, eval_segment=32,
+           eval_mem_len=128, eval_every=4000, eval_tokens=0, log_every=200)
 RUNS_OF = {
     "tiny": Run(segment=16, batch=4, steps=200, eval_segment=16, eval_mem_len=32, eval_every=100),
     "laptop": Run(minutes=4.2),
+    "laptop-words": Run("ptb", segment=64, minutes=10, lr=1e-3, eval_segment=64, eval_mem_len=128,
+                        eval_every=500, eval_tokens=20_000),
     "enwik8-12L": ENWIK8_12L,
     "enwik8-18L": replace(ENWIK8_12L, warmup=4000),
     "enwik8-24L": ENWIK8_24L,
     "text8-12L": replace(ENWIK8_12L, dataset="text8"),
     "text8-24L": replace(ENWIK8_24L, dataset="text8"),
+    "wt103-standard": WT103,
+    "wt103-large": replace(WT103, batch=128, segment=384, steps=4_000_000, warmup=16_000,
+                           eval_segment=128, eval_mem_len=1600, eval_clamp_len=1000),
+    "lm1b-base": LM1B,
+    "lm1b-medium": LM1B,
+    "lm1b-large": replace(LM1B, batch=512, steps=1_200_000, warmup=30_000, lr=1e-4),
+    "ptb": Run("ptb", batch=10, segment=70, steps=166_000, lr=3e-4, warmup=3000, eval_segment=70,
+               eval_mem_len=280, eval_every=1328, eval_tokens=0, log_every=100),
 }
-PAPER = {"enwik8": "enwik8-12L", "text8": "text8-12L"}  # what --dataset trains on a GPU
+# what --dataset trains on a GPU, and without one
+MODELS_OF = {"enwik8": ("enwik8-12L", "laptop"), "text8": ("text8-12L", "laptop"),
+             "wt103": ("wt103-standard", "laptop-words"), "lm1b": ("lm1b-base", "laptop-words"),
+             "ptb": ("ptb", "laptop-words"), "wikitext-2": ("ptb", "laptop-words")}
 
 
 def flag(name):
@@ -133,7 +152,7 @@ def parse(argv):
         group.add_argument(flag(name), help=text.replace("%", "%%"), **options)
 
     data = parser.add_argument_group("data")
-    add(data, "dataset", str, "stdlib, enwik8 or text8")
+    add(data, "dataset", str, "stdlib, " + ", ".join(corpora.SOURCES))
     add(data, "text", str, "train on this file instead, as bytes, cut 90/5/5", metavar="FILE")
     add(data, "data_dir", str, "where corpora are kept (default: data)", metavar="FOLDER")
     add(data, "drop_newlines", None, "enwik8 as the authors count it: newlines dropped, V = 204")
@@ -143,6 +162,9 @@ def parse(argv):
         add(model, name, int, "")
     add(model, "dropout", float, "")
     add(model, "dropout_attention", float, "")
+    add(model, "cutoffs", int, "where the adaptive softmax cuts the vocabulary into bands",
+        nargs="*", metavar="WORD")
+    add(model, "div_val", int, "the rows of each further band are so many times narrower")
     training = parser.add_argument_group("training")
     add(training, "batch", int, "lanes B")
     add(training, "micro_batch", int, "lanes at a time, gradients accumulated; 0: all")
@@ -168,28 +190,106 @@ def parse(argv):
     add(run, "out", str, "folder of the run (default: runs/DATASET-MODEL)", metavar="FOLDER")
     add(run, "resume", None, "go on with the run in --out, with the settings it was started with")
     add(run, "eval_only", None, "evaluate the run in --out on its test split")
+    add(run, "dry_run", None, "print what the run will take, and stop")
+    add(run, "tokens_per_second", float, "the speed that --dry-run reckons with")
     add(run, "sample", str, "let the run in --out continue TEXT", metavar="TEXT")
     add(run, "n_tokens", int, "sample this many tokens (default: 500)")
     add(run, "top_k", int, "from this many candidates (default: 40)")
     add(run, "temperature", float, "below 1 sharper, above 1 wilder (default: 1.0)")
-    return vars(parser.parse_args(argv))
+    given = vars(parser.parse_args(argv))
+    if "cutoffs" in given:
+        given["cutoffs"] = tuple(given["cutoffs"])
+    return given
 
 
 def settings(given, device):
     """Given flags -> (model name, Config, Run); the vocabulary size is the corpus's, later."""
     if "text" in given and "dataset" in given:
         raise ValueError("--text and --dataset name two corpora; give one of them")
-    paper = PAPER.get(given.get("dataset"))
-    name = given.get("model") or (paper if paper and device == "cuda" else "laptop")
+    paper, small = MODELS_OF.get(given.get("dataset"), ("laptop", "laptop"))
+    name = given.get("model") or (paper if device == "cuda" else small)
     if name not in CONFIGS:
         raise ValueError(f"unknown model {name!r}, known are {', '.join(CONFIGS)}")
     lengths = {"steps": 0, "tokens": 0, "minutes": 0.0}
     base = asdict(RUNS_OF[name]) | (lengths if lengths.keys() & given.keys() else {})
     run = Run(**base | {k: v for k, v in given.items() if k in base})
-    shape = asdict(CONFIGS[name]) | {k: v for k, v in given.items() if hasattr(CONFIGS[name], k)}
+    shape = asdict(CONFIGS[name])
+    if CONFIGS[paper].cutoffs and not shape["cutoffs"]:  # a small model, but as many words
+        shape |= {"vocab_size": CONFIGS[paper].vocab_size, "cutoffs": CONFIGS[paper].cutoffs,
+                  "div_val": 4}
+    shape |= {k: v for k, v in given.items() if hasattr(CONFIGS[name], k)}
     if given.keys() & {"n_head", "d_model"} and "d_head" not in given:
         shape["d_head"] = lesson_1.head_width(shape["d_model"], shape["n_head"])
     return name, Config(**shape), run
+
+
+# ---- what a run will take -----------------------------------------------------------------------
+
+def flops_per_step(config, B, T):
+    """Floating-point operations of one training step: three times those of its forward pass.
+
+    Counted are the matrix products, two for each multiplication and addition, with a full memory;
+    the mask hides half of a segment's own scores, which are computed all the same.  For the
+    adaptive softmax the targets are taken to be as rare as 1 / rank (Zipf).
+    """
+    D, FF, HC, K = config.d_model, config.d_inner, config.n_head * config.d_head, config.mem_len + T
+    products = B * T * D * HC + B * K * D * 2 * HC + K * D * HC  # q; k and v; W_kR R, once for all
+    products += 3 * B * T * K * HC  # scores by content, by position, and the sum of the values
+    products += B * T * (HC * D + 2 * D * FF)  # W_o, W_1, W_2
+    edges = (0, *config.cutoffs, config.vocab_size)
+    words = 0  # multiplications for one token
+    for i, (first, end) in enumerate(zip(edges, edges[1:])):
+        width = D // config.div_val**i
+        share = math.log(end / first) / math.log(config.vocab_size) if i else 1  # of the targets
+        rows = end - first if i else end + len(config.cutoffs)
+        words += share * width * (rows + (2 * D if config.div_val > 1 else 0))
+    return round(6 * (config.n_layer * products + B * T * words))
+
+
+def bytes_of_run(config, B, T, dtype):
+    """Estimate of the largest memory in training, in bytes, by what it is for.
+
+    B lanes at a time.  Activations are what the backward pass needs, and one layer's scores while
+    they are made; bf16 saves about a third (norms and softmax stay float32) and copies the weights.
+    """
+    D, FF, HC, K = config.d_model, config.d_inner, config.n_head * config.d_head, config.mem_len + T
+    dropped = 1.25 * (config.dropout > 0)  # what dropout returns, and its mask of 1 byte
+    layer = T * ((4 + 2 * dropped) * D + 3 * HC + (1 + dropped) * FF) + K * (D + 2 * HC)
+    layer += config.n_head * T * K * (1 + 1.25 * (config.dropout_attention > 0))
+    head = config.cutoffs[0] if config.cutoffs else config.vocab_size
+    activations = config.n_layer * layer + 3 * T * head + 3 * config.n_head * T * K
+    weights = lesson_5.count_parameters(config) * (18 if dtype == "bf16" else 16)
+    return {"weights, gradients, two moments of Adam": weights,
+            "memory of the layers, old and new": 8 * config.n_layer * B * config.mem_len * D,
+            "activations": round(4 * B * activations * (2 / 3 if dtype == "bf16" else 1))}
+
+
+def dry_run(given, device):
+    """Print what a run will take: size, memory, steps, operations and, given a speed, hours."""
+    name, config, run = settings(given, device)
+    B, T, speed = run.batch, run.segment, given.get("tokens_per_second", 0)
+    dtype = run.dtype if run.dtype != "auto" else "bf16" if device == "cuda" else "float32"
+    needs = bytes_of_run(config, min(B, run.micro_batch or B), T, dtype)
+    steps, flops = run.steps or math.ceil(run.tokens / (B * T)), flops_per_step(config, B, T)
+    if run.minutes and speed:
+        steps = int(60 * run.minutes * speed / (B * T))
+    print(f"{name} on {run.text or run.dataset}, vocabulary {config.vocab_size:,}\n"
+          f"parameters       {lesson_5.count_parameters(config):,}\n"
+          f"memory           about {sum(needs.values()) / 1e9:.1f} GB, {dtype}")
+    for what, size in needs.items():
+        print(f"                 {size / 1e9:6.2f} GB  {what}")
+    print(f"tokens per step  {B * T:,} ({B} lanes of {T})\n"
+          f"steps            {f'{steps:,}' if steps else f'as many as {run.minutes} minutes give'}"
+          f"{f' ({steps * B * T:,} tokens)' if steps else ''}\n"
+          f"FLOPs            {flops:.3g} a step, {flops / (B * T):.3g} a token"
+          f"{f', {flops * steps:.3g} in all' if steps else ''}")
+    if speed:
+        hours = steps * B * T / speed / 3600
+        print(f"hours            {hours:,.1f} at {speed:,.0f} tokens/s, "
+              f"which are {flops / (B * T) * speed / 1e12:.3g} TFLOP/s")
+    else:
+        print("hours            name a speed with --tokens-per-second")
+    return 0
 
 
 # ---- learning rate, number type -----------------------------------------------------------------
@@ -238,11 +338,10 @@ def train_step(model, optimizer, x, y, memory, run):
     return loss, norm, [torch.cat(layer) for layer in zip(*memories)]
 
 
-def choose_dtype(model, run, stream):
+def choose_dtype(model, run, x, y):
     """bf16 or float32: on a GPU bf16 where it has it, on a CPU the faster of the two, measured."""
-    if stream.is_cuda:
+    if x.is_cuda:
         return "bf16" if torch.cuda.is_bf16_supported() else "float32"
-    x, y = next(segments(stream, run.segment))
     times = {}
     with torch.random.fork_rng(devices=[]):  # what the trial draws, the run must not miss
         for dtype in ("float32", "bf16"):
@@ -307,6 +406,7 @@ class State:
     tokens: int = 0
     seconds: float = 0.0  # of training, evaluations not counted
     column: int = 0  # of the lanes: where the next segment begins
+    epoch: int = 0  # how often the text has been read
     memory: list = None  # N tensors (B, m, D)
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
@@ -430,6 +530,8 @@ def draw(path, unit, title):
         axes.plot(*zip(*points) if points else ((), ()), style, markersize=4, label=label)
     axes.set(xlabel="tokens read (millions)", ylabel=f"loss ({unit})", title=title)
     axes.set(xlim=(0, None), ylim=(0, None))
+    if unit == "ppl":  # begins at the size of the vocabulary
+        axes.set(ylim=(None, None), yscale="log", ylabel="perplexity (logarithmic)")
     axes.legend()
     figure.savefig(path.with_name("curve.png"), dpi=120)
 
@@ -480,6 +582,16 @@ def read_corpus(given, run, vocab=None):
     return corpus
 
 
+def training_lanes(corpus, run, epoch, device):
+    """The lanes of one reading of the text, (B, n): in order, or sentences in an order of its own.
+
+    Independent sentences stay where they are and are gathered as they are needed.
+    """
+    if corpus.separator is None:
+        return lanes(corpus.train, run.batch).to(device)
+    return corpora.SentenceLanes(corpus.train, run.batch, corpus.separator, run.seed, epoch)
+
+
 def test_line(model, corpus, run):
     """Evaluate the whole test split: the one line that a run is quoted by."""
     value = shown(evaluate(model, corpus.test, run, "testing"), corpus.unit)
@@ -511,7 +623,7 @@ def use(given, device):
     if "sample" in given:
         prompt = corpora.encode(given["sample"], content["vocab"])
         new = continue_text(model, prompt, run, given)
-        print(given["sample"] + corpora.decode(new, content["vocab"]))
+        print(corpora.decode(torch.cat([prompt, new]), content["vocab"]))
     if "eval_only" in given:
         print(test_line(model, read_corpus(given, run, content["vocab"]), run))
     return 0
@@ -554,14 +666,15 @@ def train(given, device):
     elif path.exists():
         raise ValueError(f"{path} holds a run already: add --resume to go on with it, or keep it "
                          "and name another folder with --out")
-    elif device == "cpu" and run.dataset in PAPER and "model" not in given:
-        paper = RUNS_OF[PAPER[run.dataset]]
-        print(f"no GPU here: training the small model {name!r} on {run.dataset}; the paper's "
-              f"{PAPER[run.dataset]} takes one, for {paper.steps:,} steps of {paper.batch} x "
-              f"{paper.segment} tokens (--model {PAPER[run.dataset]} forces it)")
+    elif device == "cpu" and run.dataset in MODELS_OF and "model" not in given:
+        large = MODELS_OF[run.dataset][0]
+        print(f"no GPU here: training the small model {name!r} on {run.dataset}; {large!r} takes "
+              f"one, for {RUNS_OF[large].steps:,} steps of {RUNS_OF[large].batch} x "
+              f"{RUNS_OF[large].segment} tokens (--model {large} forces it)")
 
     corpus = read_corpus(given, run, content and content["vocab"])
-    stream = lanes(corpus.train, run.batch).to(device)
+    state = State() if content is None else State(**content["state"])
+    stream = training_lanes(corpus, run, state.epoch, device)
     lanes(corpus.valid, 1), lanes(corpus.test, 1)  # too short for a prediction? say so now
     torch.manual_seed(run.seed)
     if device == "cuda":
@@ -571,12 +684,15 @@ def train(given, device):
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
     print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters on {corpus.name}")
     out.mkdir(parents=True, exist_ok=True)
+
+    def next_segment():
+        """x, y (B, T) at the column where the run stands, on the device."""
+        return (z.to(device) for z in next(segments(stream, run.segment, state.column)))
+
     if content is None:
-        state = State()
         if run.dtype == "auto":
-            run = replace(run, dtype=choose_dtype(model, run, stream))
+            run = replace(run, dtype=choose_dtype(model, run, *next_segment()))
     else:
-        state = State(**content["state"])
         state.memory = state.memory and [layer.to(device) for layer in state.memory]
         optimizer.load_state_dict(content["optimizer"])
         torch.set_rng_state(content["random"])
@@ -622,12 +738,14 @@ def train(given, device):
                     break
                 with stop.held_back():
                     start = time.perf_counter()
-                    x, y = next(segments(stream, run.segment, state.column))  # (B, T)
+                    x, y = next_segment()
                     optimizer.param_groups[0]["lr"] = rate = learning_rate(run, state.step, done)
                     loss, norm, state.memory = train_step(model, optimizer, x, y, state.memory, run)
                     state.count(x, loss, norm)
                     if state.column == stream.shape[1] - 1:  # the text begins again, without a past
-                        state.column, state.memory = 0, None
+                        state.column, state.memory, state.epoch = 0, None, state.epoch + 1
+                        if corpus.separator is not None:
+                            stream = training_lanes(corpus, run, state.epoch, device)
                     state.seconds += time.perf_counter() - start
                     if state.step % run.log_every == 0 and state.loss_count:
                         value = shown(state.loss_sum / state.loss_count, corpus.unit)
@@ -659,7 +777,8 @@ def main(argv=None):
         device = given.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
         if device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
-        act = use if given.keys() & {"eval_only", "sample"} else train
+        act = dry_run if "dry_run" in given else (
+            use if given.keys() & {"eval_only", "sample"} else train)
         return act(given, device)
     except ValueError as error:
         print(f"train.py: {error}", file=sys.stderr)

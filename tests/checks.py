@@ -237,7 +237,7 @@ def check_sinusoid(sinusoid):
             demand(not same(got, wanted, tolerance=0.05), "the angles are computed in "
                    f"{got.dtype}: far out its digits do not suffice; use float64", what)
         demand(same(got, wanted, tolerance=1e-8) or not same(got, wanted, tolerance=0.02), "the "
-               "result is nearly right: something on the way is float32 (the frequencies, or angles "
+               "result is nearly right: something on the way is float32 (frequencies, or angles "
                "made float64 too late); far out its digits do not suffice, use float64", what)
         expect(what, got, wanted, known, tolerance=1e-8, dtype=torch.float64)
     refuses("an odd D = 7", lambda: sinusoid(torch.arange(3), 7))

@@ -1,0 +1,85 @@
+"""Why the adaptive softmax is there: what one training step of wt103-large takes with and without.
+
+The same model twice, once with a softmax over all 267,735 words and once with the adaptive one,
+each in a process of its own: parameters, seconds of forward and backward, the largest resident
+memory and the largest tensor, for one lane of T = M = 384 tokens as rare as 1 / rank (Zipf's law).
+
+    python experiments/adaptive_softmax.py        about a minute, 6 GB of memory
+    python experiments/adaptive_softmax.py --layers 2    the same with fewer layers
+"""
+import argparse
+import math
+import multiprocessing
+import resource
+import sys
+import time
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
+lesson_5 = import_module("05_full_model")
+CONFIG = lesson_5.CONFIGS["wt103-large"]
+
+
+def megabytes():
+    """The largest memory this process has had resident so far (Linux counts KB, macOS bytes)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1e6 if sys.platform == "darwin" else 1e3)
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the shape of the largest tensor that is made inside the block."""
+
+    shape = torch.Size()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        for z in result if isinstance(result, (tuple, list)) else [result]:
+            if torch.is_tensor(z):
+                self.shape = max(self.shape, z.shape, key=torch.Size.numel)
+        return result
+
+
+def measure(config):
+    """One lane: (parameters, peak of a step in MB, middle of 3 in seconds, largest shape)."""
+    torch.manual_seed(0)
+    model, T = lesson_5.TransformerXL(config), config.mem_len
+    parameters = sum(p.numel() for p in model.parameters())
+    ranks = 1 / torch.arange(1.0, config.vocab_size + 1)
+    x, y = torch.multinomial(ranks, 2 * T, replacement=True).view(2, 1, T)
+    memory = [torch.randn(1, T, config.d_model) for _ in range(config.n_layer)]
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        loss, _ = model(x, memory, y)
+        loss.mean().backward()
+        times.append(time.perf_counter() - start)
+        model.zero_grad()
+    peak = megabytes()
+    with Largest() as largest:
+        model(x, memory, y)[0].mean().backward()
+    return parameters, peak, sorted(times)[1], tuple(largest.shape)
+
+
+def main(argv=None):
+    """Print a line for each of the two."""
+    parser = argparse.ArgumentParser(description="A step with the full and the adaptive softmax.")
+    parser.add_argument("--layers", type=int, default=CONFIG.n_layer)
+    config = replace(CONFIG, n_layer=parser.parse_args(argv).layers)
+    print(f"N {config.n_layer}, D {config.d_model}, T = M = {config.mem_len}, B 1, "
+          f"{config.vocab_size:,} words; {torch.get_num_threads()} threads")
+    for name, c in (("full", replace(config, cutoffs=(), div_val=1)), ("adaptive", config)):
+        print(f"{name} ...", end="\r", file=sys.stderr, flush=True)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:  # a peak of its own
+            parameters, peak, seconds, shape = pool.apply(measure, (c,))
+        print(f"{name:8}  {parameters:11,} parameters  {seconds:5.2f} s a step  peak "
+              f"{peak / 1e3:.1f} GB (weights and gradients {8 * parameters / 1e9:.1f})  "
+              f"largest tensor {shape}, {4 * math.prod(shape) / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
