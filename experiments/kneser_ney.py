@@ -1,0 +1,119 @@
+"""A bar for the word models: an n-gram model with interpolated, modified Kneser-Ney smoothing.
+
+The best that counting does (Chen & Goodman 1998).  The idea: take something off every count, and
+give what was taken to a shorter context, in which a word counts not by how often it came but by how
+many different words it came after ("Francisco" is frequent, but only after "San"):
+
+    p(w | h) = (c(h w) - D) / c(h)  +  g(h) p(w | h without its first word)
+
+with c(h w) the count at the longest context, the number of different words before h w at shorter
+ones; D one of three discounts, for counts of 1, of 2 and of more; g(h) what the discounts of h
+free, so that all sums to 1; and below a single word the uniform 1 / V.  Contexts begin with the
+`<eos>` of the line before and never reach across it.
+
+    python experiments/kneser_ney.py --dataset ptb --data-dir data      a 5-gram, half a minute
+    python experiments/kneser_ney.py --dataset ptb --order 3
+
+Counted are the same tokens as for the neural models: all of the test split with `<eos>`, but for
+the first one.
+"""
+import argparse
+import math
+import sys
+from collections import Counter, defaultdict
+from importlib import import_module
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
+import corpora
+
+progress = import_module("01_vanilla_segments").progress
+EOS = 0  # the token of <eos>
+
+
+def contexts(tokens, order):
+    """Yield (context, word) for each token but the first: up to order - 1 tokens of its own line.
+
+    The `<eos>` before the line is the context of its first word.
+    """
+    context = (tokens[0],)
+    for word in tokens[1:]:
+        yield context[len(context) - order + 1 :] if len(context) >= order else context, word
+        context = (word,) if word == EOS else context + (word,)
+
+
+class KneserNey:
+    """Counts of a training text (n,) of tokens below V; `order` words long at most."""
+
+    def __init__(self, tokens, V, order):
+        if order < 1 or len(tokens) < 2:
+            raise ValueError(f"order must be at least 1 and the text 2 tokens, got {order} and "
+                             f"{len(tokens)}")
+        self.V, self.order = V, order
+        counts = [Counter() for _ in range(order + 1)]  # by length
+        for context, word in progress(contexts(tokens, order), "counting token", len(tokens)):
+            gram = context + (word,)
+            counts[len(gram)][gram] += 1
+            for start in range(1, len(gram)):  # shorter: by the number of different words before
+                if counts[len(gram) - start + 1][gram[start - 1 :]] > 1:
+                    break  # this one has been seen, so all shorter ones have been counted for it
+                counts[len(gram) - start][gram[start:]] += 1
+        self.counts, self.discounts = counts, [self.discount(c) for c in counts]
+        self.total = [defaultdict(int) for _ in counts]  # c(h)
+        self.freed = [defaultdict(float) for _ in counts]  # g(h) c(h)
+        for length, table in enumerate(counts):
+            for gram, count in table.items():
+                self.total[length][gram[:-1]] += count
+                self.freed[length][gram[:-1]] += self.discounts[length][min(count, 3)]
+
+    @staticmethod
+    def discount(counts):
+        """[0, D1, D2, D3] from the numbers of n-grams that count 1, 2, 3 and 4 (equation 26)."""
+        n = Counter(counts.values())
+        if not (n[1] and n[2] and n[3]):  # too little text to estimate them
+            return [0.0, 0.5, 0.5, 0.5]
+        Y = n[1] / (n[1] + 2 * n[2])
+        return [0.0] + [max(0.0, k - (k + 1) * Y * n[k + 1] / n[k]) for k in (1, 2, 3)]
+
+    def probability(self, context, word):
+        """p(word | context), from the shortest context to the longest."""
+        p = 1 / self.V
+        for start in range(len(context), -1, -1):
+            h, length = context[start:], len(context) - start + 1
+            total = self.total[length].get(h)
+            if total is None:
+                return p  # a context that never came; no longer one can have come either
+            count = self.counts[length].get(h + (word,), 0)
+            discount = self.discounts[length][min(count, 3)]
+            p = (count - discount + self.freed[length][h] * p) / total
+        return p
+
+    def loss(self, tokens):
+        """Mean -ln p over tokens (n,) but the first, in nats."""
+        pairs = progress(contexts(tokens, self.order), "testing token", len(tokens))
+        return -sum(math.log(self.probability(*pair)) for pair in pairs) / (len(tokens) - 1)
+
+
+def main(argv=None):
+    """Print the perplexity of the test split."""
+    parser = argparse.ArgumentParser(description="An n-gram with Kneser-Ney smoothing.")
+    parser.add_argument("--dataset", default="ptb")
+    parser.add_argument("--data-dir", default=str(Path(corpora.__file__).parent / "data"))
+    parser.add_argument("--order", type=int, default=5)
+    given = parser.parse_args(argv)
+    try:
+        corpus = corpora.load(given.dataset, root=given.data_dir)
+        if corpus.unit != "ppl":
+            raise ValueError(f"{corpus.name} is no text of words")
+        model = KneserNey(corpus.train.tolist(), len(corpus.vocab), given.order)
+    except ValueError as error:
+        print(f"kneser_ney.py: {error}", file=sys.stderr)
+        return 1
+    value = math.exp(model.loss(corpus.test.tolist()))
+    print(f"test {value:.2f} ppl ({given.order}-gram, interpolated modified Kneser-Ney, "
+          f"{len(corpus.test) - 1:,} predictions; {corpus.name})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
