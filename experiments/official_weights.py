@@ -20,8 +20,9 @@ The official PyTorch code (and the port to `transformers`, now retired, which ad
 
 What our tests cannot show, since the released files are not at hand: that those files hold the
 names listed here, and that the data are cut into words as they were when the weights were trained.
-Two differences remain on purpose: with same_length we show M + 1 keys (as the TensorFlow code did),
-where the official PyTorch code shows M; and we evaluate the last, shorter segment, too.
+Three differences remain on purpose: with same_length we show M + 1 keys (as the TensorFlow code
+did) where the official PyTorch code shows M; we evaluate the last, shorter segment, too; and our
+first segment has no memory, where the port attends to a memory of zeros.
 """
 import argparse
 import sys
@@ -200,6 +201,8 @@ def evaluate(path, given):
     """Evaluate official weights on the test split of their data set: one line."""
     state = read(path)
     name = given.model or looks_like(state)
+    if given.model and name not in CONFIGS:
+        raise ValueError(f"unknown model {name!r}, known are {', '.join(CONFIGS)}")
     if name not in CONFIGS:
         raise ValueError(f"{path} has none of the known sizes ({name}); name one with --model: "
                          f"{', '.join(CONFIGS)}")

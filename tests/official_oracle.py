@@ -1,173 +1,222 @@
-"""The official Transformer-XL from its weights file, in plain NumPy loops: what a loader must equal.
+"""An oracle for the layout of the official Transformer-XL weights: NumPy, plain loops, no tricks.
 
-A state dict in the layout of the authors' PyTorch code (or of its port to `transformers`) goes in,
-the loss of every token comes out, one lane, query, key and head after the other.  Written from the
-paper's formulas and from the layout's names and shapes; it knows nothing of our model.
+`random_state` draws a state dict in the layout of the official PyTorch code or of its retired
+port; `losses` reads token streams with one. The model is that of Dai et al. 2019, section 3.3,
+written once more from the formulas: every score is four small dot products. It is slow, and meant
+for sizes such as N = 2 layers, D = 8, V = 30. Everything is computed in float64.
+
+Letters: B lanes, T positions of a segment, M memory rows, K = M + T keys, N layers, H heads of
+width C, D model width, V vocabulary; u, v the two global biases, R the sinusoid of a distance.
+d_embed = D throughout. `cutoffs` are the inner borders of the bands (neither 0 nor V).
 """
+
 import math
 
 import numpy as np
 
 
-def random_state(rng, n_layer, d_model, n_head, d_head, d_inner, vocab_size, cutoffs=(), div_val=1,
-                 untie_r=False, port=False, tie_projections=()):
-    """{name: float64 array}, all values random, of a size that makes each of them count.
+def full_name(name, port):
+    """The key of `name` in the state dict: the port prefixes all but the softmax (`crit.`)."""
+    return "transformer." + name if port and not name.startswith("crit.") else name
 
-    tie_projections has a bool for each band: is the output's projection the input's?
+
+def random_state(rng, n_layer, d_model, n_head, d_head, d_inner, vocab_size, cutoffs=(),
+                 div_val=1, untie_r=False, port=False, tie_projections=()):
+    """Random weights, dict of key -> float64 array, scaled so that logits spread over nats.
+
+    Every array moves the losses but pos_emb.inv_freq, which is a formula and never read here.
+    div_val = 1: one table (V, D), no projections, whatever the cutoffs. div_val > 1: per band i a
+    table (n_i, D // div_val**i) and projections (D, D // div_val**i), band 0 included.
+    tie_projections: () for none, or one bool per band; True: out_projs.i *is* emb_projs.i.
+    The softmax weights are the embedding tables (same array under both keys). untie_r: u and v
+    per layer instead of, not beside, the shared pair. Source: the official code's layout.
     """
-    D, HC, FF = d_model, n_head * d_head, d_inner
-    prefix = "transformer." if port else ""
-
-    def draw(*shape, std=1.0, mean=0.0):
-        return rng.normal(mean, std, shape)
-
+    D, HC, n_bands = d_model, n_head * d_head, len(cutoffs) + 1
+    if D % 2 or D // div_val ** (n_bands - 1) == 0:
+        raise ValueError("d_model must be even and every band at least one wide")
+    if tie_projections and (div_val == 1 or len(tie_projections) != n_bands):
+        raise ValueError("tie_projections: one bool per band, and only where div_val > 1")
     state = {}
-    edges = (0, *cutoffs, vocab_size)
-    if div_val == 1:  # one table, whatever the cutoffs
-        table = draw(vocab_size, D, std=0.5)
-        state[prefix + "word_emb.emb_layers.0.weight"] = table
-        state["crit.out_layers.0.weight"] = table
-        state["crit.out_layers.0.bias"] = draw(vocab_size)
-    else:
-        for i, (first, end) in enumerate(zip(edges, edges[1:])):
-            width = D // div_val**i
-            rows, into, out = draw(end - first, width), draw(D, width, std=0.5), draw(D, width)
-            state[f"{prefix}word_emb.emb_layers.{i}.weight"] = rows
-            state[f"{prefix}word_emb.emb_projs.{i}"] = into
-            state[f"crit.out_layers.{i}.weight"] = rows
-            state[f"crit.out_layers.{i}.bias"] = draw(end - first)
-            state[f"crit.out_projs.{i}"] = into if tie_projections[i] else 0.5 * out
-    if cutoffs:
-        state["crit.cluster_weight"] = draw(len(cutoffs), D, std=0.7)
-        state["crit.cluster_bias"] = draw(len(cutoffs))
-    for n in range(n_layer):
-        layer = f"{prefix}layers.{n}."
-        state |= {
-            layer + "dec_attn.qkv_net.weight": draw(3 * HC, D, std=0.5),
-            layer + "dec_attn.r_net.weight": draw(HC, D, std=0.5),
-            layer + "dec_attn.o_net.weight": draw(D, HC, std=0.5),
-            layer + "dec_attn.layer_norm.weight": draw(D, std=0.3, mean=1.0),
-            layer + "dec_attn.layer_norm.bias": draw(D, std=0.3),
-            layer + "pos_ff.CoreNet.0.weight": draw(FF, D, std=0.5),
-            layer + "pos_ff.CoreNet.0.bias": draw(FF, std=0.5),
-            layer + "pos_ff.CoreNet.3.weight": draw(D, FF, std=0.5),
-            layer + "pos_ff.CoreNet.3.bias": draw(D, std=0.5),
-            layer + "pos_ff.layer_norm.weight": draw(D, std=0.3, mean=1.0),
-            layer + "pos_ff.layer_norm.bias": draw(D, std=0.3)}
-        if untie_r:
-            state[layer + "dec_attn.r_w_bias"] = draw(n_head, d_head)
-            state[layer + "dec_attn.r_r_bias"] = draw(n_head, d_head)
+
+    def put(name, array):
+        state[full_name(name, port)] = array
+
+    def normal(*shape, std, mean=0.0):
+        return mean + std * rng.standard_normal(shape)
+
+    def put_linear(name, n_out, n_in, bias_mean=None):
+        put(name + ".weight", normal(n_out, n_in, std=n_in ** -0.5))
+        if bias_mean is not None:
+            put(name + ".bias", normal(n_out, std=0.5, mean=bias_mean))
+
+    def put_norm(name):
+        put(name + ".weight", normal(D, std=0.2, mean=1.0))
+        put(name + ".bias", normal(D, std=0.5))
+
+    def put_biases(prefix):
+        put(prefix + "r_w_bias", normal(n_head, d_head, std=1.0))  # u, content
+        put(prefix + "r_r_bias", normal(n_head, d_head, std=1.0))  # v, position
+
+    # A hidden state has entries near 1: 2 / sqrt(width) gives logits a deviation of about 2 nats.
+    edges = [0, vocab_size] if div_val == 1 else [0, *cutoffs, vocab_size]
+    for i in range(len(edges) - 1):
+        n, width = edges[i + 1] - edges[i], D // div_val ** i
+        table = normal(n, width, std=2 * width ** -0.5)
+        put(f"word_emb.emb_layers.{i}.weight", table)
+        put(f"crit.out_layers.{i}.weight", table)
+        put(f"crit.out_layers.{i}.bias", normal(n, std=1.0))
+        if div_val > 1:
+            proj = normal(D, width, std=D ** -0.5)
+            tied = tie_projections and tie_projections[i]
+            put(f"word_emb.emb_projs.{i}", proj)
+            put(f"crit.out_projs.{i}", proj if tied else normal(D, width, std=D ** -0.5))
+    if n_bands > 1:
+        put("crit.cluster_weight", normal(n_bands - 1, D, std=2 * D ** -0.5))
+        put("crit.cluster_bias", normal(n_bands - 1, std=1.0))
+
+    put("pos_emb.inv_freq", np.array([10000.0 ** (-2 * k / D) for k in range(D // 2)]))
     if not untie_r:
-        state[prefix + "r_w_bias"], state[prefix + "r_r_bias"] = draw(2, n_head, d_head)
-    state[prefix + "pos_emb.inv_freq"] = np.array([10000 ** (-2 * k / D) for k in range(D // 2)])
+        put_biases("")
+    for l in range(n_layer):
+        attn, ff = f"layers.{l}.dec_attn.", f"layers.{l}.pos_ff."
+        if untie_r:
+            put_biases(attn)
+        put_linear(attn + "qkv_net", 3 * HC, D)
+        put_linear(attn + "r_net", HC, D)
+        put_linear(attn + "o_net", D, HC)
+        put_norm(attn + "layer_norm")
+        put_linear(ff + "CoreNet.0", d_inner, D, bias_mean=1.0)  # few ReLUs stay shut
+        put_linear(ff + "CoreNet.3", D, d_inner, bias_mean=0.0)
+        put_norm(ff + "layer_norm")
     return state
 
 
-def band_of(word, cutoffs):
-    """The number of the band that holds a word, and the word's number inside it."""
-    starts = [0, *cutoffs]
-    i = max(i for i, start in enumerate(starts) if start <= word)
-    return i, word - starts[i]
+def reader(state, port):
+    """get(*names): the float64 array under the first of the unprefixed names that is there."""
+    def get(*names):
+        keys = [full_name(name, port) for name in names]
+        return np.asarray(state[next((k for k in keys if k in state), keys[-1])], np.float64)
+    return get
 
 
-def embedding(state, prefix, word, cutoffs, div_val):
-    """The scaled embedding of one word, (D,)."""
-    i, row = (0, word) if div_val == 1 else band_of(word, cutoffs)
-    vector = state[f"{prefix}word_emb.emb_layers.{i}.weight"][row]
-    if div_val > 1:
-        vector = state[f"{prefix}word_emb.emb_projs.{i}"] @ vector
-    return vector * math.sqrt(len(vector))
+def log_softmax(logits):
+    """(n,) -> (n,), in nats."""
+    shifted = logits - logits.max()
+    return shifted - math.log(np.exp(shifted).sum())
 
 
-def normalised(z, state, name):
-    """LayerNorm of one vector, eps 1e-5."""
-    deviation = z - z.mean()
-    z = deviation / math.sqrt((deviation * deviation).mean() + 1e-5)
-    return z * state[name + ".weight"] + state[name + ".bias"]
+def layer_norm(x, weight, bias):
+    """x (D,) -> (D,): zero mean, unit (biased) variance with eps 1e-5, then gain and bias."""
+    centred = x - x.mean()
+    return centred / math.sqrt((centred ** 2).mean() + 1e-5) * weight + bias
 
 
-def log_probabilities(state, h, cutoffs=(), div_val=1, port=False):
-    """ln p of every word after the last layer's h (D,), in the order of the vocabulary, (V,)."""
-    names = [n for n in state if n.startswith("crit.out_layers.") and n.endswith("bias")]
-    edges = (0, *cutoffs, sum(len(state[n]) for n in names))
-
-    def scores(i, extra_rows=None, extra_biases=None):
-        """The log-softmax of band i, behind whose words further rows may stand."""
-        if div_val == 1:
-            rows = state["crit.out_layers.0.weight"][edges[i] : edges[i + 1]]
-            biases, narrow = state["crit.out_layers.0.bias"][edges[i] : edges[i + 1]], h
-        else:
-            rows, biases = (state[f"crit.out_layers.{i}.{kind}"] for kind in ("weight", "bias"))
-            narrow = h @ state[f"crit.out_projs.{i}"]
-        logits = [narrow @ row + bias for row, bias in zip(rows, biases)]
-        if extra_rows is not None:
-            logits += [narrow @ row + bias for row, bias in zip(extra_rows, extra_biases)]
-        largest = max(logits)
-        total = largest + math.log(sum(math.exp(z - largest) for z in logits))
-        return [z - total for z in logits]
-
-    if not cutoffs:
-        return np.array(scores(0))
-    head = scores(0, state["crit.cluster_weight"], state["crit.cluster_bias"])
-    found = head[: cutoffs[0]]
-    for i in range(1, len(cutoffs) + 1):
-        # the official code counts the tails from the end of the head, the port from its words on
-        tail = head[cutoffs[0] + i - 1] if port else head[-i]
-        found += [tail + z for z in scores(i)]
-    return np.array(found)
+def sinusoid(distance, D):
+    """R of one distance, (D,), layout [sin..., cos...] (the official code; not interleaved)."""
+    angles = [distance * 10000.0 ** (-2 * k / D) for k in range(D // 2)]
+    return np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
 
 
-def losses(state, segments, n_layer, n_head, d_head, cutoffs=(), div_val=1, mem_len=0, clamp_len=0,
-           same_length=False, port=False):
-    """-ln p of every target, in nats: [(x, y), ...], each (B, T) -> [(B, T), ...].
+def embed(get, token, cutoffs, div_val):
+    """sqrt(D) times the embedding of one token, (D,): its band's row, projected if need be."""
+    if div_val == 1:
+        row = get("word_emb.emb_layers.0.weight")[token]
+    else:
+        band = sum(token >= cutoff for cutoff in cutoffs)
+        start = [0, *cutoffs][band]
+        row = get(f"word_emb.emb_layers.{band}.weight")[token - start]
+        row = get(f"word_emb.emb_projs.{band}") @ row
+    return math.sqrt(len(row)) * row
 
-    The segments are read one after the other; the first has no memory at all.
+
+def log_probabilities(state, hidden, cutoffs=(), div_val=1, port=False):
+    """ln p of every word after one hidden state (D,) -> (V,) (adaptive softmax of Grave et al.).
+
+    The head holds the words of band 0 and one column per tail band; a word of band i has the
+    log-probability of its band in the head plus its own in the softmax of the band. The column of
+    band i is -i in the official code (reversed order), cutoffs[0] + i - 1 in the port.
     """
-    prefix, C, HC = "transformer." if port else "", d_head, n_head * d_head
-    B = len(segments[0][0])
-    memories = [[[] for _ in range(n_layer)] for _ in range(B)]  # rows (D,), oldest first
-    results = []
-    for x, y in segments:
-        result = np.zeros(x.shape)
-        for lane in range(B):
-            h = [embedding(state, prefix, word, cutoffs, div_val) for word in x[lane]]
-            for n in range(n_layer):
-                memory, name = memories[lane][n], f"{prefix}layers.{n}."
-                rows = memory + h
-                memories[lane][n] = rows[len(rows) - mem_len :] if mem_len < len(rows) else rows
-                own = name + "dec_attn." if name + "dec_attn.r_w_bias" in state else prefix
-                u, v = state[own + "r_w_bias"], state[own + "r_r_bias"]
-                qkv = state[name + "dec_attn.qkv_net.weight"]
-                W_r = state[name + "dec_attn.r_net.weight"]
-                out = []
-                for i, h_i in enumerate(h):
-                    here = len(memory) + i  # the query's own place among the rows
-                    first = max(0, here - mem_len) if same_length else 0
-                    joined = np.zeros(HC)
-                    for a in range(n_head):
-                        part = slice(a * C, (a + 1) * C)
-                        W_q, W_k, W_v = qkv[:HC][part], qkv[HC : 2 * HC][part], qkv[2 * HC :][part]
-                        q, score = W_q @ h_i, []
-                        for j in range(first, here + 1):
-                            distance = here - j
-                            if clamp_len > 0:
-                                distance = min(distance, clamp_len)
-                            angles = distance * state[prefix + "pos_emb.inv_freq"]
-                            R = [math.sin(z) for z in angles] + [math.cos(z) for z in angles]
-                            k, r = W_k @ rows[j], W_r[part] @ np.array(R)
-                            score.append((q @ k + q @ r + u[a] @ k + v[a] @ r) / math.sqrt(C))
-                        weights = [math.exp(z - max(score)) for z in score]
-                        for j, weight in zip(range(first, here + 1), weights):
-                            joined[part] += weight / sum(weights) * (W_v @ rows[j])
-                    attended = state[name + "dec_attn.o_net.weight"] @ joined
-                    o = normalised(h_i + attended, state, name + "dec_attn.layer_norm")
-                    ff = name + "pos_ff.CoreNet."
-                    inner = state[ff + "0.weight"] @ o + state[ff + "0.bias"]
-                    inner = np.array([max(z, 0.0) for z in inner])
-                    inner = state[ff + "3.weight"] @ inner + state[ff + "3.bias"]
-                    out.append(normalised(o + inner, state, name + "pos_ff.layer_norm"))
-                h = out
+    get = reader(state, port)
+    edges, parts = [0, *cutoffs, None], []
+    for i, (first, last) in enumerate(zip(edges, edges[1:])):
+        if div_val == 1:  # one table for all bands, no projections
+            W, bias = get("crit.out_layers.0.weight"), get("crit.out_layers.0.bias")
+            W, bias, x = W[first:last], bias[first:last], hidden
+        else:
+            W, bias = get(f"crit.out_layers.{i}.weight"), get(f"crit.out_layers.{i}.bias")
+            x = hidden @ get(f"crit.out_projs.{i}")
+        logits = W @ x + bias
+        if i == 0:
+            if cutoffs:
+                clusters = get("crit.cluster_weight") @ x + get("crit.cluster_bias")
+                logits = np.concatenate([logits, clusters])
+            head = log_softmax(logits)
+            parts.append(head[:last])
+        else:
+            column = cutoffs[0] + i - 1 if port else -i
+            parts.append(head[column] + log_softmax(logits))
+    return np.concatenate(parts)
+
+
+def layer_output(get, l, h, memory, n_head, d_head, max_distance, clamp_len):
+    """Layer l on one lane: h (T, D), memory (M, D) -> (T, D). Dai et al. 2019, section 3.3.
+
+    Query i sees the keys at distances 0..max_distance (None: all the way back); a distance above
+    clamp_len > 0 is encoded as clamp_len.
+    """
+    attn, ff = f"layers.{l}.dec_attn.", f"layers.{l}.pos_ff."
+    (T, D), M, H, C = h.shape, len(memory), n_head, d_head
+    # Rows of qkv_net: all of q, then k, then v; within each one head after the other.
+    W_q, W_k, W_v = get(attn + "qkv_net.weight").reshape(3, H, C, D)
+    W_R = get(attn + "r_net.weight").reshape(H, C, D)
+    u, v = get(attn + "r_w_bias", "r_w_bias"), get(attn + "r_r_bias", "r_r_bias")  # (H, C)
+    keys = np.concatenate([memory, h])  # (K, D)
+    out = np.zeros((T, D))
+    for i in range(T):
+        heads = []
+        for n in range(H):
+            q, scores, values = W_q[n] @ h[i], [], []
+            for j in range(M + T):
+                distance = M + i - j
+                if distance < 0 or (max_distance is not None and distance > max_distance):
+                    continue
+                encoded = min(distance, clamp_len) if clamp_len > 0 else distance
+                k, r = W_k[n] @ keys[j], W_R[n] @ sinusoid(encoded, D)
+                a, b, c, d = q @ k, q @ r, u[n] @ k, v[n] @ r
+                scores.append((a + b + c + d) / math.sqrt(C))
+                values.append(W_v[n] @ keys[j])
+            weights = np.exp(log_softmax(np.array(scores)))
+            heads.append(sum(p * value for p, value in zip(weights, values)))
+        o = get(attn + "o_net.weight") @ np.concatenate(heads) + h[i]
+        o = layer_norm(o, get(attn + "layer_norm.weight"), get(attn + "layer_norm.bias"))
+        inner = get(ff + "CoreNet.0.weight") @ o + get(ff + "CoreNet.0.bias")
+        x = get(ff + "CoreNet.3.weight") @ np.maximum(inner, 0) + get(ff + "CoreNet.3.bias") + o
+        out[i] = layer_norm(x, get(ff + "layer_norm.weight"), get(ff + "layer_norm.bias"))
+    return out
+
+
+def losses(state, segments, n_layer, n_head, d_head, cutoffs=(), div_val=1, *, mem_len,
+           clamp_len=0, same_length=False, port=False):
+    """-ln p(y) in nats for every target: one (B, T) array per segment, in stream order.
+
+    segments: (x, y) pairs of integer arrays (B, T), read one after the other; B is the same in
+    all, T may vary. Memory l holds the last mem_len inputs of layer l and starts empty, for the
+    port too. same_length: a query sees at most mem_len + 1 keys, distances 0..mem_len, however
+    the stream is cut. clamp_len = 0: no clamping.
+    """
+    get = reader(state, port)
+    max_distance = mem_len if same_length else None
+    result = [np.zeros(np.shape(y)) for _, y in segments]
+    for lane in range(len(segments[0][0])):
+        memories = [None] * n_layer
+        for (x, y), loss in zip(segments, result):
+            h = np.array([embed(get, int(t), cutoffs, div_val) for t in x[lane]])
+            for l in range(n_layer):
+                memory = np.zeros((0, h.shape[1])) if memories[l] is None else memories[l]
+                seen = np.concatenate([memory, h])
+                memories[l] = seen[max(0, len(seen) - mem_len):]
+                h = layer_output(get, l, h, memory, n_head, d_head, max_distance, clamp_len)
             for t, target in enumerate(y[lane]):
-                result[lane, t] = -log_probabilities(state, h[t], cutoffs, div_val, port)[target]
-        results.append(result)
-    return results
+                log_p = log_probabilities(state, h[t], cutoffs, div_val, port)
+                loss[lane, t] = -log_p[int(target)]
+    return result

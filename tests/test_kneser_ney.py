@@ -88,7 +88,7 @@ def test_discounts_of_known_counts():
     """Four n-grams of count 1, two of 2, one of 3 and one of 4: Y = 1/2."""
     counts = dict(enumerate([1, 1, 1, 1, 2, 2, 3, 4]))
     found = lesson.KneserNey.discount(counts)
-    assert found == pytest.approx([0, 1 - 2 * 0.5 * 2 / 4, 2 - 3 * 0.5 * 1 / 2, 3 - 4 * 0.5 * 1 / 1])
+    assert found == pytest.approx([0, 1 - 2 * 0.5 * 2 / 4, 2 - 3 * 0.5 * 1 / 2, 3 - 4 * 0.5])
 
 
 def test_contexts_end_at_the_line():

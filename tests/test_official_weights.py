@@ -47,7 +47,7 @@ def arrays(config, port, seed=0):
     """A random state in the official layout, as the oracle makes it: NumPy arrays, float64."""
     tied = [i > 0 and config.tie_projections for i in range(len(config.cutoffs) + 1)]
     return oracle.random_state(np.random.default_rng(seed), untie_r=config.untie_r, port=port,
-                               tie_projections=tuple(tied),
+                               tie_projections=tuple(tied) if config.div_val > 1 else (),
                                **{key: getattr(config, key) for key in SHAPE})
 
 
