@@ -31,6 +31,7 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
+import torch.nn as nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 import train
@@ -129,12 +130,13 @@ def looks_like(state):
 def load_official_weights(model, state):
     """Copy a state dict of the official code, or of the port, into our model.
 
-    Every tensor must be there, once, in its shape; tied ones must be equal.  ValueError otherwise,
-    before anything is copied.  Float16 weights are taken into the model's number type.
+    Every tensor must be there, once, in its shape, and a word's two rows must be equal; ValueError
+    otherwise, before anything is copied.  Projections that the model ties and the file does not
+    become two.  Float16 weights are taken into the model's number type.
     """
     port = is_port(state)
     table, prefix = places(model, port), "transformer." if port else ""
-    wrong, filled = [], {}
+    wrong, filled, untied_bands = [], {}, []
     sines = prefix + "pos_emb.inv_freq"
     # the port lists a shared pair u, v again under every layer
     again = {} if not port or model.config.untie_r else {
@@ -148,7 +150,9 @@ def load_official_weights(model, state):
             wrong.append(f"{name} is {tuple(state[name].shape)}, not {shape}")
         else:
             same = filled.setdefault(tuple(part.data_ptr() for part in parts), name)
-            if not state[name].equal(state[same]):
+            if name.startswith("crit.out_projs.") and not state[name].equal(state[same]):
+                untied_bands.append(int(name.removeprefix("crit.out_projs.")))
+            elif not state[name].equal(state[same]):
                 wrong.append(f"{name} is not equal to {same}, to which this model ties it")
     wrong += [f"{name} is not equal to {shared}" for name, shared in again.items()
               if name in state and shared in state and not state[name].equal(state[shared])]
@@ -167,7 +171,10 @@ def load_official_weights(model, state):
             f"them into replace(config, untie_r={untied})")
         raise ValueError(f"not the weights of this model: {'; '.join(wrong[:3])}{more}. They look "
                          f"like {looks_like(state)}{shared}")
-    for name, parts in table.items():
+    for i in untied_bands:
+        model.words.project_out[i] = nn.Parameter(model.words.project_in[i].detach().clone())
+        model.config = replace(model.config, tie_projections=False)
+    for name, parts in places(model, port).items():
         for part, rows in zip(parts, state[name].split([len(part) for part in parts])):
             part.copy_(rows)
     return model

@@ -35,8 +35,9 @@ CASES = {
     "div_val 2, tied, for each layer, clamp": replace(BANDS, div_val=2, untie_r=True, clamp_len=3),
     "div_val 2, untied, same_length": replace(
         BANDS, div_val=2, tie_projections=False, same_length=True, mem_len=3),
-    "div_val 4, three bands, no memory": replace(
-        BANDS, div_val=4, cutoffs=(5, 11), mem_len=0),
+    "div_val 4, three bands": replace(BANDS, div_val=4, cutoffs=(5, 11)),
+    "div_val 4, three bands, untied, no memory": replace(
+        BANDS, div_val=4, cutoffs=(5, 11), tie_projections=False, untie_r=True, mem_len=0),
 }
 SHAPE = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "vocab_size", "cutoffs", "div_val")
 
@@ -178,13 +179,26 @@ def test_every_missing_or_misshapen_tensor_is_named(case, port):
 def test_tied_weights_that_differ_are_refused():
     """A model whose output has rows of its own is not this one."""
     config = CASES["div_val 2, tails tied"]
-    for name in ("crit.out_layers.1.weight", "crit.out_projs.2"):
-        state = tensors(arrays(config, False))
-        state[name] = state[name] + 1
-        assert f"{name} is not equal to word_emb" in refusal(config, state)
     state = tensors(arrays(config, False))
-    state["crit.out_projs.0"] += 1  # the head's is never tied
-    official.load_official_weights(TransformerXL(config).double(), state)
+    state["crit.out_layers.1.weight"] = state["crit.out_layers.1.weight"] + 1
+    assert "crit.out_layers.1.weight is not equal to word_emb" in refusal(config, state)
+
+
+def test_projections_that_the_file_does_not_tie_become_two():
+    """Any band may be tied or not: the model follows the file, and says so in its config."""
+    config = CASES["div_val 2, tails tied"]
+    state = arrays(config, False)
+    state["crit.out_projs.2"] = state["crit.out_projs.2"] + 0.3
+    model = loaded(config, state)
+    pairs = zip(model.words.project_in, model.words.project_out)
+    assert [a is b for a, b in pairs] == [False, True, False, True]
+    assert not model.config.tie_projections
+    x, y = segments_of(config, list(range(29)))[0]
+    wanted, = oracle.losses(state, [(x, y)], 2, 3, 4, config.cutoffs, 2, mem_len=6)
+    found = model(torch.tensor(x), None, torch.tensor(y))[0].detach().numpy()
+    assert np.abs(found - wanted).max() < 1e-10
+    back = official.official_state(model)
+    assert np.array_equal(back["crit.out_projs.2"].numpy(), state["crit.out_projs.2"])
 
 
 def test_other_frequencies_are_refused():
