@@ -25,7 +25,7 @@ import pytest
 import torch
 
 import corpora
-from corpora import Source, as_bytes, compressed_bits, decode, encode, load
+from corpora import File, Source, as_bytes, compressed_bits, decode, encode, load
 
 # stands for enwik8; its lines grow longer, so that dropping newlines before or after a cut differs
 RAW = "".join(f"<page {i * i}>{' naïve café' * (i // 20)}\n" for i in range(200)).encode()
@@ -189,8 +189,9 @@ def zipped(data, member="enwik8"):
 
 def source(address, archive, raw=RAW):
     """The entry of the table that describes these bytes truly."""
-    return Source((address,), len(archive), "sha256:" + hashlib.sha256(archive).hexdigest(),
-                  "enwik8", len(raw), "sha1:" + hashlib.sha1(raw).hexdigest())
+    return Source(File("enwik8.zip", len(archive), "sha256:" + hashlib.sha256(archive).hexdigest(),
+                       (address,)),
+                  (File("enwik8", len(raw), "sha1:" + hashlib.sha1(raw).hexdigest()),))
 
 
 class Site:
@@ -221,10 +222,11 @@ class Site:
         request.end_headers()
         request.wfile.write(data)
 
-    def publish(self, **changes):
-        """Write the table's entry for self.archive, with changes that make it wrong."""
-        entry = source(self.address, self.archive)._replace(**changes)
-        self.monkeypatch.setattr(corpora, "SOURCES", {"enwik8": entry})
+    def publish(self, *addresses):
+        """Write the table's entry for self.archive, to be fetched from self.address or others."""
+        entry = source(self.address, self.archive)
+        archive = entry.archive._replace(addresses=addresses or (self.address,))
+        self.monkeypatch.setattr(corpora, "SOURCES", {"enwik8": entry._replace(archive=archive)})
 
     def files(self):
         return {path.name: path.read_bytes() for path in self.root.glob("*")}
@@ -238,7 +240,7 @@ class Site:
         assert "enwik8" not in self.files()
         assert not any(name.endswith(".part") for name in self.files())
         if by_hand:
-            assert corpora.SOURCES["enwik8"].addresses[0] in message
+            assert corpora.SOURCES["enwik8"].archive.addresses[0] in message
             assert f"save it as {self.root / 'enwik8.zip'}" in message
             assert self.files() == {}
         return message
@@ -267,9 +269,10 @@ def test_a_benchmark_is_fetched_checked_and_unpacked_once(site):
 
 def test_the_published_sizes_give_the_published_cut():
     """90, 5 and 5 percent of the raw 100,000,000 bytes are the 90M / 5M / 5M of the literature."""
-    for entry in corpora.SOURCES.values():
-        assert (entry.raw_size, entry.raw_size // 20) == (100_000_000, 5_000_000)
-        assert entry.zip_checksum.startswith("sha256:") and len(entry.zip_checksum) == 7 + 64
+    for name in "enwik8", "text8":
+        entry = corpora.SOURCES[name]
+        assert (entry.files[0].size, entry.files[0].size // 20) == (100_000_000, 5_000_000)
+        assert entry.archive.checksum.startswith("sha256:")
 
 
 def test_newlines_are_dropped_after_the_cut(site):
@@ -290,7 +293,7 @@ def test_newlines_are_dropped_after_the_cut(site):
 
 def test_a_second_address_is_tried_when_the_first_is_dead(site):
     """Addresses die, and each of them is judged by the same checksum."""
-    site.publish(addresses=(f"http://127.0.0.1:{closed_port()}/enwik8.zip", site.address))
+    site.publish(f"http://127.0.0.1:{closed_port()}/enwik8.zip", site.address)
     assert whole(load("enwik8", root=site.root)) == RAW
 
 
@@ -309,7 +312,7 @@ def test_an_error_of_the_server_is_one_sentence(site, status):
 
 def test_no_network_is_one_sentence(site):
     """Nobody listens at that port: the commonest failure of all."""
-    site.publish(addresses=(f"http://127.0.0.1:{closed_port()}/enwik8.zip",))
+    site.publish(f"http://127.0.0.1:{closed_port()}/enwik8.zip")
     assert "refused" in site.refusal(by_hand=True)
 
 
@@ -455,7 +458,7 @@ def test_a_zip_that_holds_more_than_promised_is_stopped(site, monkeypatch):
     site.archive = zipped(bytes(4_000_000))
     site.publish()
     written = recorded_writes(monkeypatch)
-    assert "more than" in site.refusal()
+    assert "4,000,000 bytes, expected" in site.refusal()
     assert written.get("enwik8.part", 0) <= len(RAW)
 
 
@@ -512,8 +515,9 @@ def test_slow_copies_show_their_progress(site, monkeypatch, capsys):
     monkeypatch.setattr(corpora, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     load("enwik8", root=site.root)
     shown = capsys.readouterr().err
-    fetching, unpacking = shown.removesuffix("\n").split("\n")
+    fetching, checking, unpacking = shown.removesuffix("\n").split("\n")
     assert fetching.startswith(f"\rfetching {site.address}: 100% of 0.0 MB\r")
+    assert checking.startswith("\rchecking ") and checking.endswith(": 100% of 0.0 MB")
     assert unpacking.startswith("\runpacking ") and unpacking.endswith(": 100% of 0.0 MB")
 
 

@@ -77,11 +77,9 @@ QUICK = {
                 lesson("01_vanilla_segments"), "05_full_model.py": "import nosuchpackage\n"},
                3, "No module named 'nosuchpackage'"),
     "syntax": ({"a.py": right(*EARLY), "b.py": "x = 1\ndef (\n"}, 0, "b.py, line 2: SyntaxError"),
-    "tabs.py": ("def lanes(a):\n\tif a:\n        return 1\n", 0, "tabs.py, line 3: TabError"),
     "latin.py": (b"def lanes(a):\n    return '\xe4'\n", 0, "utf-8"),
     "empty": ({}, 0, "the submission holds no lesson file"),
     "notes": ({"essay.txt": "my solution"}, 0, "the submission holds no lesson file"),
-    "nothing.py": ("x = 1\n", 0, "holds no lesson file"),
     "calls.py": (right("rel_shift", "hidden_keys")
                  + right("reach").replace("def reach", "def our_reach") + wrong(
                      lanes="while True:\n    pass", segments="sys.exit(0)",
@@ -94,15 +92,17 @@ QUICK = {
     "dies.py": (right(*EARLY, "causal_mask", "reach") + wrong(
         sinusoid="os._exit(0)", update_memory=swallows()), 4,
         "sinusoid: ended the process (status 0)"),
-    "leaves.py": (right(*EARLY) + "\nimport os\nos._exit(3)\n", 0, "at import: ended the process"),
-    "patches.py": (right(*EARLY) + "\nimport torch\ntorch.allclose = lambda *a, **b: True\n", 0,
-                   "at import: changes torch.allclose: not graded"),
     "late.py": (right(*EARLY, "causal_mask", "reach") + wrong(
         sinusoid="builtins.all = lambda *a: True"), 2,
         "sinusoid: changes builtins.all: not graded"),
 }
 
 SLOW = {
+    "tabs.py": ("def lanes(a):\n\tif a:\n        return 1\n", 0, "tabs.py, line 3: TabError"),
+    "nothing.py": ("x = 1\n", 0, "holds no lesson file"),
+    "leaves.py": (right(*EARLY) + "\nimport os\nos._exit(3)\n", 0, "at import: ended the process"),
+    "patches.py": (right(*EARLY) + "\nimport torch\ntorch.allclose = lambda *a, **b: True\n", 0,
+                   "at import: changes torch.allclose: not graded"),
     "exits.py": (right(*EARLY) + "\nimport sys\nsys.exit(0)\n", 0, "SystemExit"),
     "interrupts.py": (right(*EARLY) + "\nraise KeyboardInterrupt\n", 0, "raises KeyboardInterrupt"),
     "hangs.py": (right("train_step") + "\nimport time\nwhile True:\n    time.sleep(0.01)\n",
