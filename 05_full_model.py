@@ -6,7 +6,7 @@ needs: dropout, the weights' first values, generation with memory, the sizes of 
 
     tokens (B, T) -> embedding E * sqrt(D) -> h -> layer 1 ... layer N -> h E^T + b -> logits, loss
     layer n: attention from h to [memory n o h], add, norm; feed-forward, add, norm
-    and layer n's input h goes into the new memory n
+    and layer n's input h goes into the new memory n (o joins along time)
 
 Two ideas are new.  `same_length`: without it the first query of a segment sees M keys before it and
 the last M + T - 1, so a loss depends on where the text was cut.  With it every query sees the
@@ -75,6 +75,8 @@ class Config:
         if any(first >= end for first, end in zip(edges, edges[1:])):
             raise ValueError("cutoffs must ascend, above 0 and below the vocabulary size "
                              f"{self.vocab_size}, got {self.cutoffs}")
+        if self.div_val > 1 and not self.cutoffs:
+            raise ValueError(f"div_val {self.div_val} narrows the bands, so it needs cutoffs")
         if self.d_model // self.div_val ** len(self.cutoffs) < 1:
             raise ValueError(f"d_model {self.d_model} divided by div_val {self.div_val} once for "
                              f"each of {len(self.cutoffs)} cutoffs leaves no width")
@@ -185,7 +187,7 @@ class Layer(nn.Module):
         self.norm_1, self.norm_2 = nn.LayerNorm(D), nn.LayerNorm(D)
 
     def forward(self, h, memory, R, u, v, hidden):
-        """(B, T, D), (B, m, D), ... -> (B, T, D)."""
+        """h (B, T, D), memory (B, m, D), the others as for the attention -> (B, T, D)."""
         h = self.norm_1(h + self.dropout_output(self.attention(h, memory, R, u, v, hidden)))
         inner = self.dropout_inner(F.relu(self.W_1(h)))  # (B, T, FF)
         return self.norm_2(h + self.dropout_ff(self.W_2(inner)))
@@ -286,7 +288,7 @@ class AdaptiveSoftmax(nn.Module):
         return log_softmax(F.linear(narrow, rows, bias))
 
     def logits(self, h):
-        """(B, T, D) -> log-probabilities of all words, (B, T, V): their softmax is themselves."""
+        """(B, T, D) -> log-probabilities of all words, (B, T, V): logits that already sum to 1."""
         head, n = self.scores(h, 0), self.bands[0][1]
         tails = [head[..., n + i - 1, None] + self.scores(h, i) for i in range(1, len(self.bands))]
         return torch.cat([head[..., :n], *tails], dim=-1)
@@ -316,7 +318,7 @@ def check(x, memory, y, config):
     if memory is not None and not (isinstance(memory, list) and len(memory) == config.n_layer):
         raise ValueError(f"memory must be a list of {config.n_layer} tensors, one for each layer")
     for rows in memory or ():
-        if rows.shape != (len(x), memory[0].shape[1], config.d_model):
+        if rows.dim() != 3 or rows.shape != (len(x), memory[0].shape[1], config.d_model):
             raise ValueError(f"memory must be (B, m, D) = ({len(x)}, m, {config.d_model}) in each "
                              f"layer, got {tuple(rows.shape)}")
 
@@ -431,14 +433,13 @@ def losses_in_segments(model, tokens, T):
     return torch.cat(losses)
 
 
-def seconds_of(words, V, D, n):
-    """The middle of five: losses of n tokens and their gradients, targets as rare as Zipf's."""
-    h = torch.randn(1, n, D, requires_grad=True)
+def seconds_of(words, V, n):
+    """The middle of five: n words, as rare as 1 / rank, embedded, predicted, and all gradients."""
     y = torch.multinomial(1 / torch.arange(1.0, V + 1), n, replacement=True)[None]  # (1, n)
     times = []
     for _ in range(5):
         start = time.perf_counter()
-        words.losses(h, y).sum().backward()
+        words.losses(words.embed(y), y).sum().backward()
         times.append(time.perf_counter() - start)
     return sorted(times)[2]
 
@@ -452,7 +453,7 @@ def main():
     for M, same_length in ((96, False), (16, False), (16, True)):
         model.config = replace(model.config, mem_len=M, same_length=same_length)
         one, *others = (losses_in_segments(model, tokens, T) for T in cuts)
-        at_1 = one if not same_length else at_1
+        at_1 = one if not same_length else at_1  # that of M = 16 without same_length
         print(f"  M {M}, same_length {same_length!s:5} ",
               *(f"{(other - one).abs().max():.0e}" for other in others))
     print(f"at T = 1 same_length changes nothing: {(at_1 - one).abs().max():.0e}")
@@ -468,7 +469,7 @@ def main():
         for parameter in words.parameters():
             nn.init.normal_(parameter, std=0.02)
         print(f"  {kind.__name__:15}  {sum(p.numel() for p in words.parameters()):10,} parameters  "
-              f"{seconds_of(words, c.vocab_size, c.d_model, n):.3f} s")
+              f"{seconds_of(words, c.vocab_size, n):.3f} s")
 
     corpus, T = load("stdlib"), 64
     model = TransformerXL(Config(len(corpus.vocab), n_layer=2, mem_len=T))

@@ -36,6 +36,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 import corpora
 
@@ -101,8 +102,8 @@ LM1B = Run("lm1b", batch=224, segment=32, steps=500_000, lr=2.5e-4, warmup=20_00
 RUNS_OF = {
     "tiny": Run(segment=16, batch=4, steps=200, eval_segment=16, eval_mem_len=32, eval_every=100),
     "laptop": Run(minutes=4.2),
-    "laptop-words": Run("ptb", segment=64, minutes=10, lr=1e-3, eval_segment=64, eval_mem_len=128,
-                        eval_every=500, eval_tokens=20_000),
+    "laptop-words": Run("ptb", segment=64, minutes=10, lr=2e-3, warmup=400, eval_segment=64,
+                        eval_mem_len=128, eval_every=500, eval_tokens=20_000),
     "enwik8-12L": ENWIK8_12L,
     "enwik8-18L": replace(ENWIK8_12L, warmup=4000),
     "enwik8-24L": ENWIK8_24L,
@@ -121,6 +122,8 @@ RUNS_OF = {
 MODELS_OF = {"enwik8": ("enwik8-12L", "laptop"), "text8": ("text8-12L", "laptop"),
              "wt103": ("wt103-standard", "laptop-words"), "lm1b": ("lm1b-base", "laptop-words"),
              "ptb": ("ptb", "laptop-words"), "wikitext-2": ("ptb", "laptop-words")}
+VOCABULARY = {"enwik8": 205, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000,
+              "wikitext-2": 33_278}
 
 
 def flag(name):
@@ -246,11 +249,12 @@ def flops_per_step(config, B, T):
     return round(6 * (config.n_layer * products + B * T * words))
 
 
-def bytes_of_run(config, B, T, dtype):
-    """Estimate of the largest memory in training, in bytes, by what it is for.
+def bytes_of_run(config, B, T, dtype, at_a_time=0):
+    """Estimate of the largest memory in training with B lanes, in bytes, by what it is for.
 
-    B lanes at a time.  Activations are what the backward pass needs, and one layer's scores while
-    they are made; bf16 saves about a third (norms and softmax stay float32) and copies the weights.
+    Activations are what the backward pass needs of the lanes that are read at a time (0: all), and
+    one layer's scores while they are made; bf16 is taken to save a third of them (the tests see 20
+    to 40 percent) and copies the weights.
     """
     D, FF, HC, K = config.d_model, config.d_inner, config.n_head * config.d_head, config.mem_len + T
     dropped = 1.25 * (config.dropout > 0)  # what dropout returns, and its mask of 1 byte
@@ -261,15 +265,26 @@ def bytes_of_run(config, B, T, dtype):
     weights = lesson_5.count_parameters(config) * (18 if dtype == "bf16" else 16)
     return {"weights, gradients, two moments of Adam": weights,
             "memory of the layers, old and new": 8 * config.n_layer * B * config.mem_len * D,
-            "activations": round(4 * B * activations * (2 / 3 if dtype == "bf16" else 1))}
+            "activations": round(4 * (at_a_time or B) * activations
+                                 * (2 / 3 if dtype == "bf16" else 1))}
 
 
 def dry_run(given, device):
-    """Print what a run will take: size, memory, steps, operations and, given a speed, hours."""
+    """Print what a run will take: size, memory, steps, operations and, given a speed, hours.
+
+    No data are read: the vocabulary is the published one, or for other texts the configuration's.
+    """
     name, config, run = settings(given, device)
-    B, T, speed = run.batch, run.segment, given.get("tokens_per_second", 0)
+    B, T, speed = run.batch, run.segment, given.get("tokens_per_second")
+    if speed is not None and not speed > 0:
+        raise ValueError(f"--tokens-per-second must be above 0, got {speed}")
+    if not run.text and run.dataset not in ("stdlib", *corpora.SOURCES):
+        raise ValueError(f"unknown dataset {run.dataset!r}, known are "
+                         f"{', '.join(['stdlib', *corpora.SOURCES])}")
+    if run.dataset in VOCABULARY and not run.text:
+        config = replace(config, vocab_size=VOCABULARY[run.dataset] - run.drop_newlines)
     dtype = run.dtype if run.dtype != "auto" else "bf16" if device == "cuda" else "float32"
-    needs = bytes_of_run(config, min(B, run.micro_batch or B), T, dtype)
+    needs = bytes_of_run(config, B, T, dtype, run.micro_batch)
     steps, flops = run.steps or math.ceil(run.tokens / (B * T)), flops_per_step(config, B, T)
     if run.minutes and speed:
         steps = int(60 * run.minutes * speed / (B * T))
@@ -307,7 +322,10 @@ def learning_rate(run, step, done):
 
 
 def autocast(run, device):
-    """bf16 for matrix products, float32 for weights, norms, softmax and loss; or all float32."""
+    """bf16 for matrix products, float32 for weights, norms and loss; or all float32.
+
+    The attention's softmax is float32 on a GPU, and bf16 on a CPU, as torch's autocast has it.
+    """
     return torch.autocast(device, dtype=torch.bfloat16, enabled=run.dtype == "bf16")
 
 
@@ -393,7 +411,9 @@ def evaluate(model, tokens, run, label="evaluating"):
 
 def shown(nats, unit):
     """A mean loss in the corpus's unit: bits per character, or perplexity."""
-    return nats / math.log(2) if unit == "bpc" else math.exp(nats)
+    if unit == "bpc":
+        return nats / math.log(2)
+    return math.exp(nats) if nats < 700 else math.inf  # beyond, exp overflows
 
 
 # ---- checkpoint ---------------------------------------------------------------------------------
@@ -529,9 +549,13 @@ def draw(path, unit, title):
         points = [(int(row["tokens"]) / 1e6, float(row[column])) for row in rows if row[column]]
         axes.plot(*zip(*points) if points else ((), ()), style, markersize=4, label=label)
     axes.set(xlabel="tokens read (millions)", ylabel=f"loss ({unit})", title=title)
-    axes.set(xlim=(0, None), ylim=(0, None))
-    if unit == "ppl":  # begins at the size of the vocabulary
-        axes.set(ylim=(None, None), yscale="log", ylabel="perplexity (logarithmic)")
+    axes.set(xlim=(0, None))
+    if unit == "bpc":
+        axes.set(ylim=(0, None))
+    else:  # it begins near the size of the vocabulary
+        axes.set(yscale="log", ylabel="perplexity (logarithmic)")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set(major_formatter="{x:,.0f}", minor_locator=NullLocator())
     axes.legend()
     figure.savefig(path.with_name("curve.png"), dpi=120)
 
@@ -610,6 +634,23 @@ def continue_text(model, prompt, run, given):
                           given.get("temperature", 1.0), generator).cpu()
 
 
+def must_agree(given, content, act, free=()):
+    """ValueError if a flag that was given, and is not free, differs from the checkpoint's."""
+    saved = content["config"] | content["run"] | {"model": content["name"]}
+    for key, value in given.items():
+        if key in saved and key not in free and value not in (saved[key], "auto"):
+            raise ValueError(f"{act} goes on with the settings of the run: {flag(key)} is "
+                             f"{saved[key] or 'not set'} there, not {value}")
+
+
+def check_sampling(given, V):
+    """Refuse what `generate` would refuse, now and not after days of training.  ValueError."""
+    if given.get("n_tokens", 0) < 0:
+        raise ValueError(f"--n-tokens must be 0 or more, got {given['n_tokens']}")
+    lesson_5.sample_top_k(torch.zeros(1, V), given.get("top_k", 1), given.get("temperature", 1.0),
+                          torch.Generator())
+
+
 def use(given, device):
     """--eval-only and --sample: what a checkpoint can do without being trained."""
     name, _, defaults = settings(given, device)
@@ -617,6 +658,8 @@ def use(given, device):
     path = out / "best.pt" if (out / "best.pt").exists() else out / "checkpoint.pt"
     content = load(path)
     lengths = {"eval_segment", "eval_mem_len", "eval_clamp_len"} & given.keys()
+    must_agree(given, content, "--sample" if "sample" in given else "--eval-only",
+               lengths | {"seed"})
     run = replace(Run(**content["run"]), **{name: given[name] for name in lengths})
     model = restore(content, path, device).eval()
     print(f"{path}: step {content['state']['step']:,}")
@@ -657,12 +700,8 @@ def train(given, device):
     path, content = out / "checkpoint.pt", None
     if "resume" in given:
         content = load(path)
+        must_agree(given, content, "--resume")
         name, config, run = content["name"], Config(**content["config"]), Run(**content["run"])
-        saved = content["config"] | content["run"] | {"model": name}
-        for key, value in given.items():
-            if key in saved and value != saved[key]:
-                raise ValueError(f"--resume goes on with the settings of the run: {flag(key)} is "
-                                 f"{saved[key]} there, not {value}")
     elif path.exists():
         raise ValueError(f"{path} holds a run already: add --resume to go on with it, or keep it "
                          "and name another folder with --out")
@@ -676,6 +715,7 @@ def train(given, device):
     state = State() if content is None else State(**content["state"])
     stream = training_lanes(corpus, run, state.epoch, device)
     lanes(corpus.valid, 1), lanes(corpus.test, 1)  # too short for a prediction? say so now
+    check_sampling(given, len(corpus.vocab))
     torch.manual_seed(run.seed)
     if device == "cuda":
         torch.set_float32_matmul_precision("high")  # what stays float32 may use TF32
@@ -727,7 +767,7 @@ def train(given, device):
                     loss = evaluate(model, valid, run, "validating")
                     with stop.held_back():
                         state.evaluated, better = state.step, loss < state.best
-                        state.best = min(loss, state.best)
+                        state.best = loss if better else state.best  # also if loss is NaN
                         value = f"{shown(loss, corpus.unit):.4f}"
                         write(rate="", norm="", train="", valid=value)
                         print(f"step {state.step:,} | validation {value} {corpus.unit}", flush=True)

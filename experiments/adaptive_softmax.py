@@ -1,8 +1,9 @@
-"""Why the adaptive softmax is there: what one training step of wt103-large takes with and without.
+"""Why the adaptive softmax is there: what wt103-large takes in training with and without.
 
 The same model twice, once with a softmax over all 267,735 words and once with the adaptive one,
 each in a process of its own: parameters, seconds of forward and backward, the largest resident
-memory and the largest tensor, for one lane of T = M = 384 tokens as rare as 1 / rank (Zipf's law).
+memory and the largest activation, for one lane of T = M = 384 tokens as rare as 1 / rank (Zipf's
+law).  Adam's moments, 8 more bytes for each parameter, are not there.  Not for Windows.
 
     python experiments/adaptive_softmax.py        about a minute, 6 GB of memory
     python experiments/adaptive_softmax.py --layers 2    the same with fewer layers
@@ -32,20 +33,24 @@ def megabytes():
 
 
 class Largest(TorchDispatchMode):
-    """Keeps the shape of the largest tensor that is made inside the block."""
+    """Keeps the shape of the largest tensor that is made inside the block and has a row a token."""
 
     shape = torch.Size()
+
+    def __init__(self, tokens):
+        super().__init__()
+        self.tokens = tokens
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **kwargs or {})
         for z in result if isinstance(result, (tuple, list)) else [result]:
-            if torch.is_tensor(z):
+            if torch.is_tensor(z) and self.tokens in z.shape:
                 self.shape = max(self.shape, z.shape, key=torch.Size.numel)
         return result
 
 
 def measure(config):
-    """One lane: (parameters, peak of a step in MB, middle of 3 in seconds, largest shape)."""
+    """One lane, forward and backward: (parameters, peak in MB, middle of 3 in s, largest shape)."""
     torch.manual_seed(0)
     model, T = lesson_5.TransformerXL(config), config.mem_len
     parameters = sum(p.numel() for p in model.parameters())
@@ -60,7 +65,7 @@ def measure(config):
         times.append(time.perf_counter() - start)
         model.zero_grad()
     peak = megabytes()
-    with Largest() as largest:
+    with Largest(T) as largest:
         model(x, memory, y)[0].mean().backward()
     return parameters, peak, sorted(times)[1], tuple(largest.shape)
 
@@ -76,9 +81,9 @@ def main(argv=None):
         print(f"{name} ...", end="\r", file=sys.stderr, flush=True)
         with multiprocessing.get_context("spawn").Pool(1) as pool:  # a peak of its own
             parameters, peak, seconds, shape = pool.apply(measure, (c,))
-        print(f"{name:8}  {parameters:11,} parameters  {seconds:5.2f} s a step  peak "
+        print(f"{name:8}  {parameters:11,} parameters  {seconds:5.2f} s forward and backward  peak "
               f"{peak / 1e3:.1f} GB (weights and gradients {8 * parameters / 1e9:.1f})  "
-              f"largest tensor {shape}, {4 * math.prod(shape) / 1e6:.0f} MB")
+              f"largest activation {shape}, {4 * math.prod(shape) / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

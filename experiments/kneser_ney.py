@@ -1,15 +1,17 @@
 """A bar for the word models: an n-gram model with interpolated, modified Kneser-Ney smoothing.
 
-The best that counting does (Chen & Goodman 1998).  The idea: take something off every count, and
-give what was taken to a shorter context, in which a word counts not by how often it came but by how
-many different words it came after ("Francisco" is frequent, but only after "San"):
+What counting can do (Chen & Goodman 1998, "An empirical study of smoothing techniques").  The idea:
+take something off every count, and give what was taken to a shorter context, in which a word counts
+not by how often it came but by how many different words it came after ("Francisco" is frequent, but
+only after "San"):
 
     p(w | h) = (c(h w) - D) / c(h)  +  g(h) p(w | h without its first word)
 
 with c(h w) the count at the longest context, the number of different words before h w at shorter
-ones; D one of three discounts, for counts of 1, of 2 and of more; g(h) what the discounts of h
-free, so that all sums to 1; and below a single word the uniform 1 / V.  Contexts begin with the
-`<eos>` of the line before and never reach across it.
+ones (but the count, if h begins a line: nothing stands before it); D one of three discounts, for a
+c(h w) of 1, of 2 and of more; g(h) what the discounts of h free, so that all sums to 1; and below a
+single word the uniform 1 / V.  Contexts begin with the `<eos>` of the line before and never reach
+across it.  For small corpora: the counts are dictionaries.
 
     python experiments/kneser_ney.py --dataset ptb --data-dir data      a 5-gram, half a minute
     python experiments/kneser_ney.py --dataset ptb --order 3
@@ -36,9 +38,10 @@ def contexts(tokens, order):
 
     The `<eos>` before the line is the context of its first word.
     """
-    context = (tokens[0],)
+    context = tuple(tokens[:1])
     for word in tokens[1:]:
-        yield context[len(context) - order + 1 :] if len(context) >= order else context, word
+        context = context[max(0, len(context) - order + 1) :]
+        yield context, word
         context = (word,) if word == EOS else context + (word,)
 
 
@@ -68,12 +71,14 @@ class KneserNey:
 
     @staticmethod
     def discount(counts):
-        """[0, D1, D2, D3] from the numbers of n-grams that count 1, 2, 3 and 4 (equation 26)."""
+        """[0, D1, D2, D3] from the numbers of n-grams that count 1, 2, 3 and 4 (section 3)."""
         n = Counter(counts.values())
-        if not (n[1] and n[2] and n[3]):  # too little text to estimate them
-            return [0.0, 0.5, 0.5, 0.5]
-        Y = n[1] / (n[1] + 2 * n[2])
-        return [0.0] + [max(0.0, k - (k + 1) * Y * n[k + 1] / n[k]) for k in (1, 2, 3)]
+        if n[1] and n[2] and n[3]:
+            Y = n[1] / (n[1] + 2 * n[2])
+            D = [k - (k + 1) * Y * n[k + 1] / n[k] for k in (1, 2, 3)]
+            if all(0 < d < k for k, d in enumerate(D, 1)):
+                return [0.0, *D]
+        return [0.0, 0.5, 0.5, 0.5]  # too little text to estimate them
 
     def probability(self, context, word):
         """p(word | context), from the shortest context to the longest."""

@@ -14,9 +14,10 @@ The official PyTorch code (and the port to `transformers`, now retired, which ad
     crit.out_layers.i, out_projs.i                the same rows (tied), bias, project_out
     crit.cluster_weight, cluster_bias             tail_rows, tail_bias; the official code has the
                                                   LAST tail first, the port the first
+    pos_emb.inv_freq                              none: R is computed; compared when loading
 
     python experiments/official_weights.py model.bin            evaluate a file of such weights
-    python experiments/official_weights.py --to out.bin --out runs/enwik8-enwik8-12L    write ours
+    python experiments/official_weights.py --to out.bin --run runs/enwik8-enwik8-12L    write ours
 
 What our tests cannot show, since the released files are not at hand: that those files hold the
 names listed here, and that the data are cut into words as they were when the weights were trained.
@@ -28,6 +29,7 @@ import argparse
 import sys
 from dataclasses import asdict, replace
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -86,7 +88,7 @@ def places(model, port):
 
 
 def frequencies(D):
-    """inv_freq of the official code, (D/2,), float32."""
+    """inv_freq of the official code, (D/2,), float64."""
     return 10000 ** -(torch.arange(0, D, 2, dtype=torch.float64) / D)
 
 
@@ -98,7 +100,8 @@ def is_port(state):
 def description(state):
     """The sizes of the model that official weights belong to, as fields of Config.
 
-    The number of heads, the cutoffs and which projections are tied can be read from the shapes.
+    `cutoffs` are known if the bands have tables of their own; otherwise, with div_val 1, only how
+    many there are, and `cutoffs` is that number.  Which projections are tied is in no shape.
     """
     names = {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
     try:
@@ -107,11 +110,14 @@ def description(state):
         FF, D = names["layers.0.pos_ff.CoreNet.0.weight"].shape
         tables = [z for name, z in names.items() if name.startswith("word_emb.emb_layers.")]
         layers = {name.split(".")[1] for name in names if name.startswith("layers.")}
+        cutoffs = len(names.get("crit.cluster_bias", ()))
+        if len(tables) > 1:
+            cutoffs = tuple(accumulate(len(z) for z in tables[:-1]))
     except (KeyError, ValueError, AttributeError) as error:
         raise ValueError("these are no weights of the official Transformer-XL or of its port "
                          f"({error} is missing or of another shape)") from None
     return {"vocab_size": sum(len(z) for z in tables), "n_layer": len(layers), "d_model": D,
-            "n_head": H, "d_head": C, "d_inner": FF, "untie_r": untied}
+            "n_head": H, "d_head": C, "d_inner": FF, "untie_r": untied, "cutoffs": cutoffs}
 
 
 def looks_like(state):
@@ -121,7 +127,10 @@ def looks_like(state):
     """
     found = description(state)
     for name, config in CONFIGS.items():
-        if all(asdict(config)[key] == value for key, value in found.items() if key != "untie_r"):
+        known = asdict(config)
+        if config.div_val == 1:
+            known["cutoffs"] = len(config.cutoffs)
+        if all(known[key] == value for key, value in found.items() if key != "untie_r"):
             return name
     return ", ".join(f"{key} {value}" for key, value in found.items())
 
@@ -150,9 +159,10 @@ def load_official_weights(model, state):
             wrong.append(f"{name} is {tuple(state[name].shape)}, not {shape}")
         else:
             same = filled.setdefault(tuple(part.data_ptr() for part in parts), name)
-            if name.startswith("crit.out_projs.") and not state[name].equal(state[same]):
+            equal = state[name].double().equal(state[same].double())
+            if name.startswith("crit.out_projs.") and not equal:
                 untied_bands.append(int(name.removeprefix("crit.out_projs.")))
-            elif not state[name].equal(state[same]):
+            elif not equal:
                 wrong.append(f"{name} is not equal to {same}, to which this model ties it")
     wrong += [f"{name} is not equal to {shared}" for name, shared in again.items()
               if name in state and shared in state and not state[name].equal(state[shared])]
@@ -199,7 +209,8 @@ def read(path):
     except Exception:  # cut off, no such file format, or a pickled model, which would run code
         raise ValueError(f"{path} is no state dict; from a whole pickled model, save its "
                          "state_dict() with the code that it belongs to") from None
-    if not isinstance(state, dict) or not all(torch.is_tensor(z) for z in state.values()):
+    if not isinstance(state, dict) or not all(
+            isinstance(name, str) and torch.is_tensor(z) for name, z in state.items()):
         raise ValueError(f"{path} holds no state dict (names and tensors)")
     return state
 
@@ -234,18 +245,18 @@ def main(argv=None):
     parser.add_argument("--model", help="its configuration (default: told by its shapes)")
     parser.add_argument("--dataset", help="evaluate on this one (default: the model's own)")
     parser.add_argument("--data-dir", default=str(train.RUNS.parent / "data"))
-    parser.add_argument("--to", help="write the weights of the run in --out to this file")
-    parser.add_argument("--out", help="the folder of that run")
+    parser.add_argument("--to", help="write the weights of the run in --run to this file")
+    parser.add_argument("--run", help="the folder of that run, with its checkpoint")
     parser.add_argument("--port", action="store_true", help="with the names of the port")
     given = parser.parse_args(argv)
     try:
-        if bool(given.file) == bool(given.to) or bool(given.to) != bool(given.out):
-            raise ValueError("name either a file to evaluate, or --to FILE and --out FOLDER")
+        if bool(given.file) == bool(given.to) or bool(given.to) != bool(given.run):
+            raise ValueError("name either a file to evaluate, or --to FILE and --run FOLDER")
         if given.file:
             evaluate(given.file, given)
         else:
-            path = Path(given.out, "best.pt")
-            path = path if path.exists() else Path(given.out, "checkpoint.pt")
+            path = Path(given.run, "best.pt")
+            path = path if path.exists() else Path(given.run, "checkpoint.pt")
             model = train.restore(train.load(path), path, "cpu")
             state = official_state(model, given.port)
             train.save(Path(given.to), state)

@@ -50,7 +50,8 @@ def oracle(tokens, V, order, h, word):
     D = [0, 0.5, 0.5, 0.5]
     if n[1] and n[2] and n[3]:
         Y = n[1] / (n[1] + 2 * n[2])
-        D = [0, *(max(0, k - (k + 1) * Y * n[k + 1] / n[k]) for k in (1, 2, 3))]
+        exact = [0, *(k - (k + 1) * Y * n[k + 1] / n[k] for k in (1, 2, 3))]
+        D = exact if all(0 < exact[k] < k for k in (1, 2, 3)) else D
     shorter = oracle(tokens, V, order, h[1:] if h else None, word)
     follow = {gram: c for gram, c in table.items() if gram[:-1] == h}
     if not follow:
@@ -89,6 +90,17 @@ def test_discounts_of_known_counts():
     counts = dict(enumerate([1, 1, 1, 1, 2, 2, 3, 4]))
     found = lesson.KneserNey.discount(counts)
     assert found == pytest.approx([0, 1 - 2 * 0.5 * 2 / 4, 2 - 3 * 0.5 * 1 / 2, 3 - 4 * 0.5])
+
+
+def test_odd_counts_leave_no_word_without_probability():
+    """Where the estimated discounts would be 0, or all of a count, each is one half."""
+    once = [[10 + i, 40 + i, 0] for i in range(30)]
+    often = [[70 + i, 100 + i, 0] for i in range(30)] * 3
+    tokens = [0] + sum(once + often + [[1, 2, 0]] * 2, [])
+    model = lesson.KneserNey(tokens, 130, 2)
+    assert model.discounts[2] == [0, 0.5, 0.5, 0.5]
+    p = [model.probability((1,), word) for word in range(130)]
+    assert min(p) > 0 and sum(p) == pytest.approx(1, abs=1e-12)
 
 
 def test_contexts_end_at_the_line():

@@ -219,6 +219,12 @@ def test_weights_of_another_configuration_are_recognised():
     for name in CONFIGS:
         assert official.looks_like(shapes(name)) == name
     assert official.looks_like(shapes("wt103-large", untie_r=True)) == "wt103-large"
+    other = replace(CONFIGS["wt103-large"], cutoffs=(20_000, 40_000, 100_000))
+    with torch.device("meta"):
+        model = TransformerXL(other)
+    found = {k: torch.empty([sum(len(z) for z in parts), *parts[0].shape[1:]], device="meta")
+             for k, parts in official.places(model, False).items()}
+    assert "cutoffs (20000, 40000, 100000)" in official.looks_like(found)
     assert "d_model 16" in official.looks_like(tensors(arrays(FULL, False)))
     small = tensors(arrays(replace(FULL, untie_r=True), False))
     message = refusal(FULL, small)
@@ -263,7 +269,7 @@ def test_a_run_is_written_in_the_official_layout(tiny, tmp_path, capsys):
     assert train.main(flags) == 0
     wanted = capsys.readouterr().out.splitlines()[-1].split(" (")[0]
     target = tmp_path / "theirs.bin"
-    assert official.main(["--to", str(target), "--out", str(out)]) == 0
+    assert official.main(["--to", str(target), "--run", str(out)]) == 0
     assert f"{target}: " in capsys.readouterr().out
     assert official.main([str(target), "--model", "small"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith(wanted)
@@ -271,7 +277,8 @@ def test_a_run_is_written_in_the_official_layout(tiny, tmp_path, capsys):
 
 @pytest.mark.parametrize("content, words", [
     (None, "cannot be read"), (b"not a checkpoint", "no state dict"), ([1, 2], "no state dict"),
-    ({"a": 3}, "no state dict"), ({"a": torch.zeros(2)}, "no weights of the official"),
+    ({"a": 3}, "no state dict"),
+    ({0: torch.zeros(2)}, "no state dict"), ({"a": torch.zeros(2)}, "no weights of the official"),
     ("other sizes", "none of the known sizes"), ("other vocabulary", "another vocabulary")])
 def test_bad_files_are_one_sentence(content, words, tiny, tmp_path, capsys):
     """No traceback, status 1, and the reason."""
