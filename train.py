@@ -231,12 +231,13 @@ def settings(given, device):
 def flops_per_step(config, B, T):
     """Floating-point operations of one training step: three times those of its forward pass.
 
-    Counted are the matrix products, two for each multiplication and addition, with a full memory;
-    the mask hides half of a segment's own scores, which are computed all the same.  For the
-    adaptive softmax the targets are taken to be as rare as 1 / rank (Zipf).
+    Counted are the matrix products, two for each multiplication and addition, with a full memory:
+    for one token and layer 2 (2 D HC + 2 D FF + (K/T) 2 D HC + 3 K HC).  Cells behind the mask are
+    in it; the projection of R, one for all lanes, is not.  For the adaptive softmax the targets
+    are taken to be as rare as 1 / rank (Zipf).
     """
     D, FF, HC, K = config.d_model, config.d_inner, config.n_head * config.d_head, config.mem_len + T
-    products = B * T * D * HC + B * K * D * 2 * HC + K * D * HC  # q; k and v; W_kR R, once for all
+    products = B * T * D * HC + B * K * D * 2 * HC  # q; k and v
     products += 3 * B * T * K * HC  # scores by content, by position, and the sum of the values
     products += B * T * (HC * D + 2 * D * FF)  # W_o, W_1, W_2
     edges = (0, *config.cutoffs, config.vocab_size)

@@ -519,6 +519,51 @@ def test_bad_input_is_one_line_and_leaves_nothing(flags, words, text, tmp_path, 
     assert not Path("run").exists()
 
 
+def test_a_run_is_evaluated_as_it_was_trained(text, tmp_path, capsys):
+    """Another text or number type beside --eval-only would be passed over without a word."""
+    out = tmp_path / "run"
+    run(text, out, "--steps", "3")
+    (tmp_path / "other.txt").write_text(text.read_text())
+    given = ["--out", str(out), "--device", "cpu", "--eval-only"]
+    capsys.readouterr()
+    for flags, words in ((["--text", str(tmp_path / "other.txt")], "--text is "),
+                         (["--dataset", "enwik8"], "--dataset is stdlib there, not enwik8"),
+                         (["--dtype", "bf16"], "--dtype is float32 there, not bf16")):
+        assert words in failure(capsys, train.main([*given, *flags]))
+    assert train.main([*given, "--text", str(text), "--eval-mem-len", "3", "--seed", "4"]) == 0
+
+
+@pytest.mark.parametrize("flags", [["--temperature", "0"], ["--n-tokens", "-3"], ["--top-k", "99"]],
+                         ids=lambda z: z[0])
+def test_sampling_flags_are_refused_before_training(flags, text, tmp_path, capsys):
+    """Not after days of it."""
+    assert flags[1] in failure(capsys, run(text, tmp_path / "run", "--steps", "3", *flags))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_validation_that_is_not_a_number_does_not_become_the_record(text, tmp_path, monkeypatch):
+    """Losses 1.7, NaN, 1.9, 1.8: the best stays 1.7."""
+    losses = iter([1.7, math.nan, 1.9, 1.8])
+    original = train.evaluate
+
+    def scripted(model, tokens, settings, label="evaluating"):
+        if label == "validating":
+            return next(losses)
+        return original(model, tokens, settings, label)
+
+    monkeypatch.setattr(train, "evaluate", scripted)
+    assert run(text, tmp_path / "run", "--steps", "12", "--eval-every", "3") == 0
+    best, last = (torch.load(tmp_path / "run" / name, weights_only=True)["state"]
+                  for name in ("best.pt", "checkpoint.pt"))
+    assert (best["step"], last["best"]) == (3, 1.7)
+
+
+def test_a_loss_too_large_for_exp_is_an_infinite_perplexity():
+    """A model that diverges must not end in an OverflowError."""
+    assert train.shown(800.0, "ppl") == math.inf
+    assert train.shown(2.0, "ppl") == pytest.approx(math.exp(2))
+
+
 def test_bad_prompts_and_top_k(text, tmp_path, capsys):
     """Empty, with characters the corpus lacks, or with more candidates than there are symbols."""
     out = tmp_path / "run"
@@ -606,7 +651,8 @@ def test_operations_are_those_that_torch_counts(name):
     if name == "bands":
         for width, first, end in ((12, 11, 20), (6, 20, 30), (3, 30, 53)):
             tails += width * (end - first + 2 * 24) * math.log(end / first) / math.log(53)
-    formula = train.flops_per_step(config, B, T) / 3 - 2 * B * T * tails
+    R = config.n_layer * 2 * (7 + T) * 24 * 30  # the projection of R, which the formula leaves out
+    formula = train.flops_per_step(config, B, T) / 3 - 2 * B * T * tails + R
     assert counter.get_total_flops() == pytest.approx(formula, abs=6)
 
 
@@ -652,6 +698,24 @@ def test_a_dry_run_says_what_a_run_will_take_and_does_nothing(tmp_path, monkeypa
     assert train.main(["--model", "laptop", "--dry-run", "--device", "cpu"]) == 0
     assert "as many as 4.2 minutes give" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_reckons_with_the_data_and_the_micro_batch(capsys):
+    """The vocabulary is the data's; all lanes have a memory, however many are read at a time."""
+    base = ["--dry-run", "--device", "cpu"]
+    assert train.main([*base, "--model", "enwik8-12L"]) == 0
+    assert "vocabulary 205\n" in capsys.readouterr().out
+    assert train.main([*base, "--model", "enwik8-12L", "--drop-newlines"]) == 0
+    assert "41,055,436" in capsys.readouterr().out
+    config = CONFIGS["enwik8-12L"]
+    whole, parts = (train.bytes_of_run(config, 22, 512, "bf16", size) for size in (0, 11))
+    same_key, activations = "memory of the layers, old and new", "activations"
+    assert whole[same_key] == parts[same_key]
+    assert whole[activations] == pytest.approx(2 * parts[activations], abs=1)
+    for flags, words in ((["--dataset", "enwik9"], "unknown dataset 'enwik9'"),
+                         (["--tokens-per-second", "-5"], "above 0"),
+                         (["--model", "wt103-large", "--dataset", "enwik8"], "size 205")):
+        assert words in failure(capsys, train.main([*base, *flags]))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
