@@ -1,0 +1,230 @@
+"""How fast the model is: a training step, a segment of evaluation, a generated token.
+
+Another implementation, a file with `make(size, dtype, device)` that returns an object with the
+methods step(), evaluate() and generate(), is measured in the same run, turn by turn, so that both
+meet the same machine:
+
+    python experiments/benchmark.py --what train --size S
+    python experiments/benchmark.py --what eval --against experiments/plain.py
+    python experiments/benchmark.py --size wt103-large --dtype bf16 --device cuda --micro-batch 32
+
+What is measured: all memories full, tokens as rare as 1 / rank; the middle of the repetitions after a warm-up
+and, in brackets, the fastest and the slowest.  A step is forward, backward, clip and Adam.
+
+FLOPs are the model's, the same for every implementation (train.flops_per_step): for one token and
+layer, forward, 2 (2 D HC + 2 D FF + (K/T) 2 D HC + 3 K HC) with K = M + T keys, and 2 D V for the
+output; three times that in training.  A key that is read counts as projected, R's projection does
+not, cells behind the mask do.  So an implementation that keeps its keys may show more than it does.
+"""
+import argparse
+import resource
+import statistics
+import sys
+import time
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
+lesson_1, lesson_5, train = (import_module(name) for name in (
+    "01_vanilla_segments", "05_full_model", "train"))
+Config, CONFIGS, TransformerXL = lesson_5.Config, lesson_5.CONFIGS, lesson_5.TransformerXL
+
+
+@dataclass(frozen=True)
+class Size:
+    """A shape that is measured: training with batch lanes, evaluation and generation with one."""
+
+    config: Config  # mem_len is that of training
+    batch: int
+    segment: int
+    eval_segment: int
+    eval_mem_len: int
+    micro_batch: int = 0  # lanes at a time in training; 0: all
+
+
+S = Config(256, n_layer=4, d_model=256, n_head=4, d_head=64, d_inner=1024, dropout=0.1, mem_len=128)
+M = replace(S, n_layer=12, d_model=512, n_head=8, d_inner=2048)
+SIZES = {
+    "tiny": Size(replace(S, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, mem_len=16),
+                 batch=2, segment=16, eval_segment=8, eval_mem_len=32),
+    "S": Size(S, batch=8, segment=128, eval_segment=64, eval_mem_len=512),
+    "M": Size(M, batch=4, segment=128, eval_segment=64, eval_mem_len=512),
+    "enwik8-12L": Size(replace(CONFIGS["enwik8-12L"], vocab_size=256), batch=22, segment=512,
+                       eval_segment=80, eval_mem_len=2100),
+    "enwik8-24L": Size(replace(CONFIGS["enwik8-24L"], vocab_size=256), batch=64, segment=768,
+                       eval_segment=128, eval_mem_len=3800),
+    "wt103-large": Size(CONFIGS["wt103-large"], batch=128, segment=384, eval_segment=128,
+                        eval_mem_len=1600),
+    "lm1b-large": Size(CONFIGS["lm1b-large"], batch=512, segment=32, eval_segment=32,
+                       eval_mem_len=128),
+}
+METHODS = {"train": "step", "eval": "evaluate", "generate": "generate"}
+
+
+def make(size, dtype, device):
+    """Our model, as the benchmark calls it."""
+    return Ours(size, dtype, device)
+
+
+class Ours:
+    """One training step, one segment of evaluation, one generated token."""
+
+    def __init__(self, size, dtype, device):
+        self.size, self.device = size, device
+        self.run = replace(train.RUNS_OF["tiny"], dtype=dtype, micro_batch=size.micro_batch)
+        self.model, self.memories = TransformerXL(size.config).to(device), {}
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2.5e-4, fused=True)
+
+    def tokens(self, B, T):
+        """Random tokens (B, T), as rare as 1 / rank."""
+        return (self.size.config.vocab_size ** torch.rand(B, T, device=self.device)).long() - 1
+
+    def step(self):
+        """Forward, backward, clip, Adam."""
+        self.model.train()
+        self.model.config = self.size.config
+        x = self.tokens(self.size.batch, self.size.segment)
+        self.memories["train"] = train.train_step(
+            self.model, self.optimizer, x, x, self.memories.get("train"), self.run)[2]
+
+    @torch.no_grad()
+    def read(self, kind, T, **how):
+        """One lane of T tokens after the memory of this kind; the first call fills the memory."""
+        M = self.size.eval_mem_len
+        self.model.eval()
+        self.model.config = replace(self.size.config, mem_len=M, same_length=True)
+        with train.autocast(self.run, self.device):
+            while kind not in self.memories or self.filled < M:
+                piece = self.tokens(1, self.size.eval_segment)
+                self.filled = self.filled + piece.shape[1] if kind in self.memories else 0
+                self.memories[kind] = self.model(piece, self.memories.get(kind), last_only=True)[1]
+            x = self.tokens(1, T)
+            how = {name: x for name in how} or {"last_only": True}
+            result, self.memories[kind] = self.model(x, self.memories[kind], **how)
+        return result
+
+    def evaluate(self):
+        """One segment with its losses."""
+        return self.read("evaluate", self.size.eval_segment, y=True).mean()
+
+    def generate(self):
+        """One token."""
+        return self.read("generate", 1).argmax()
+
+
+def flops(size, what):
+    """Operations of one call, and its tokens."""
+    if what == "train":
+        B, T = size.batch, size.segment
+        return train.flops_per_step(size.config, B, T), B * T
+    T = size.eval_segment if what == "eval" else 1
+    config = replace(size.config, mem_len=size.eval_mem_len)
+    return train.flops_per_step(config, 1, T) / 3, T
+
+
+def matmul_rate(dtype, device, n=2048):
+    """Operations per second of a product (n, n) x (n, n) here: the best of five."""
+    number = torch.bfloat16 if dtype == "bf16" else torch.float32
+    a, b, best = *torch.randn(2, n, n, device=device).to(number), 0.0
+    for _ in range(7):
+        start = now(device)
+        a @ b
+        best = max(best, 2 * n**3 / (now(device) - start))
+    return best
+
+
+def now(device):
+    """Seconds, when all that was asked of the device is done."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak_memory(path, method, size, dtype, device):
+    """Largest memory of three calls in a process of its own, in GB (on a GPU: allocated there)."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(peak_here, (path, method, size, dtype, device))
+
+
+def peak_here(path, method, size, dtype, device):
+    """The same in this process, above what it holds before the implementation is made."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    call = getattr(load(path)(size, dtype, device), method)
+    for _ in range(3):
+        call()
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 1e9
+    unit = 1e9 if sys.platform == "darwin" else 1e6
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / unit
+
+
+def load(path):
+    """The function `make` of a file; ours if path is empty."""
+    if not path:
+        return make
+    if not Path(path).is_file():
+        raise ValueError(f"{path} is no file")
+    spec = spec_from_file_location(Path(path).stem, path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "make"):
+        raise ValueError(f"{path} has no function make(size, dtype, device)")
+    return module.make
+
+
+def measure(calls, repetitions, device):
+    """{name: call} -> {name: seconds of each repetition}, turn by turn after a warm-up."""
+    seconds = {name: [] for name in calls}
+    for i in lesson_1.progress(range(repetitions + 2), "repetition", repetitions + 2):
+        for name, call in calls.items():
+            start = now(device)
+            call()
+            if i >= 2:
+                seconds[name].append(now(device) - start)
+    return seconds
+
+
+def main(argv=None):
+    """Print a line for each implementation."""
+    parser = argparse.ArgumentParser(description="Speed of training, evaluation and generation.")
+    parser.add_argument("--what", choices=METHODS, default="train")
+    parser.add_argument("--size", choices=SIZES, default="S")
+    parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--micro-batch", type=int, default=0, help="lanes at a time in training")
+    parser.add_argument("--against", nargs="*", default=[], metavar="FILE.py")
+    given = parser.parse_args(argv)
+    torch.set_num_threads(given.threads)
+    size = replace(SIZES[given.size], micro_batch=given.micro_batch)
+    operations, tokens = flops(size, given.what)
+    try:
+        files = {"ours": "", **{Path(path).stem: path for path in given.against}}
+        made = {name: load(path)(size, given.dtype, given.device) for name, path in files.items()}
+    except ValueError as error:
+        print(f"benchmark.py: {error}", file=sys.stderr)
+        return 1
+    rate = matmul_rate(given.dtype, given.device)
+    print(f"{given.what} {given.size}, {given.dtype}, {given.device}, {given.threads} threads; "
+          f"a product of 2048 x 2048 runs at {rate / 1e9:,.0f} GFLOP/s")
+    seconds = measure({name: getattr(z, METHODS[given.what]) for name, z in made.items()},
+                      given.repetitions, given.device)
+    ours = statistics.median(seconds["ours"])
+    for name, times in seconds.items():
+        middle = statistics.median(times)
+        memory = peak_memory(files[name], METHODS[given.what], size, given.dtype, given.device)
+        print(f"{name:10} {tokens / middle:10,.0f} tok/s  {1000 * middle / tokens:8.3f} ms a token "
+              f"[{1000 * min(times) / tokens:.3f} ... {1000 * max(times) / tokens:.3f}]  "
+              f"{operations / middle / rate:6.1%} of the product's rate  {memory:5.2f} GB"
+              + (f"  ours is {middle / ours:.2f} times as fast" if name != "ours" else ""))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

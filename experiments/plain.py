@@ -1,0 +1,129 @@
+"""The plain form: Transformer-XL as public code writes it, to compare the speed of ours with.
+
+Written from the paper in the way that implementations have followed since: time comes first,
+(T, B, D); every call projects the keys and values of the whole memory anew, and R in every layer;
+the shift pads and copies; the score is made by four-letter einsums.  The same weights give the same
+losses as our model (tests/test_benchmark.py), so only the speed differs.
+
+    python experiments/benchmark.py --against experiments/plain.py
+"""
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class PlainLayer(nn.Module):
+    """Attention over the memory and the segment, then feed-forward; both post-norm."""
+
+    def __init__(self, config):
+        super().__init__()
+        D, self.H, self.C = config.d_model, config.n_head, config.d_head
+        HC, FF = self.H * self.C, config.d_inner
+        self.qkv_net, self.r_net = nn.Linear(D, 3 * HC, bias=False), nn.Linear(D, HC, bias=False)
+        self.o_net = nn.Linear(HC, D, bias=False)
+        self.drop, self.dropatt = nn.Dropout(config.dropout), nn.Dropout(config.dropout_attention)
+        self.norm_1, self.norm_2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.feed_forward = nn.Sequential(nn.Linear(D, FF), nn.ReLU(), nn.Dropout(config.dropout),
+                                          nn.Linear(FF, D), nn.Dropout(config.dropout))
+
+    def forward(self, h, memory, R, u, v, hidden):
+        """h (T, B, D), memory (M, B, D), R (K, D), u, v (H, C), hidden (T, K) -> (T, B, D)."""
+        rows = torch.cat([memory, h])  # (K, B, D)
+        (T, B, _), K = h.shape, len(rows)
+        q, k, value = (z.view(K, B, self.H, self.C) for z in self.qkv_net(rows).chunk(3, dim=-1))
+        q, r = q[-T:], self.r_net(R).view(K, self.H, self.C)
+        content = torch.einsum("ibhc,jbhc->ijbh", q + u, k)  # (T, K, B, H)
+        position = torch.einsum("ibhc,jhc->ijbh", q + v, r)
+        padded = torch.cat([position.new_zeros(T, 1, B, self.H), position], dim=1)
+        position = padded.view(K + 1, T, B, self.H)[1:].view_as(position)  # the relative shift
+        score = (content + position) / math.sqrt(self.C)
+        score = score.float().masked_fill(hidden[:, :, None, None], -math.inf).type_as(score)
+        probability = self.dropatt(score.softmax(dim=1))
+        out = torch.einsum("ijbh,jbhc->ibhc", probability, value).reshape(T, B, -1)
+        h = self.norm_1(h + self.drop(self.o_net(out)))
+        return self.norm_2(h + self.feed_forward(h))
+
+
+class Plain(nn.Module):
+    """The model; memory is a list of N tensors (M, B, D), same_length always."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.mem_len, D = config, config.mem_len, config.d_model
+        self.embedding = nn.Embedding(config.vocab_size, D)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.u = nn.Parameter(torch.zeros(config.n_head, config.d_head))
+        self.v = nn.Parameter(torch.zeros(config.n_head, config.d_head))
+        self.layers = nn.ModuleList(PlainLayer(config) for _ in range(config.n_layer))
+        self.drop = nn.Dropout(config.dropout)
+        self.register_buffer("frequency", 10000 ** -(torch.arange(0, D, 2) / D))
+        for weight in self.parameters():
+            if weight.dim() > 1:
+                nn.init.normal_(weight, std=0.02)
+
+    def forward(self, x, memory=None, y=None):
+        """x (T, B), y (T, B) -> logits (T, B, V) or losses (T, B) in nats, and the new memory."""
+        M, T = self.mem_len, len(x)
+        h = self.drop(self.embedding(x) * math.sqrt(self.config.d_model))
+        memory = [h[:0]] * len(self.layers) if memory is None else memory
+        K = len(memory[0]) + T
+        distance = torch.arange(K - 1, -1, -1, device=x.device)
+        angle = distance.to(self.frequency)[:, None] * self.frequency
+        R = self.drop(torch.cat([angle.sin(), angle.cos()], dim=-1))
+        gap = torch.arange(K - T, K, device=x.device)[:, None] - torch.arange(K, device=x.device)
+        hidden, kept = (gap < 0) | (gap > M), []
+        for layer, past in zip(self.layers, memory):
+            rows = torch.cat([past, h]).detach()
+            kept.append(rows[max(0, len(rows) - M) :])
+            h = layer(h, past, R, self.u, self.v, hidden)
+        logits = F.linear(self.drop(h), self.embedding.weight, self.bias)
+        if y is None:
+            return logits, kept
+        loss = F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="none")
+        return loss.view_as(y), kept
+
+
+class Speed:
+    """One training step, one segment of evaluation, one generated token; memories are full."""
+
+    def __init__(self, size, dtype, device):
+        self.size, self.device, self.dtype = size, device, dtype
+        self.model, self.memories = Plain(size.config).to(device), {}
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2.5e-4)
+
+    def read(self, kind, B, T, M, last=False):
+        """Random tokens (T, B) after the memory of this kind -> losses, or the last logits."""
+        self.model.mem_len = M
+        x = torch.randint(self.size.config.vocab_size, (T, B), device=self.device)
+        memory = self.memories.get(kind) or [
+            torch.randn(M, B, self.size.config.d_model, device=self.device) for _ in
+            range(self.size.config.n_layer)]
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == "bf16"):
+            result, self.memories[kind] = self.model(x, memory, None if last else x)
+        return result
+
+    def step(self):
+        """Forward, backward, clip, Adam."""
+        size = self.size
+        self.model.train()
+        self.optimizer.zero_grad()
+        self.read("train", size.batch, size.segment, size.config.mem_len).mean().backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.25)
+        self.optimizer.step()
+
+    @torch.no_grad()
+    def evaluate(self):
+        """One segment."""
+        self.model.eval()
+        return self.read("evaluate", 1, self.size.eval_segment, self.size.eval_mem_len).mean()
+
+    @torch.no_grad()
+    def generate(self):
+        """One token."""
+        self.model.eval()
+        return self.read("generate", 1, 1, self.size.eval_mem_len, last=True).argmax()
+
+
+make = Speed
