@@ -8,8 +8,8 @@ meet the same machine:
     python experiments/benchmark.py --what eval --against experiments/plain.py
     python experiments/benchmark.py --size wt103-large --dtype bf16 --device cuda --micro-batch 32
 
-What is measured: all memories full, tokens as rare as 1 / rank; the middle of the repetitions after a warm-up
-and, in brackets, the fastest and the slowest.  A step is forward, backward, clip and Adam.
+What is measured: all memories full, tokens as rare as 1 / rank; the middle of the repetitions after
+a warm-up and, in brackets, the fastest and the slowest.  A step is forward, backward, clip, Adam.
 
 FLOPs are the model's, the same for every implementation (train.flops_per_step): for one token and
 layer, forward, 2 (2 D HC + 2 D FF + (K/T) 2 D HC + 3 K HC) with K = M + T keys, and 2 D V for the
