@@ -17,7 +17,6 @@ output; three times that in training.  A key that is read counts as projected, R
 not, cells behind the mask do.  So an implementation that keeps its keys may show more than it does.
 """
 import argparse
-import resource
 import statistics
 import sys
 import time
@@ -153,14 +152,20 @@ def peak_memory(path, method, size, dtype, device):
 
 def peak_here(path, method, size, dtype, device):
     """The same in this process, above what it holds before the implementation is made."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident_peak()
     call = getattr(load(path)(size, dtype, device), method)
     for _ in range(3):
         call()
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 1e9
-    unit = 1e9 if sys.platform == "darwin" else 1e6
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / unit
+    return resident_peak() - before
+
+
+def resident_peak():
+    """The most memory that this process has had resident, in GB (Linux)."""
+    # not getrusage: there a new process begins with the peak of the one that started it
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1e6
 
 
 def load(path):

@@ -305,7 +305,9 @@ def test_ctrl_c_stops_the_workers(tmp_path):
         f"import os, time\nopen('{tmp_path}/pid', 'w').write(str(os.getpid()))\n{swallows()}\n"
         + right("lanes"),)})
     process = subprocess.Popen([sys.executable, grade.__file__, str(tmp_path), "--csv",
-                                str(tmp_path / "g.csv")], stderr=subprocess.PIPE, text=True)
+                                str(tmp_path / "g.csv")], stderr=subprocess.PIPE, text=True,
+                               # a shell's background job ignores Ctrl-C; here it must not
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
