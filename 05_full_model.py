@@ -144,6 +144,22 @@ def distance_encoding(K, D, clamp_len=0, device=None):
     return sinusoid(distance.clamp(max=clamp_len) if clamp_len > 0 else distance, D)
 
 
+class Dropout(nn.Dropout):
+    """nn.Dropout, which spends most of its time on a CPU in drawing a random number for each entry.
+
+    Here 64 random bits decide about four entries; so p is a multiple of 1/65536 there.
+    """
+
+    def forward(self, z):
+        """(...) -> (...): zero with probability p, otherwise scaled so that the mean stays."""
+        if not self.training or self.p == 0 or z.device.type != "cpu":
+            return super().forward(z)
+        dropped = min(round(65536 * self.p), 65535)  # of the 65,536 values of 16 bits
+        bits = torch.empty(-(-z.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        kept = bits.view(torch.int16)[: z.numel()].view(z.shape) >= dropped - 32768
+        return z * (kept.to(z.dtype) * (65536 / (65536 - dropped)))
+
+
 class RelativeAttention(nn.Module):
     """Multi-head attention over memory and segment with the four-term score of section 3.3."""
 
@@ -154,7 +170,7 @@ class RelativeAttention(nn.Module):
         self.W_q, self.W_kR = nn.Linear(D, HC, bias=False), nn.Linear(D, HC, bias=False)
         self.W_kv = nn.Linear(D, 2 * HC, bias=False)  # W_kE and W_v in one product
         self.W_o = nn.Linear(HC, D, bias=False)
-        self.dropout_attention = nn.Dropout(config.dropout_attention)
+        self.dropout_attention = Dropout(config.dropout_attention)
 
     def forward(self, h, memory, R, u, v, hidden):
         """(B, T, D), (B, m, D), R (K, D), u, v (H, C), hidden (T, K) -> (B, T, D)."""
@@ -169,8 +185,9 @@ class RelativeAttention(nn.Module):
         scale = 1 / math.sqrt(self.C)  # on the left factors: T * C numbers instead of T * K
         content = ((q + u[:, None]) * scale) @ k.transpose(-1, -2)  # (B, H, T, K)
         position = rel_shift(((q + v[:, None]) * scale) @ Q.transpose(-1, -2))  # (B, H, T, K)
-        # -inf, not a large number: a hidden probability is exactly 0 in every number type
-        probability = (content + position).masked_fill(hidden, float("-inf")).softmax(-1)
+        # -inf, not a large number: a hidden probability is exactly 0 in every number type; in place,
+        # since nobody else needs the sum
+        probability = (content + position).masked_fill_(hidden, float("-inf")).softmax(-1)
         out = self.dropout_attention(probability) @ value  # (B, H, T, C)
         return self.W_o(out.transpose(1, 2).reshape(B, T, -1))
 
@@ -181,9 +198,9 @@ class Layer(nn.Module):
     def __init__(self, config):
         super().__init__()
         D, FF, p = config.d_model, config.d_inner, config.dropout
-        self.attention, self.dropout_output = RelativeAttention(config), nn.Dropout(p)
-        self.W_1, self.dropout_inner = nn.Linear(D, FF), nn.Dropout(p)
-        self.W_2, self.dropout_ff = nn.Linear(FF, D), nn.Dropout(p)
+        self.attention, self.dropout_output = RelativeAttention(config), Dropout(p)
+        self.W_1, self.dropout_inner = nn.Linear(D, FF), Dropout(p)
+        self.W_2, self.dropout_ff = nn.Linear(FF, D), Dropout(p)
         self.norm_1, self.norm_2 = nn.LayerNorm(D), nn.LayerNorm(D)
 
     def forward(self, h, memory, R, u, v, hidden):
@@ -335,7 +352,7 @@ class TransformerXL(nn.Module):
         self.v = nn.Parameter(torch.empty(pairs, config.n_head, config.d_head))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
         self.dropout_embedding, self.dropout_R, self.dropout_final = (
-            nn.Dropout(config.dropout) for _ in range(3))
+            Dropout(config.dropout) for _ in range(3))
         # as the authors: matrices, embedding, u and v N(0, 0.02), the projections of the adaptive
         # softmax N(0, 0.01); norm gains N(1, 0.02); biases 0
         for name, parameter in self.named_parameters():

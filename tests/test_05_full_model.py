@@ -391,6 +391,41 @@ def test_dropout_stands_at_the_authors_places():
     assert not model(x)[0].equal(model(x)[0]) and model.eval()(x)[0].equal(model(x)[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_drops_a_share_and_keeps_the_mean(p, dtype):
+    """Zero or scaled, nothing else, also in sizes that 4 does not divide; the same in gradients."""
+    z = torch.ones(101, 997, dtype=dtype, requires_grad=True)
+    out = lesson.Dropout(p)(z)
+    values = out.detach().float().unique()
+    assert len(values) == 2 and values[0] == 0
+    precision = 1e-3 if dtype == torch.float32 else 0.01
+    assert values[1].item() == pytest.approx(1 / (1 - p), rel=precision)
+    share = (out == 0).float().mean().item()
+    assert share == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / z.numel()))
+    out.float().sum().backward()
+    assert z.grad.equal(out.detach())
+
+
+def test_dropouts_entries_are_independent():
+    """The four that share a draw of 64 bits as well as any others."""
+    out = (lesson.Dropout(0.5)(torch.ones(40_000, 8)) == 0).float() - 0.5
+    correlation = out.T @ out / (0.25 * len(out))
+    assert (correlation - torch.eye(8)).abs().max() < 5 / math.sqrt(len(out))
+
+
+def test_dropout_outside_training_and_its_seed():
+    """Nothing is dropped in eval mode or at p = 0; the same seed drops the same entries."""
+    z, drop = torch.randn(3, 5), lesson.Dropout(0.4)
+    assert drop.eval()(z) is z or drop.eval()(z).equal(z)
+    assert lesson.Dropout(0.0)(z).equal(z)
+    drop.train()
+    torch.manual_seed(3)
+    first = drop(z)
+    torch.manual_seed(3)
+    assert drop(z).equal(first) and not drop(z).equal(first)
+
+
 # ---- generation ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("M, same_length", [(20, False), (3, True), (0, True), (20, True)])

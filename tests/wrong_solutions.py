@@ -334,7 +334,7 @@ def hidden_keys(T, m, M, same_length, device=None):
     M("relative_attention", "fill with -inf", ('float("-inf")', "-1e3"), bug=12),
     M("relative_attention", "a score of 0", ('float("-inf")', "1e-12"), bug=12),
     M("relative_attention", "the position part is not hidden",
-      ("(content + position).masked_fill(hidden, float(\"-inf\"))",
+      ("(content + position).masked_fill_(hidden, float(\"-inf\"))",
        "(content.masked_fill(hidden, 0) + position)"), bug=13),
     M("relative_attention", "joined in the wrong order", ("out.transpose(1, 2).reshape",
                                                           "out.reshape")),
