@@ -185,8 +185,8 @@ class RelativeAttention(nn.Module):
         scale = 1 / math.sqrt(self.C)  # on the left factors: T * C numbers instead of T * K
         content = ((q + u[:, None]) * scale) @ k.transpose(-1, -2)  # (B, H, T, K)
         position = rel_shift(((q + v[:, None]) * scale) @ Q.transpose(-1, -2))  # (B, H, T, K)
-        # -inf, not a large number: a hidden probability is exactly 0 in every number type; in place,
-        # since nobody else needs the sum
+        # -inf, not a large number: a hidden probability is exactly 0 in every number type (and in
+        # place, since nobody else needs the sum)
         probability = (content + position).masked_fill_(hidden, float("-inf")).softmax(-1)
         out = self.dropout_attention(probability) @ value  # (B, H, T, C)
         return self.W_o(out.transpose(1, 2).reshape(B, T, -1))
