@@ -157,8 +157,8 @@ class VanillaTransformer(nn.Module):
 
 
 def token_losses(logits, y):
-    """-ln p(y) for every token, in nats: (B, T, V), (B, T) -> (B, T)."""
-    return F.cross_entropy(logits.transpose(1, 2), y, reduction="none")
+    """-ln p(y) for every token, in nats: (..., V), (...) -> (...), here (B, T, V) and (B, T)."""
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
 
 
 # ---- training and the two ways to evaluate ------------------------------------------------------

@@ -30,8 +30,8 @@ from matplotlib.figure import Figure
 from corpora import decode, encode, load
 
 lesson_1, lesson_2 = import_module("01_vanilla_segments"), import_module("02_recurrence")
-RUNS, lanes, segments, sinusoid = (
-    lesson_1.RUNS, lesson_1.lanes, lesson_1.segments, lesson_1.sinusoid)
+RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments
+sinusoid, token_losses = lesson_1.sinusoid, lesson_1.token_losses
 update_memory = lesson_2.update_memory
 fit = import_module("03_relative_attention").fit
 rel_shift = import_module("04_rel_shift").rel_shift
@@ -210,14 +210,9 @@ class Layer(nn.Module):
         return self.norm_2(h + self.dropout_ff(self.W_2(inner)))
 
 
-def nats(log_probability, y):
-    """Log-probabilities (..., V) and targets (...) -> -ln p(y) (...)."""
-    return -log_probability.gather(-1, y[..., None]).squeeze(-1)
-
-
-def log_softmax(logits):
-    """In float32 at least, also where autocast made the logits bf16: sums of V small numbers."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+def float32_at_least(logits):
+    """For the softmax, also where autocast made the logits bf16: it sums V small numbers."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class FullSoftmax(nn.Module):
@@ -238,7 +233,7 @@ class FullSoftmax(nn.Module):
 
     def losses(self, h, y):
         """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T)."""
-        return nats(log_softmax(self.logits(h)), y)
+        return token_losses(float32_at_least(self.logits(h)), y)
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -293,7 +288,7 @@ class AdaptiveSoftmax(nn.Module):
         return h
 
     def scores(self, h, i):
-        """Band i's log-probabilities, its own softmax: (..., D) -> (..., words of the band).
+        """Logits of band i, for a softmax of its own: (..., D) -> (..., words of the band).
 
         Band 0 is the head, with one more column at its end for each tail.
         """
@@ -302,22 +297,23 @@ class AdaptiveSoftmax(nn.Module):
         if i == 0:
             rows, bias = torch.cat([rows, self.tail_rows]), torch.cat([bias, self.tail_bias])
         narrow = h if self.project_out[i] is None else h @ self.project_out[i]  # (..., width)
-        return log_softmax(F.linear(narrow, rows, bias))
+        return float32_at_least(F.linear(narrow, rows, bias))
 
     def logits(self, h):
         """(B, T, D) -> log-probabilities of all words, (B, T, V): logits that already sum to 1."""
-        head, n = self.scores(h, 0), self.bands[0][1]
-        tails = [head[..., n + i - 1, None] + self.scores(h, i) for i in range(1, len(self.bands))]
+        n = self.bands[0][1]
+        head, *tails = (self.scores(h, i).log_softmax(-1) for i in range(len(self.bands)))
+        tails = [head[..., n + i, None] + tail for i, tail in enumerate(tails)]
         return torch.cat([head[..., :n], *tails], dim=-1)
 
     def losses(self, h, y):
         """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T), without a table (B, T, V)."""
         band, n = self.band(y), self.bands[0][1]  # (B, T)
-        loss = nats(self.scores(h, 0), torch.where(band == 0, y, n + band - 1))  # (B, T)
-        for i, (first, _) in list(enumerate(self.bands))[1:]:
+        loss = token_losses(self.scores(h, 0), torch.where(band == 0, y, n + band - 1))  # (B, T)
+        for i, (first, _) in enumerate(self.bands[1:], 1):
             here = (band == i).nonzero(as_tuple=True)  # only tokens whose target is in this tail
-            loss = loss.index_put(here, nats(self.scores(h[here], i), y[here] - first),
-                                  accumulate=True)
+            tail = token_losses(self.scores(h[here], i), y[here] - first)
+            loss = loss.index_put(here, tail, accumulate=True)
         return loss
 
 
