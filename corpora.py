@@ -146,7 +146,7 @@ def progress(label, total=None):
 
 
 def check(stream, file, label, write=lambda piece: None):
-    """Read a stream to its end, hand its pieces to `write`, and return its "algorithm:digest".
+    """Read a stream to its end and hand its pieces to `write`.
 
     Raises ValueError as soon as more than the published size comes (servers and archives can lie
     about their length), and at the end if less came or the checksum differs.
@@ -165,7 +165,6 @@ def check(stream, file, label, write=lambda piece: None):
         raise ValueError(f"{done:,} bytes, expected {file.size:,}")
     if file.checksum not in (None, found):
         raise ValueError(f"checksum {found}, expected {file.checksum}")
-    return found
 
 
 def copy(stream, path, file, label):

@@ -627,12 +627,16 @@ def test_line(model, corpus, run):
 
 def continue_text(model, prompt, run, given):
     """Sample after prompt (P,) with the memory of evaluation -> the new tokens (n,)."""
-    model.config = replace(model.config, mem_len=run.eval_mem_len, same_length=True,
-                           clamp_len=run.eval_clamp_len)
     device = model.u.device
     generator = torch.Generator(device).manual_seed(given.get("seed", run.seed))
-    return model.generate(prompt.to(device), given.get("n_tokens", 500), given.get("top_k"),
-                          given.get("temperature", 1.0), generator).cpu()
+    with evaluating(model, run):
+        return model.generate(prompt.to(device), given.get("n_tokens", 500), given.get("top_k"),
+                              given.get("temperature", 1.0), generator).cpu()
+
+
+def to_evaluate(out):
+    """The checkpoint in a folder that is evaluated: the best, if any validation loss was finite."""
+    return out / "best.pt" if (out / "best.pt").exists() else out / "checkpoint.pt"
 
 
 def must_agree(given, content, act, free=()):
@@ -656,7 +660,7 @@ def use(given, device):
     """--eval-only and --sample: what a checkpoint can do without being trained."""
     name, _, defaults = settings(given, device)
     out = folder(given, name, defaults)
-    path = out / "best.pt" if (out / "best.pt").exists() else out / "checkpoint.pt"
+    path = to_evaluate(out)
     content = load(path)
     lengths = {"eval_segment", "eval_mem_len", "eval_clamp_len"} & given.keys()
     must_agree(given, content, "--sample" if "sample" in given else "--eval-only",

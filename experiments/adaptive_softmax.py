@@ -11,7 +11,6 @@ law).  Adam's moments, 8 more bytes for each parameter, are not there.  Not for 
 import argparse
 import math
 import multiprocessing
-import resource
 import sys
 import time
 from dataclasses import replace
@@ -21,15 +20,11 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmark import resident_peak
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 lesson_5 = import_module("05_full_model")
 CONFIG = lesson_5.CONFIGS["wt103-large"]
-
-
-def megabytes():
-    """The largest memory this process has had resident so far (Linux counts KB, macOS bytes)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1e6 if sys.platform == "darwin" else 1e3)
 
 
 class Largest(TorchDispatchMode):
@@ -50,7 +45,7 @@ class Largest(TorchDispatchMode):
 
 
 def measure(config):
-    """One lane, forward and backward: (parameters, peak in MB, middle of 3 in s, largest shape)."""
+    """One lane, forward and backward: (parameters, peak in GB, middle of 3 in s, largest shape)."""
     torch.manual_seed(0)
     model, T = lesson_5.TransformerXL(config), config.mem_len
     parameters = sum(p.numel() for p in model.parameters())
@@ -64,7 +59,7 @@ def measure(config):
         loss.mean().backward()
         times.append(time.perf_counter() - start)
         model.zero_grad()
-    peak = megabytes()
+    peak = resident_peak()
     with Largest(T) as largest:
         model(x, memory, y)[0].mean().backward()
     return parameters, peak, sorted(times)[1], tuple(largest.shape)
@@ -82,7 +77,7 @@ def main(argv=None):
         with multiprocessing.get_context("spawn").Pool(1) as pool:  # a peak of its own
             parameters, peak, seconds, shape = pool.apply(measure, (c,))
         print(f"{name:8}  {parameters:11,} parameters  {seconds:5.2f} s forward and backward  peak "
-              f"{peak / 1e3:.1f} GB (weights and gradients {8 * parameters / 1e9:.1f})  "
+              f"{peak:.1f} GB (weights and gradients {8 * parameters / 1e9:.1f})  "
               f"largest activation {shape}, {4 * math.prod(shape) / 1e6:.0f} MB")
 
 

@@ -75,7 +75,8 @@ class Ours:
 
     def __init__(self, size, dtype, device):
         self.size, self.device = size, device
-        self.run = replace(train.RUNS_OF["tiny"], dtype=dtype, micro_batch=size.micro_batch)
+        self.run = replace(train.RUNS_OF["tiny"], dtype=dtype, micro_batch=size.micro_batch,
+                           eval_mem_len=size.eval_mem_len)
         self.model, self.memories = TransformerXL(size.config).to(device), {}
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2.5e-4, fused=True)
 
@@ -86,34 +87,34 @@ class Ours:
     def step(self):
         """Forward, backward, clip, Adam."""
         self.model.train()
-        self.model.config = self.size.config
         x = self.tokens(self.size.batch, self.size.segment)
         self.memories["train"] = train.train_step(
             self.model, self.optimizer, x, x, self.memories.get("train"), self.run)[2]
 
     @torch.no_grad()
-    def read(self, kind, T, **how):
-        """One lane of T tokens after the memory of this kind; the first call fills the memory."""
-        M = self.size.eval_mem_len
-        self.model.eval()
-        self.model.config = replace(self.size.config, mem_len=M, same_length=True)
-        with train.autocast(self.run, self.device):
-            while kind not in self.memories or self.filled < M:
-                piece = self.tokens(1, self.size.eval_segment)
-                self.filled = self.filled + piece.shape[1] if kind in self.memories else 0
-                self.memories[kind] = self.model(piece, self.memories.get(kind), last_only=True)[1]
-            x = self.tokens(1, T)
-            how = {name: x for name in how} or {"last_only": True}
-            result, self.memories[kind] = self.model(x, self.memories[kind], **how)
+    def read(self, kind, T, with_losses):
+        """One lane of T tokens after the memory of this kind -> losses, or the last logits."""
+        x = self.tokens(1, T)
+        with train.evaluating(self.model, self.run), train.autocast(self.run, self.device):
+            result, self.memories[kind] = self.model(
+                x, self.memories.get(kind), x if with_losses else None, last_only=not with_losses)
         return result
+
+    def full(self, kind):
+        """Fill the memory of this kind, piece by piece as in evaluation, if that is still to do."""
+        if kind not in self.memories:
+            for _ in range(-(-self.size.eval_mem_len // self.size.eval_segment)):
+                self.read(kind, self.size.eval_segment, with_losses=False)
 
     def evaluate(self):
         """One segment with its losses."""
-        return self.read("evaluate", self.size.eval_segment, y=True).mean()
+        self.full("evaluate")
+        return self.read("evaluate", self.size.eval_segment, with_losses=True).mean()
 
     def generate(self):
         """One token."""
-        return self.read("generate", 1).argmax()
+        self.full("generate")
+        return self.read("generate", 1, with_losses=False).argmax()
 
 
 def flops(size, what):
@@ -162,8 +163,11 @@ def peak_here(path, method, size, dtype, device):
 
 
 def resident_peak():
-    """The most memory that this process has had resident, in GB (Linux)."""
-    # not getrusage: there a new process begins with the peak of the one that started it
+    """The most memory that this process has had resident, in GB (Linux, macOS)."""
+    if sys.platform == "darwin":
+        import resource  # which Windows has not
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
+    # not getrusage: on Linux a new process begins with the peak of the one that started it
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1e6
 

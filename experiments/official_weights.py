@@ -255,8 +255,7 @@ def main(argv=None):
         if given.file:
             evaluate(given.file, given)
         else:
-            path = Path(given.run, "best.pt")
-            path = path if path.exists() else Path(given.run, "checkpoint.pt")
+            path = train.to_evaluate(Path(given.run))
             model = train.restore(train.load(path), path, "cpu")
             state = official_state(model, given.port)
             train.save(Path(given.to), state)

@@ -682,8 +682,6 @@ ATTENTION = {
     "Q is taken apart in the wrong order: view as (K, H, C), then move H": dict(apart="Q"),
     "all heads are taken apart in the wrong order: view with H BEFORE C, then move it":
     dict(apart="q kv Q"),
-    "XX":
-    dict(time="uv"),
     "the keys serve as values, too": dict(values="keys"),
     "the memory stands behind the segment: [memory o h]": dict(order="behind"),
     "R is read backwards: it comes with descending distances already": dict(flip=True),

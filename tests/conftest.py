@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 import exercises
 
 torch.set_num_threads(1)  # the tensors are tiny, and sums must not depend on the number of cores

@@ -11,7 +11,7 @@ import torch
 import torch.nn as nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import assert_close
+from helpers import assert_close, randomized
 
 lesson = import_module("05_full_model")
 Config, AdaptiveSoftmax = lesson.Config, lesson.AdaptiveSoftmax
@@ -27,10 +27,7 @@ KINDS = {"one width": SMALL, "tied": replace(SMALL, div_val=2),
 def softmax_of(config, seed=0):
     """Float64 and every weight random."""
     torch.manual_seed(seed)
-    words = AdaptiveSoftmax(config).double()
-    for parameter in words.parameters():
-        nn.init.normal_(parameter, std=0.7)
-    return words
+    return randomized(AdaptiveSoftmax(config))
 
 
 def probability(words, config, h):
@@ -157,9 +154,7 @@ def test_initial_values_are_the_authors():
 def test_a_model_with_cutoffs_keeps_the_contract(name):
     """model(x) gives log-probabilities, with y losses of them; any cut gives the same losses."""
     torch.manual_seed(0)
-    model = lesson.TransformerXL(replace(KINDS[name], same_length=True)).double().eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.4)
+    model = randomized(lesson.TransformerXL(replace(KINDS[name], same_length=True))).eval()
     x, y = torch.randint(23, (2, 2, 9))
     logits, losses = model(x)[0], model(x, None, y)[0]
     assert_close(logits.exp().sum(-1), torch.ones(2, 9).double(), "the probabilities sum to 1")

@@ -2,28 +2,23 @@
 
     pytest tests/test_benchmark.py
 """
-import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn as nn
 
-from helpers import assert_close
+from helpers import assert_close, randomized
 
 FOLDER = Path(__file__).resolve().parent.parent / "experiments"
-sys.path.insert(0, str(FOLDER))
 benchmark, plain = import_module("benchmark"), import_module("plain")
 lesson_5 = import_module("05_full_model")
 
 
 def same_weights(config):
     """Our model and the plain form of it, float64, with the same random weights."""
-    ours, theirs = lesson_5.TransformerXL(config).double(), plain.Plain(config).double()
-    for weight in ours.parameters():
-        nn.init.normal_(weight, std=0.4)
+    ours, theirs = randomized(lesson_5.TransformerXL(config)), plain.Plain(config).double()
     theirs.embedding.weight.data = ours.words.embedding.weight.data
     theirs.bias.data, theirs.u.data, theirs.v.data = (
         ours.words.output_bias.data, ours.u.data[0], ours.v.data[0])

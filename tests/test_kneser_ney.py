@@ -4,13 +4,10 @@
 """
 import math
 import random
-import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
 lesson = import_module("kneser_ney")
 
 

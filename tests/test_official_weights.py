@@ -5,10 +5,8 @@
 
 official_oracle.py computes the losses from the official layout itself, one query and key at a time.
 """
-import sys
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ import torch
 
 import official_oracle as oracle
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
 official = import_module("official_weights")
 lesson_5, train = import_module("05_full_model"), import_module("train")
 Config, TransformerXL, CONFIGS = lesson_5.Config, lesson_5.TransformerXL, lesson_5.CONFIGS

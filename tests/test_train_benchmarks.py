@@ -6,16 +6,14 @@ The archives are made here, with the names and folders of the published ones, an
 who fetched them by hand would put them.
 """
 import hashlib
-import io
 import math
 import random
 import signal
-import tarfile
-import zipfile
 from importlib import import_module
 
 import pytest
 import torch
+from test_word_corpora import tarred, zipped
 
 import corpora
 
@@ -41,19 +39,9 @@ def sentences(n, seed):
 
 def publish(name, texts, root, monkeypatch, **changes):
     """Put an archive with these texts into root, and their true sizes into the table of sources."""
-    source, archive = corpora.SOURCES[name], io.BytesIO()
+    source = corpora.SOURCES[name]
     members = {source.folder + file.name: text.encode() for file, text in zip(source.files, texts)}
-    if source.archive.name.endswith(".zip"):
-        with zipfile.ZipFile(archive, "w") as file:
-            for member, data in members.items():
-                file.writestr(member, data)
-    else:
-        with tarfile.open(fileobj=archive, mode="w:gz") as file:
-            for member, data in members.items():
-                info = tarfile.TarInfo(member)
-                info.size = len(data)
-                file.addfile(info, io.BytesIO(data))
-    data = archive.getvalue()
+    data = (zipped if source.archive.name.endswith(".zip") else tarred)(members)
     root.mkdir()
     (root / source.archive.name).write_bytes(data)
     described = source.archive._replace(
