@@ -2,24 +2,27 @@
 
 The parts are built and compared by now: segments (01), memory (02), the four-term score (03), the
 shift (04).  This file joins them, as the model that train.py trains, and adds what a complete one
-needs: dropout, the weights' first values, generation with memory, the sizes of the paper.
+needs: dropout, the weights' first values, generation with memory.  Beside it stand the sizes of the
+paper (sizes.py), the softmax for large vocabularies (adaptive_softmax.py) and the memory where
+nothing learns (evaluation_memory.py).
 
     tokens (B, T) -> embedding E * sqrt(D) -> h -> layer 1 ... layer N -> h E^T + b -> logits, loss
     layer n: attention from h to [memory n o h], add, norm; feed-forward, add, norm
     and layer n's input h goes into the new memory n (o joins along time)
 
-Two ideas are new.  `same_length`: without it the first query of a segment sees M keys before it and
+One idea is new, `same_length`: without it the first query of a segment sees M keys before it and
 the last M + T - 1, so a loss depends on where the text was cut.  With it every query sees the
-distances 0..M, M + 1 keys (itself and M before it), and the cut no longer matters at all.  And the
-adaptive softmax: with 267,735 words most of the work would go into words that hardly ever come.
+distances 0..M, M + 1 keys (itself and M before it), and the cut no longer matters at all.
+
+Three lines are written for speed, each with its reason beside it: the shift as a view, scores in
+place, and ReLU behind its dropout.  tests/ holds them to the plain forms.
 
     python 05_full_model.py     half a minute: two golden equalities, the sizes, a first sample
 
 In code FF is d_inner, H x C is n_head x d_head, M is mem_len.
 """
 import math
-import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 
 import torch
@@ -27,93 +30,16 @@ import torch.nn as nn
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
+from adaptive_softmax import AdaptiveSoftmax, float32_at_least
 from corpora import decode, encode, load
+from evaluation_memory import EvaluationMemory
+from sizes import CONFIGS, Config
 
 lesson_1, lesson_2 = import_module("01_vanilla_segments"), import_module("02_recurrence")
 RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments
 sinusoid, token_losses = lesson_1.sinusoid, lesson_1.token_losses
 update_memory = lesson_2.update_memory
 fit = import_module("03_relative_attention").fit
-rel_shift = import_module("04_rel_shift").rel_shift
-
-
-# ---- the sizes ----------------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class Config:
-    """What a model is.  mem_len, same_length and clamp_len are read at every call and touch no
-    weight: a trained model is evaluated at other lengths by `model.config = replace(model.config,
-    mem_len=2100, ...)`.
-    """
-
-    vocab_size: int
-    n_layer: int = 4
-    d_model: int = 128
-    n_head: int = 2
-    d_head: int = 64
-    d_inner: int = 512
-    dropout: float = 0.0
-    dropout_attention: float = 0.0
-    untie_r: bool = False  # u and v for each layer, instead of one pair shared by all
-    mem_len: int = 128  # M, in tokens; 0: no memory
-    same_length: bool = False  # every query sees M + 1 keys
-    clamp_len: int = 0  # distances beyond are treated as this one; 0 or less: no clamp
-    cutoffs: tuple = ()  # where the vocabulary is cut into bands; (): one softmax over all words
-    div_val: int = 1  # the rows of band i are D / div_val^i wide
-    tie_projections: bool = True  # of the tails, in and out; read if div_val > 1
-
-    def __post_init__(self):
-        sizes = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val")
-        for name, value in vars(self).items():
-            if name in sizes and value < 1 or name == "mem_len" and value < 0:
-                raise ValueError(f"{name} must be at least {int(name in sizes)}, got {value}")
-            if name.startswith("dropout") and not 0 <= value < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {value}")
-        if self.d_model % 2:
-            raise ValueError(f"d_model must be even (sine and cosine halves), got {self.d_model}")
-        edges = (0, *self.cutoffs, self.vocab_size)
-        if any(first >= end for first, end in zip(edges, edges[1:])):
-            raise ValueError("cutoffs must ascend, above 0 and below the vocabulary size "
-                             f"{self.vocab_size}, got {self.cutoffs}")
-        if self.div_val > 1 and not self.cutoffs:
-            raise ValueError(f"div_val {self.div_val} narrows the bands, so it needs cutoffs")
-        if self.d_model // self.div_val ** len(self.cutoffs) < 1:
-            raise ValueError(f"d_model {self.d_model} divided by div_val {self.div_val} once for "
-                             f"each of {len(self.cutoffs)} cutoffs leaves no width")
-
-
-# The training values of the official scripts, u and v shared by the layers.  vocab_size is that of
-# the published parameter counts; train.py puts its corpus's own there (205 for enwik8 with
-# newlines).  Ours are the dimensions of enwik8-18L (the authors give 88M parameters only), of
-# lm1b-medium (only 0.46B; their script's model is lm1b-base) and of ptb (only 24M; with d_inner
-# 900, as in their later code, the published architecture has 26.4M).  wt103-large has 285M
-# parameters where the paper says 257M.  `tiny` and the two laptops are for a CPU.
-CONFIGS = {
-    "tiny": Config(205, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, mem_len=16),
-    "laptop": Config(205),
-    "laptop-words": Config(10_000, dropout=0.1, mem_len=64),
-    "enwik8-12L": Config(204, n_layer=12, d_model=512, n_head=8, d_head=64, d_inner=2048,
-                         dropout=0.1, mem_len=512),
-    "enwik8-18L": Config(204, n_layer=18, d_model=640, n_head=10, d_head=64, d_inner=2208,
-                         dropout=0.1, mem_len=512),
-    "enwik8-24L": Config(204, n_layer=24, d_model=1024, n_head=8, d_head=128, d_inner=3072,
-                         dropout=0.15, dropout_attention=0.15, mem_len=768),
-    "wt103-standard": Config(267_735, n_layer=16, d_model=410, n_head=10, d_head=41, d_inner=2100,
-                             dropout=0.1, mem_len=150, cutoffs=(20_000, 40_000, 200_000)),
-    "wt103-large": Config(267_735, n_layer=18, d_model=1024, n_head=16, d_head=64, d_inner=4096,
-                          dropout=0.2, dropout_attention=0.2, mem_len=384,
-                          cutoffs=(20_000, 40_000, 200_000), div_val=4),
-    "lm1b-base": Config(793_471, n_layer=18, d_model=1024, n_head=8, d_head=128, d_inner=4096,
-                        mem_len=32, cutoffs=(60_000, 100_000, 640_000), div_val=4,
-                        tie_projections=False),
-    "ptb": Config(10_000, n_layer=16, d_model=380, n_head=10, d_head=38, d_inner=704, dropout=0.2,
-                  dropout_attention=0.2, mem_len=70),
-}
-CONFIGS["text8-12L"] = replace(CONFIGS["enwik8-12L"], vocab_size=27)
-CONFIGS["text8-24L"] = replace(CONFIGS["enwik8-24L"], vocab_size=27)
-CONFIGS["lm1b-medium"] = replace(CONFIGS["lm1b-base"], n_layer=24, d_inner=4608)
-CONFIGS["lm1b-large"] = replace(CONFIGS["lm1b-base"], n_layer=24, d_model=1280, n_head=16,
-                                d_head=80, d_inner=8192, dropout=0.05, dropout_attention=0.05)
 
 
 # ---- the model: leaf to root --------------------------------------------------------------------
@@ -152,16 +78,22 @@ class Dropout(nn.Dropout):
 
     def forward(self, z):
         """(...) -> (...): zero with probability p, otherwise scaled so that the mean stays."""
-        if not self.training or self.p == 0 or z.device.type != "cpu":
+        if not self.training or self.p == 0:
+            return z
+        if z.device.type != "cpu":
             return super().forward(z)
         dropped = min(round(65536 * self.p), 65535)  # of the 65,536 values of 16 bits
         bits = torch.empty(-(-z.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-        kept = bits.view(torch.int16)[: z.numel()].view(z.shape) >= dropped - 32768
-        return z * (kept.to(z.dtype) * (65536 / (65536 - dropped)))
+        kept = bits.view(torch.int16)[: z.numel()].view(z.shape).ge_(dropped - 32768)  # 0 or 1
+        return z * kept.to(z.dtype).mul_(65536 / (65536 - dropped))
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head attention over memory and segment with the four-term score of section 3.3."""
+    """Multi-head attention over memory and segment with the four-term score of section 3.3.
+
+    Inside it the heads come first, (H, B, T, C), so that what all lanes share (u, v, Q) need not be
+    copied for each of them.
+    """
 
     def __init__(self, config):
         super().__init__()
@@ -172,24 +104,36 @@ class RelativeAttention(nn.Module):
         self.W_o = nn.Linear(HC, D, bias=False)
         self.dropout_attention = Dropout(config.dropout_attention)
 
-    def forward(self, h, memory, R, u, v, hidden):
-        """(B, T, D), (B, m, D), R (K, D), u, v (H, C), hidden (T, K) -> (B, T, D)."""
-        (B, T, _), K = h.shape, R.shape[0]
-        rows = torch.cat([memory, h], dim=1)  # (B, K, D)
-        q = self.W_q(h).view(B, T, self.H, self.C).transpose(1, 2)  # (B, H, T, C)
-        k, value = (z.view(B, K, self.H, self.C).transpose(1, 2)  # (B, H, K, C)
-                    for z in self.W_kv(rows).chunk(2, dim=-1))
-        Q = self.W_kR(R).view(K, self.H, self.C).transpose(0, 1)  # (H, K, C)
+    def heads(self, z):
+        """(..., H C) -> (H, ..., C)."""
+        return z.view(*z.shape[:-1], self.H, self.C).movedim(-2, 0)
 
+    def keys_values(self, rows):
+        """What later queries need of some rows, (B, n, D) -> keys, values, both (H, B, n, C)."""
+        return [self.heads(z) for z in self.W_kv(rows).chunk(2, dim=-1)]
+
+    def project_distances(self, R):
+        """R (n, D) -> Q (H, n, C)."""
+        return self.heads(self.W_kR(R))
+
+    def forward(self, h, k, value, Q, u, v, hidden):
+        """From h (B, T, D) to k, value (H, B, K, C); u, v (H, C), hidden (T, K) -> (B, T, D).
+
+        Q (H, K + 1, C): the distances K, ..., 1, 0.  No key is K away, see below.
+        """
+        T, K = hidden.shape
+        q, scale = self.heads(self.W_q(h)), 1 / math.sqrt(self.C)  # (H, B, T, C)
         # A_ij = [(q_i + u) . k_j + (q_i + v) . (W_kR R_i-j)] / sqrt(C): terms (a) + (c), (b) + (d)
-        scale = 1 / math.sqrt(self.C)  # on the left factors: T * C numbers instead of T * K
-        content = ((q + u[:, None]) * scale) @ k.transpose(-1, -2)  # (B, H, T, K)
-        position = rel_shift(((q + v[:, None]) * scale) @ Q.transpose(-1, -2))  # (B, H, T, K)
-        # -inf, not a large number: a hidden probability is exactly 0 in every number type (and in
-        # place, since nobody else needs the sum)
-        probability = (content + position).masked_fill_(hidden, float("-inf")).softmax(-1)
-        out = self.dropout_attention(probability) @ value  # (B, H, T, C)
-        return self.W_o(out.transpose(1, 2).reshape(B, T, -1))
+        content = ((q + u[:, None, None]) * scale) @ k.transpose(-1, -2)  # (H, B, T, K)
+        position = ((q + v[:, None, None]) * scale).flatten(1, 2) @ Q.transpose(-1, -2)
+        # lesson 4's shift, without its pad: the cell in front of each row is there, distance K of
+        # Q.  T numbers dropped, the others read in rows of K: a view, no number is copied
+        position = position.view(self.H, -1, T * (K + 1))[..., T:].unflatten(-1, (T, K))
+        # -inf, not a large number: a hidden probability is exactly 0 in every number type.  In
+        # place (_), since nobody else needs the two products: no third table of T x K numbers
+        score = content.add_(position).masked_fill_(hidden, float("-inf"))
+        out = self.dropout_attention(score.softmax(-1)) @ value  # (H, B, T, C)
+        return self.W_o(out.permute(1, 2, 0, 3).flatten(-2))
 
 
 class Layer(nn.Module):
@@ -203,16 +147,12 @@ class Layer(nn.Module):
         self.W_2, self.dropout_ff = nn.Linear(FF, D), Dropout(p)
         self.norm_1, self.norm_2 = nn.LayerNorm(D), nn.LayerNorm(D)
 
-    def forward(self, h, memory, R, u, v, hidden):
-        """h (B, T, D), memory (B, m, D), the others as for the attention -> (B, T, D)."""
-        h = self.norm_1(h + self.dropout_output(self.attention(h, memory, R, u, v, hidden)))
-        inner = self.dropout_inner(F.relu(self.W_1(h)))  # (B, T, FF)
+    def forward(self, h, k, value, Q, u, v, hidden):
+        """h (B, T, D), the others as for the attention -> (B, T, D)."""
+        h = self.norm_1(h + self.dropout_output(self.attention(h, k, value, Q, u, v, hidden)))
+        # dropout, then ReLU: the same as the other way round, and ReLU can write over its input
+        inner = F.relu(self.dropout_inner(self.W_1(h)), inplace=True)  # (B, T, FF)
         return self.norm_2(h + self.dropout_ff(self.W_2(inner)))
-
-
-def float32_at_least(logits):
-    """For the softmax, also where autocast made the logits bf16: it sums V small numbers."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class FullSoftmax(nn.Module):
@@ -236,89 +176,29 @@ class FullSoftmax(nn.Module):
         return token_losses(float32_at_least(self.logits(h)), y)
 
 
-class AdaptiveSoftmax(nn.Module):
-    """The same for a large vocabulary that is sorted by falling count, cut into bands at cutoffs.
+class TrainingMemory:
+    """The past where W_kv learns: the rows of each layer, projected anew in every call."""
 
-    Frequent words stay in the head.  Each rarer band is one more entry of the head, behind which a
-    small softmax over its own words waits until it is needed, with rows of width D / div_val^i
-    (Grave et al. 2017; as input, Baevski & Auli 2019).  For cutoffs 20,000, 40,000 and 200,000:
+    def __init__(self, model, past, h):
+        """`past`, a list of N tensors (B, m, D) or None, and h (B, T, D), the input of layer 1."""
+        self.mem_len, self.new = model.config.mem_len, []  # new: what the next call reads
+        self.rows = past or [h[:, :0]] * len(model.layers)  # no past, which is not one of zeros
+        self.m = min(self.rows[0].shape[1], self.mem_len)  # fewer than held, if mem_len was lowered
+        self.R = model.dropout_R(model.distances(self.m + h.shape[1] + 1, h))  # (K + 1, D)
 
-        head    [ 20,000 words | tail 1 | tail 2 | tail 3 ]      for every token
-                                   |        |        |
-        tails           [ 20,000 words ]    |    [ 67,735 words ]        only for the tokens
-                                   [ 160,000 words ]                     whose target is there
-
-        p(word) = head[word]  in band 0,  head[tail i] * tail_i[word]  in band i
-
-    With div_val > 1 a projection (D, width) leads from each band's rows to the model's width and
-    another one back, which is the same one for the tails if tie_projections.
-    """
-
-    def __init__(self, config):
-        super().__init__()
-        D, edges = config.d_model, (0, *config.cutoffs, config.vocab_size)
-        self.bands = list(zip(edges, edges[1:]))  # the first word of each band, and the next one's
-        widths = [D // config.div_val**i for i in range(len(self.bands))]
-        self.rows = nn.ParameterList(
-            torch.empty(end - first, width) for (first, end), width in zip(self.bands, widths))
-        self.tail_rows = nn.Parameter(torch.empty(len(config.cutoffs), D))  # of the head
-        self.bias = nn.Parameter(torch.empty(config.vocab_size))
-        self.tail_bias = nn.Parameter(torch.empty(len(config.cutoffs)))
-        self.project_in = self.project_out = [None] * len(self.bands)  # all rows are D wide
-        if config.div_val > 1:
-            self.project_in = nn.ParameterList(torch.empty(D, width) for width in widths)
-            self.project_out = nn.ParameterList(
-                self.project_in[i] if i and config.tie_projections else torch.empty(D, width)
-                for i, width in enumerate(widths))
-        self.register_buffer("cutoffs", torch.tensor(config.cutoffs), persistent=False)
-
-    def band(self, x):
-        """The band of each token, (B, T) -> (B, T): how many cutoffs it has reached."""
-        return (x[..., None] >= self.cutoffs).sum(-1)
-
-    def embed(self, x):
-        """Tokens (B, T) -> (B, T, D), each from its own band's rows."""
-        band = self.band(x)  # (B, T)
-        h = self.tail_rows.new_zeros(*x.shape, self.tail_rows.shape[1])
-        for i, (first, _) in enumerate(self.bands):
-            here = (band == i).nonzero(as_tuple=True)  # (n,), (n,)
-            rows = F.embedding(x[here] - first, self.rows[i])  # (n, width)
-            rows = rows if self.project_in[i] is None else F.linear(rows, self.project_in[i])
-            h = h.index_put(here, rows.to(h.dtype))
-        return h
-
-    def scores(self, h, i):
-        """Logits of band i, for a softmax of its own: (..., D) -> (..., words of the band).
-
-        Band 0 is the head, with one more column at its end for each tail.
-        """
-        (first, end), rows = self.bands[i], self.rows[i]
-        bias = self.bias[first:end]
-        if i == 0:
-            rows, bias = torch.cat([rows, self.tail_rows]), torch.cat([bias, self.tail_bias])
-        narrow = h if self.project_out[i] is None else h @ self.project_out[i]  # (..., width)
-        return float32_at_least(F.linear(narrow, rows, bias))
-
-    def logits(self, h):
-        """(B, T, D) -> log-probabilities of all words, (B, T, V): logits that already sum to 1."""
-        n = self.bands[0][1]
-        head, *tails = (self.scores(h, i).log_softmax(-1) for i in range(len(self.bands)))
-        tails = [head[..., n + i, None] + tail for i, tail in enumerate(tails)]
-        return torch.cat([head[..., :n], *tails], dim=-1)
-
-    def losses(self, h, y):
-        """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T), without a table (B, T, V)."""
-        band, n = self.band(y), self.bands[0][1]  # (B, T)
-        loss = token_losses(self.scores(h, 0), torch.where(band == 0, y, n + band - 1))  # (B, T)
-        for i, (first, _) in enumerate(self.bands[1:], 1):
-            here = (band == i).nonzero(as_tuple=True)  # only tokens whose target is in this tail
-            tail = token_losses(self.scores(h[here], i), y[here] - first)
-            loss = loss.index_put(here, tail, accumulate=True)
-        return loss
+    def extend(self, n, attention, h):
+        """Layer n reads h (B, T, D) -> keys, values (H, B, K, C), Q (H, K + 1, C) to attend to."""
+        past = self.rows[n][:, self.rows[n].shape[1] - self.m :]
+        stay = past[:, max(0, self.m + h.shape[1] - self.mem_len) :]  # not longer than needed
+        self.new.append(update_memory(stay, h, self.mem_len))  # the layer's input
+        k, value = (torch.cat(both, dim=2) for both in zip(
+            attention.keys_values(past), attention.keys_values(h)))
+        return k, value, attention.project_distances(self.R)
 
 
-def check(x, memory, y, config):
+def check(x, memory, y, model, learning):
     """Refuse, with the numbers, what would fail far from its cause or not at all: ValueError."""
+    config = model.config
     for z in (x,) if y is None else (x, y):
         if z.dtype != torch.int64 or z.dim() != 2 or z.shape != x.shape or 0 in z.shape:
             raise ValueError("x and y must be int64 of one shape (B, T), both at least 1; got "
@@ -328,9 +208,19 @@ def check(x, memory, y, config):
         for token in (z.min().item(), z.max().item()) if z.device.type == "cpu" else ():
             if not 0 <= token < config.vocab_size:
                 raise ValueError(f"token {token} outside vocabulary of {config.vocab_size}")
-    if memory is not None and not (isinstance(memory, list) and len(memory) == config.n_layer):
-        raise ValueError(f"memory must be a list of {config.n_layer} tensors, one for each layer")
-    for rows in memory or ():
+    if memory is None:
+        return
+    if not learning:
+        if not isinstance(memory, EvaluationMemory) or memory.model is not model:
+            raise ValueError("memory must come from such a call of this model: eval mode, no_grad; "
+                             f"got {type(memory).__name__}")
+        if memory.lanes != len(x):
+            raise ValueError(f"memory is that of {memory.lanes} lanes, x has {len(x)}")
+        return
+    if not (isinstance(memory, list) and len(memory) == config.n_layer):
+        raise ValueError(f"memory must be a list of {config.n_layer} tensors, one for each layer, "
+                         f"where gradients or dropouts are on; got {type(memory).__name__}")
+    for rows in memory:
         if rows.dim() != 3 or rows.shape != (len(x), memory[0].shape[1], config.d_model):
             raise ValueError(f"memory must be (B, m, D) = ({len(x)}, m, {config.d_model}) in each "
                              f"layer, got {tuple(rows.shape)}")
@@ -358,33 +248,32 @@ class TransformerXL(nn.Module):
                 nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0,
                                 std=0.01 if "project" in name else 0.02)
 
+    def distances(self, n, h):
+        """R (n, D): the distances n - 1, ..., 1, 0, in the number type of h."""
+        c = self.config
+        return distance_encoding(n, c.d_model, c.clamp_len, h.device).to(h)
+
     def forward(self, x, memory=None, y=None, last_only=False):
         """Read x (B, T) int64 after the memory of the call before; None is no past yet.
 
         Returns logits (B, T, V), or (B, 1, V) if last_only, or with targets y (B, T) the losses
-        -ln p(y) in nats, (B, T); and the new memory, N tensors (B, min(M, m + T), D), detached.
+        -ln p(y) in nats, (B, T); and the new memory, detached.  Whenever gradients or dropouts are
+        on, a memory is a list of N tensors (B, m <= M, D); otherwise an EvaluationMemory.
         ValueError: see `check`.
         """
         config = self.config
-        check(x, memory, y, config)
-        B, T = x.shape
+        learning = torch.is_grad_enabled() or self.training
+        check(x, memory, y, self, learning)
         h = self.dropout_embedding(self.words.embed(x) * math.sqrt(config.d_model))  # (B, T, D)
-        if memory is None:
-            memory = [h[:, :0]] * config.n_layer  # no past, which is not a past of zeros
-        m = min(memory[0].shape[1], config.mem_len)  # fewer rows than held, if mem_len was lowered
-        R = distance_encoding(m + T, config.d_model, config.clamp_len, x.device).to(h)
-        R = self.dropout_R(R)  # (K, D): once for all layers
-        hidden = hidden_keys(T, m, config.mem_len, config.same_length, x.device)  # (T, K)
-        new_memory = []
+        past = (TrainingMemory if learning else EvaluationMemory)(self, memory, h)
+        hidden = hidden_keys(x.shape[1], past.m, config.mem_len, config.same_length, x.device)
         u, v = (bias.expand(config.n_layer, -1, -1) for bias in (self.u, self.v))  # (N, H, C)
         for n, layer in enumerate(self.layers):
-            past = memory[n][:, memory[n].shape[1] - m :]
-            new_memory.append(update_memory(past, h, config.mem_len))  # the layer's input
-            h = layer(h, past, R, u[n], v[n], hidden)
+            h = layer(h, *past.extend(n, layer.attention, h), u[n], v[n], hidden)
         h = self.dropout_final(h)
         if y is not None:
-            return self.words.losses(h, y), new_memory
-        return self.words.logits(h[:, -1:] if last_only else h), new_memory
+            return self.words.losses(h, y), past.new
+        return self.words.logits(h[:, -1:] if last_only else h), past.new
 
     @torch.no_grad()
     def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
@@ -446,19 +335,8 @@ def losses_in_segments(model, tokens, T):
     return torch.cat(losses)
 
 
-def seconds_of(words, V, n):
-    """The middle of five: n words, as rare as 1 / rank, embedded, predicted, and all gradients."""
-    y = torch.multinomial(1 / torch.arange(1.0, V + 1), n, replacement=True)[None]  # (1, n)
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        words.losses(words.embed(y), y).sum().backward()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[2]
-
-
 def main():
-    """The golden equalities, sizes, what the adaptive softmax saves, a sample after seconds."""
+    """The golden equalities, the sizes, a sample after seconds, and what a longer memory is worth."""
     torch.manual_seed(0)
     tokens, cuts = torch.randint(205, (97,)), (1, 4, 16, 96)
     model = TransformerXL(CONFIGS["tiny"]).double().eval()
@@ -474,15 +352,6 @@ def main():
     for name, c in CONFIGS.items():
         print(f"  {name:14}  N {c.n_layer:2}  D {c.d_model:4}  V {c.vocab_size:7,}  "
               f"{count_parameters(c):11,}")
-    c = replace(CONFIGS["wt103-large"], d_model=128)
-    n = 256
-    print(f"embedding and softmax of {c.vocab_size:,} words, D {c.d_model}, {n} tokens and back:")
-    for kind in (FullSoftmax, AdaptiveSoftmax):
-        words = kind(c)
-        for parameter in words.parameters():
-            nn.init.normal_(parameter, std=0.02)
-        print(f"  {kind.__name__:15}  {sum(p.numel() for p in words.parameters()):10,} parameters  "
-              f"{seconds_of(words, c.vocab_size, n):.3f} s")
 
     corpus, T = load("stdlib"), 64
     model = TransformerXL(Config(len(corpus.vocab), n_layer=2, mem_len=T))

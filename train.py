@@ -233,8 +233,8 @@ def flops_per_step(config, B, T):
 
     Counted are the matrix products, two for each multiplication and addition, with a full memory:
     for one token and layer 2 (2 D HC + 2 D FF + (K/T) 2 D HC + 3 K HC).  Cells behind the mask are
-    in it; the projection of R, one for all lanes, is not.  For the adaptive softmax the targets
-    are taken to be as rare as 1 / rank (Zipf).
+    in it; the projection of R, one for all lanes, and the shift's column are not.  For the
+    adaptive softmax the targets are taken to be as rare as 1 / rank (Zipf).
     """
     D, FF, HC, K = config.d_model, config.d_inner, config.n_head * config.d_head, config.mem_len + T
     products = B * T * D * HC + B * K * D * 2 * HC  # q; k and v
@@ -402,10 +402,9 @@ def evaluate(model, tokens, run, label="evaluating"):
     stream, memory = lanes(tokens.to(device), 1), None
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / run.eval_segment)
-    with evaluating(model, run):
+    with evaluating(model, run), autocast(run, device.type):  # copies the weights to bf16 once
         for x, y in progress(segments(stream, run.eval_segment), label, parts):
-            with autocast(run, device.type):
-                loss, memory = model(x, memory, y)
+            loss, memory = model(x, memory, y)
             total += loss.double().sum()
     return total.item() / (len(tokens) - 1)
 

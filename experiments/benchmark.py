@@ -75,8 +75,7 @@ class Ours:
 
     def __init__(self, size, dtype, device):
         self.size, self.device = size, device
-        self.run = replace(train.RUNS_OF["tiny"], dtype=dtype, micro_batch=size.micro_batch,
-                           eval_mem_len=size.eval_mem_len)
+        self.run = replace(train.RUNS_OF["tiny"], dtype=dtype, micro_batch=size.micro_batch)
         self.model, self.memories = TransformerXL(size.config).to(device), {}
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2.5e-4, fused=True)
 
@@ -84,9 +83,16 @@ class Ours:
         """Random tokens (B, T), as rare as 1 / rank."""
         return (self.size.config.vocab_size ** torch.rand(B, T, device=self.device)).long() - 1
 
+    def train(self, training):
+        """Switch to training or evaluation, with its lengths, where that is not so yet."""
+        if training != self.model.training:
+            self.model.train(training)
+            self.model.config = self.size.config if training else replace(
+                self.size.config, mem_len=self.size.eval_mem_len, same_length=True)
+
     def step(self):
         """Forward, backward, clip, Adam."""
-        self.model.train()
+        self.train(True)
         x = self.tokens(self.size.batch, self.size.segment)
         self.memories["train"] = train.train_step(
             self.model, self.optimizer, x, x, self.memories.get("train"), self.run)[2]
@@ -95,7 +101,8 @@ class Ours:
     def read(self, kind, T, with_losses):
         """One lane of T tokens after the memory of this kind -> losses, or the last logits."""
         x = self.tokens(1, T)
-        with train.evaluating(self.model, self.run), train.autocast(self.run, self.device):
+        self.train(False)
+        with train.autocast(self.run, self.device):
             result, self.memories[kind] = self.model(
                 x, self.memories.get(kind), x if with_losses else None, last_only=not with_losses)
         return result
@@ -152,9 +159,11 @@ def peak_memory(path, method, size, dtype, device):
 
 
 def peak_here(path, method, size, dtype, device):
-    """The same in this process, above what it holds before the implementation is made."""
+    """The same in this process, above what it takes to do so at a tiny size (torch's own parts)."""
+    make = load(path)
+    getattr(make(SIZES["tiny"], dtype, device), method)()
     before = resident_peak()
-    call = getattr(load(path)(size, dtype, device), method)
+    call = getattr(make(size, dtype, device), method)
     for _ in range(3):
         call()
     if device == "cuda":

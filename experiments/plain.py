@@ -107,7 +107,8 @@ class Speed:
     def step(self):
         """Forward, backward, clip, Adam."""
         size = self.size
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
         self.optimizer.zero_grad()
         self.read("train", size.batch, size.segment, size.config.mem_len).mean().backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 0.25)
@@ -116,13 +117,15 @@ class Speed:
     @torch.no_grad()
     def evaluate(self):
         """One segment."""
-        self.model.eval()
+        if self.model.training:
+            self.model.eval()
         return self.read("evaluate", 1, self.size.eval_segment, self.size.eval_mem_len).mean()
 
     @torch.no_grad()
     def generate(self):
         """One token."""
-        self.model.eval()
+        if self.model.training:
+            self.model.eval()
         return self.read("generate", 1, 1, self.size.eval_mem_len, last=True).argmax()
 
 

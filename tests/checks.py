@@ -670,21 +670,16 @@ ATTENTION = {
     "the content part was shifted and the position part not": dict(shift="content"),
     "the position part is missing: terms (b) and (d)": dict(position=False),
     "the content part is missing: terms (a) and (c)": dict(content=False),
-    "keys and values are exchanged: W_kv gives the keys first": dict(swap_kv=True),
-    "W_kv was cut head by head: it gives the keys of all heads first, then all values":
-    dict(cut="heads"),
-    "W_kv's result was cut along the batch: keys and values stand side by side in the LAST dim":
-    dict(cut="batch"),
+    "the position part is one column off: drop the first T numbers of q Q^T":
+    dict(off=1),
+    "the position part lacks distance 0: it is the FIRST column of q Q^T, distance K, that nobody "
+    "needs": dict(drop="last"),
+    "the position part lacks distance 0 and is not shifted": dict(drop="last", shift="none"),
+    "keys and values are exchanged": dict(swap_kv=True),
     "the queries are taken apart in the wrong order: view as (B, T, H, C), then move H":
-    dict(apart="q"),
-    "the keys and values are taken apart in the wrong order: view as (B, K, H, C), then move H":
-    dict(apart="kv"),
-    "Q is taken apart in the wrong order: view as (K, H, C), then move H": dict(apart="Q"),
-    "all heads are taken apart in the wrong order: view with H BEFORE C, then move it":
-    dict(apart="q kv Q"),
+    dict(apart=True),
     "the keys serve as values, too": dict(values="keys"),
-    "the memory stands behind the segment: [memory o h]": dict(order="behind"),
-    "R is read backwards: it comes with descending distances already": dict(flip=True),
+    "Q is read backwards: it comes with descending distances already": dict(flip=True),
     "nothing is hidden: the future shows": dict(mask="none"),
     "what is to be seen is hidden, and the other way round": dict(mask="inverted"),
     "the position part is not hidden: add it BEFORE the mask, its upper cells are leftovers":
@@ -699,51 +694,34 @@ ATTENTION = {
     "there is no softmax": dict(axis=None),
     "the heads are joined in the wrong order: first (B, T, H, C), then (B, T, H * C)":
     dict(join="heads"),
+    "the heads are joined in the wrong order: (H, B, T, C) must become (B, T, H, C) first":
+    dict(join="first"),
     "W_o is missing: the joined heads are projected once more": dict(W_o=False),
-    "W_kR is missing: R is projected": dict(W_kR=False),
     "the input h is added: the residual belongs to the layer": dict(residual=True),
 }
 
 
-def mixed(z):
-    """(B, n, H, C) as if the heads had been taken apart by a view alone, without a transpose."""
-    B, n, H, C = z.shape
-    return z.reshape(B, H, n, C).transpose(1, 2)
-
-
-def attention_oracle(a, h, memory, R, u, v, hidden, **c):
-    """The equation with an R for every pair of query and key; `c` changes one parameter."""
-    (B, T, D), (H, C), m = h.shape, u.shape, memory.shape[1]
-    K = m + T
-    rows = torch.cat([h, memory] if c.get("order") == "behind" else [memory, h], 1)
-    heads = [W.weight.view(-1, H, C, D) for W in (a.W_q, a.W_kv, a.W_kR)]
-    q = torch.einsum("btd,hcd->bthc", h, heads[0][0])
-    k, values = torch.einsum("bkd,nhcd->nbkhc", rows, heads[1])
+def attention_oracle(a, h, k, value, Q, u, v, hidden, **c):
+    """The equation, all lanes and heads by einsum; `c` changes one parameter."""
+    (B, T, D), (H, _, K, C) = h.shape, k.shape
+    q = torch.einsum("btd,hcd->bthc", h, a.W_q.weight.view(H, C, D))
+    if c.get("apart"):  # as if a view alone, without moving H, took the heads apart
+        q = q.reshape(B, H, T, C).transpose(1, 2)
+    k, values = k.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3)  # (B, K, H, C)
     if c.get("swap_kv"):
         k, values = values, k
     values = k if c.get("values") else values
-    if c.get("cut"):
-        if c["cut"] == "batch" and B % 2:
-            return None
-        k, values = (a.W_kv(rows).view(2, B, K, H, C) if c["cut"] == "batch"
-                     else a.W_kv(rows).view(B, K, H, 2, C).unbind(3))
-    Q = torch.einsum("kd,hcd->khc", R.flip(0) if c.get("flip") else R, heads[2][0])
-    if c.get("W_kR") is False:
-        if H * C != D:
-            return None
-        Q = R.view(K, H, C)
-    apart = c.get("apart", "").split()
-    q = mixed(q) if "q" in apart else q
-    k, values = (mixed(k), mixed(values)) if "kv" in apart else (k, values)
-    Q = mixed(Q[None])[0] if "Q" in apart else Q
+    Q = Q.flip(1) if c.get("flip") else Q
+    whole, Q = Q, Q[:, :-1] if c.get("drop") == "last" else Q[:, 1:]
     if c.get("swap"):
         u, v = v, u
     u, v = {"u": (u, u), "v": (v, v)}.get(c.get("both"), (u, v))
     u, v = {"u": (0 * u, v), "v": (u, 0 * v)}.get(c.get("no"), (u, v))
     content = torch.einsum("bthc,bkhc->bhtk", q + u, k)
-    position = torch.einsum("bthc,khc->bhtk", q + v, Q)
+    position = torch.einsum("bthc,hkc->bhtk", q + v, Q)
     shift = c.get("shift", "position")
     position = oracle_shift(position) if shift in ("position", "both") else position
+    position = position.roll(c.get("off", 0), -1)
     content = oracle_shift(content) if shift in ("content", "both") else content
     s = {"none": 1.0, "D": D ** -0.5, "HC": (H * C) ** -0.5, "C": 1 / C, "inverse": C ** 0.5}.get(
         c.get("scale"), C ** -0.5)
@@ -752,7 +730,9 @@ def attention_oracle(a, h, memory, R, u, v, hidden, **c):
     score = s_content * content * (c.get("content") is not False) + (
         s_position * position * (c.get("position") is not False))
     mask = c.get("mask")
-    if mask == "content":
+    if mask == "content":  # with the leftovers of a shift by drop and reshape
+        table = torch.einsum("bthc,hkc->bhtk", q + v, whole).flatten(-2)
+        position = table[..., T:].unflatten(-1, (T, K))
         score = (s_content * content).masked_fill(hidden, 0.0) + s_position * position
     if mask in (None, "inverted", "finite", "zero"):
         fill = {"finite": -30.0, "zero": 0.0}.get(mask, -torch.inf)
@@ -761,7 +741,8 @@ def attention_oracle(a, h, memory, R, u, v, hidden, **c):
     if mask == "after":
         p = p.masked_fill(hidden, 0.0)
     out = torch.einsum("bhtk,bkhc->bthc", a.dropout_attention(p), values)
-    out = out.transpose(1, 2) if c.get("join") else out
+    out = out.transpose(1, 2) if c.get("join") == "heads" else out
+    out = out.permute(2, 0, 1, 3) if c.get("join") == "first" else out
     out = out.reshape(B, T, H * C)
     out = out if c.get("W_o") is False else out @ a.W_o.weight.T
     if c.get("W_o") is False and H * C != D:
@@ -773,62 +754,62 @@ def attention_oracle(a, h, memory, R, u, v, hidden, **c):
 def check_relative_attention(forward):
     lesson_5 = lesson(5)
     for B, T, M, H, C, D in ((2, 3, 4, 5, 6, 8), (3, 4, 2, 5, 7, 8), (2, 5, 0, 3, 4, 10),
-                             (2, 1, 5, 3, 4, 8), (4, 3, 5, 2, 7, 14)):
+                             (2, 1, 5, 3, 4, 8), (4, 3, 5, 2, 7, 14), (2, 3, 1, 2, 3, 6)):
         K = M + T
         config = lesson_5.Config(7, n_layer=1, d_model=D, n_head=H, d_head=C, d_inner=9)
         a = lesson_5.RelativeAttention(config).double()
         for W in a.parameters():
             nn.init.normal_(W, std=0.7)
         leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in (
-            (B, T, D), (B, M, D), (K, D), (H, C), (H, C))]
+            (B, T, D), (H, B, K, C), (H, B, K, C), (H, K + 1, C), (H, C), (H, C))]
         hidden = ~seen_cells(T, M, most=max(2, K - 2))
-        what = f"forward of the attention, B {B}, T {T}, M {M}, H {H}, C {C}, D {D}"
-        with replaced(lesson_5, rel_shift=oracle_shift):
-            got = told(what, {"Sizes of tensors must match": "memory and h are joined along "
-                              "another axis than time, which is dim 1",
-                              f"({T}) must match the size of tensor b ({H})": "u or v is added "
-                              "along time: (H, C) needs an axis more to meet (B, H, T, C)"},
-                       lambda: forward(a, *leaves, hidden))
+        what = f"forward of the attention, B {B}, T {T}, K {K}, H {H}, C {C}, D {D}"
+        got = told(what, {f"({T}) must match the size of tensor b ({H})": "u or v is added along "
+                          "time: (H, C) needs two axes more to meet (H, B, T, C)",
+                          f"({B}) must match the size of tensor b ({H})": "u or v is added along "
+                          "the lanes: (H, C) needs two axes more to meet (H, B, T, C)",
+                          f"({K}) must match the size of tensor b ({K + 1})": "q Q^T has a column "
+                          "more than there are keys: the cell in front of each row, for the shift"},
+                   lambda: forward(a, *leaves, hidden))
         wanted = attention_oracle(a, *leaves, hidden)
         known = {m: (lambda c=c: wanted if (z := attention_oracle(a, *leaves, hidden, **c)) is None
                      else z) for m, c in ATTENTION.items()}
         expect(what, got, wanted, known, tolerance=1e-9)
-        weights = [leaves[0], leaves[1], *leaves[2:], *a.parameters()]
-        names = ["h", "memory", "R", "u", "v", *(n for n, _ in a.named_parameters())]
+        weights = [*leaves, a.W_q.weight, a.W_o.weight]
+        names = ["h", "k", "value", "Q", "u", "v", "W_q.weight", "W_o.weight"]
         same_slopes(what, names, gradients(got, weights), gradients(wanted, weights), 1e-8)
     scores = []
-    big = [torch.randn(2, 3, 6).double() * 30, torch.randn(2, 2, 6).double() * 30]
+    big = [torch.randn(2, 3, 6).double() * 30, torch.randn(7, 2, 5, 4).double() * 30,
+           torch.randn(7, 2, 5, 4).double(), torch.randn(7, 6, 4).double()]
     config = lesson_5.Config(7, n_layer=1, d_model=6, n_head=7, d_head=4, d_inner=9)
     a = lesson_5.RelativeAttention(config).double()
     for W in a.parameters():
         nn.init.normal_(W, std=2.0)
     a.dropout_attention.register_forward_hook(lambda module, args, out: scores.append(args[0]))
-    R, (u, v) = torch.randn(5, 6).double(), torch.randn(2, 7, 4).double()
+    u, v = torch.randn(2, 7, 4).double()
     hidden = ~seen_cells(3, 2)
-    with replaced(lesson_5, rel_shift=oracle_shift):
-        got = forward(a, *big, R, u, v, hidden)
-        demand(len(scores) == 1, "dropout_attention is not called: it stands between the softmax "
-               "and the values")
-        demand(tensor_shape(scores[0]) == (2, 7, 3, 5), "dropout_attention is called with shape "
-               f"{tensor_shape(scores[0])}, should be the probabilities (B, H, T, K)")
-        demand(bool((scores[0].masked_fill(~hidden, 0) == 0).all()), "a hidden key got some "
-               "probability: with scores as large as these a large negative number is not enough; "
-               "fill with -inf")
-        sums = scores[0].sum(-1)
-        demand(bool(((sums - 1).abs() < 1e-9).all()), "dropout_attention must see the "
-               "probabilities: the rows that it got do not sum to 1")
-        a.dropout_attention.forward = lambda p: 0 * p
-        a.dropout_attention._forward_hooks.clear()
-        demand(bool((forward(a, *big, R, u, v, hidden) == 0).all()),
-               "the result of dropout_attention is not used")
+    got = forward(a, *big, u, v, hidden)
+    demand(len(scores) == 1, "dropout_attention is not called: it stands between the softmax "
+           "and the values")
+    demand(tensor_shape(scores[0]) == (7, 2, 3, 5), "dropout_attention is called with shape "
+           f"{tensor_shape(scores[0])}, should be the probabilities (H, B, T, K)")
+    demand(bool((scores[0].masked_fill(~hidden, 0) == 0).all()), "a hidden key got some "
+           "probability: with scores as large as these a large negative number is not enough; "
+           "fill with -inf")
+    sums = scores[0].sum(-1)
+    demand(bool(((sums - 1).abs() < 1e-9).all()), "dropout_attention must see the "
+           "probabilities: the rows that it got do not sum to 1")
+    a.dropout_attention.forward = lambda p: 0 * p
+    a.dropout_attention._forward_hooks.clear()
+    demand(bool((forward(a, *big, u, v, hidden) == 0).all()),
+           "the result of dropout_attention is not used")
     expect("forward with large scores", got, attention_oracle(
-        without_dropout(a), *big, R, u, v, hidden), tolerance=1e-8)
+        without_dropout(a), *big, u, v, hidden), tolerance=1e-8)
 
 
 def without_dropout(a):
     """The same weights, with a dropout that does nothing."""
-    return SimpleNamespace(W_q=a.W_q, W_kv=a.W_kv, W_kR=a.W_kR, W_o=a.W_o,
-                           dropout_attention=lambda p: p)
+    return SimpleNamespace(W_q=a.W_q, W_o=a.W_o, dropout_attention=lambda p: p)
 
 
 class Times(nn.Module):
@@ -847,10 +828,10 @@ class Mix(nn.Module):
     """Stands for an attention: depends on every argument, each in its own way, and differently in
     each feature, for what is the same in all of them a norm takes away."""
 
-    def forward(self, h, memory, R, u, v, hidden):
+    def forward(self, h, k, value, Q, u, v, hidden):
         slope = torch.linspace(-1, 1, h.shape[-1], dtype=h.dtype)
-        return (h.roll(1, 1) + 2 * memory.sum(1, keepdim=True) + R.mean(0)
-                + (3 * u.sum() - v.sum() + 5 * hidden.double().mean()) * slope)
+        return (h.roll(1, 1) + (2 * k.sum() - 0.5 * value.sum() + Q.sum() + 3 * u.sum() - v.sum()
+                                + 5 * hidden.double().mean()) * slope)
 
 
 @check("layer")
@@ -866,10 +847,11 @@ def check_layer(forward):
     for name, module in drops.items():
         setattr(layer, name, module)
     arguments = [torch.randn(shape, dtype=torch.float64) for shape in (
-        (B, T, D), (B, M, D), (M + T, D), (H, C), (H, C))] + [~seen_cells(T, M)]
+        (B, T, D), (H, B, M + T, C), (H, B, M + T, C), (H, M + T + 1, C), (H, C), (H, C))] + [
+            ~seen_cells(T, M)]
 
     def oracle(dropout=(1.5, 0.7, 1.9), pre=False, residual=(1, 1), norms=("norm_1", "norm_2"),
-               relu=torch.relu, again=False, order=range(6), bias=True, ff=True):
+               relu=torch.relu, again=False, order=range(7), bias=True, ff=True):
         first, second = (getattr(layer, n) if n else (lambda z: z) for n in norms)
         h = arguments[0]
         args = [arguments[n] for n in order]
@@ -914,7 +896,7 @@ def check_layer(forward):
         "the residual is added after the norm, twice: each norm is of the SUM": lambda:
         (o := arguments[0] + layer.norm_1(1.5 * layer.attention(*arguments)))
         + layer.norm_2(1.9 * layer.W_2(0.7 * layer.W_1(o).relu())),
-        "u and v are exchanged on the way to the attention": oracle(order=(0, 1, 2, 4, 3, 5)),
+        "u and v are exchanged on the way to the attention": oracle(order=(0, 1, 2, 3, 5, 4, 6)),
         "the dropout stands around the whole sum: only around what the attention made":
         lambda: layer.norm_2(
             (o := layer.norm_1(1.5 * (arguments[0] + layer.attention(*arguments))))
@@ -928,7 +910,7 @@ def check_layer(forward):
            "and 1.9)", got, wanted, known, tolerance=1e-9)
     demand(shapes == {"dropout_output": [(B, T, D)], "dropout_inner": [(B, T, FF)],
                       "dropout_ff": [(B, T, D)]},
-           f"the dropouts were called on {shapes}: once each, dropout_inner between ReLU and W_2")
+           f"the dropouts were called on {shapes}: once each, dropout_inner between W_1 and W_2")
     h = arguments[0].clone().requires_grad_()
     leaves = [h, *layer.parameters()]
     slopes = gradients(forward(layer, h, *arguments[1:]), leaves)

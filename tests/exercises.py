@@ -136,16 +136,16 @@ EXERCISES = (
         "less there is no clamp.",
         "torch.arange can count down. Clamp the distances, not the rows and not the encoding."),
     Exercise(
-        "relative_attention", "05_full_model", "RelativeAttention.forward", 12,
+        "relative_attention", "05_full_model", "RelativeAttention.forward", 8,
         "attention by content and distance",
-        "Project h to queries, [memory o h] to keys and values, R to Q; the score of query i "
-        "and key j is [(q_i + u) . k_j + (q_i + v) . Q_distance] / sqrt(C), its position part "
-        "shifted by rel_shift. Hide with -inf what `hidden` says, take the softmax over the "
-        "keys, its dropout, and the weighted sum of the values. Join the heads and project with "
-        "W_o.",
-        "Write the shape behind every line: q (B, H, T, C), k and values (B, H, K, C), Q (H, K, "
-        "C). u and v (H, C) need one axis more to be added to q. W_kv gives keys first, then "
-        "values."),
+        "The score of query i (from h by W_q, taken apart by self.heads) and key j is [(q_i + u) "
+        ". k_j + (q_i + v) . Q_distance] / sqrt(C). Q begins with one distance more than there "
+        "is, so q Q^T is the padded table (T, K + 1) of lesson 4: drop T numbers, read rows of "
+        "K. Hide with -inf what `hidden` says, take the softmax over the keys, its dropout and "
+        "the weighted sum of the values, then join the heads to (B, T, H C) for W_o.",
+        "Write the shape behind every line: q (H, B, T, C), k and value (H, B, K, C), Q (H, K + "
+        "1, C). u and v (H, C) need two axes more to be added to q; flatten(1, 2) makes one axis "
+        "of lanes and queries, so that q meets Q."),
     Exercise(
         "layer", "05_full_model", "Layer.forward", 3,
         "attention, add, norm; feed-forward, add, norm",
@@ -185,7 +185,7 @@ EXERCISES = (
         "each part: gradients add up by themselves, also those of the step before if nobody "
         "clears them."),
     Exercise(
-        "evaluate", "train", "evaluate", 10, "every token counted once",
+        "evaluate", "train", "evaluate", 9, "every token counted once",
         "Cut the tokens into one lane and into segments of run.eval_segment, and read them in "
         "order inside `with evaluating(model, run)`, under autocast, the memory handed on. Add "
         "up the losses of ALL tokens in float64. Return the sum divided by the number of "

@@ -157,7 +157,9 @@ def test_attention_is_lesson_4s_score(T, M):
     score = lesson_4.relative_score(q, k, Q, u, v) / 2  # sqrt(C) = 2
     out = score.masked_fill(hidden, -math.inf).softmax(-1) @ values
     wanted = attention.W_o(out.transpose(1, 2).reshape(2, T, -1))
-    assert (attention(h, memory, R, u, v, hidden) - wanted).abs().max() < 1e-12
+    k, values = attention.keys_values(rows)
+    Q = attention.project_distances(lesson.distance_encoding(K + 1, 6).double())
+    assert (attention(h, k, values, Q, u, v, hidden) - wanted).abs().max() < 1e-12
 
 
 # ---- the two golden equalities ------------------------------------------------------------------
@@ -235,11 +237,12 @@ def test_a_hidden_probability_is_exactly_zero_in_every_number_type(dtype, size):
     """However low the scores of the visible keys: no "large enough" number, only -inf, will do."""
     attention = lesson.RelativeAttention(SMALL).to(dtype)
     h, memory = size * torch.randn(8, 4, 6, dtype=dtype), size * torch.randn(8, 1, 6, dtype=dtype)
-    R = lesson.distance_encoding(5, 6).to(dtype)
+    k, values = attention.keys_values(torch.cat([memory, h], 1))
+    Q = attention.project_distances(lesson.distance_encoding(6, 6).to(dtype))
     u, v = torch.randn(2, 3, 4, dtype=dtype)
     seen, hidden = [], lesson.hidden_keys(4, 1, 1, False)
     attention.dropout_attention.register_forward_hook(lambda module, args, out: seen.append(out))
-    attention(h, memory, R, u, v, hidden)
+    attention(h, k, values, Q, u, v, hidden)
     assert (seen[0][:, :, hidden] == 0).all(), "a hidden key got some probability"
     assert torch.isfinite(seen[0]).all()
 
@@ -383,8 +386,8 @@ def test_dropout_stands_at_the_authors_places():
                 lambda m, args, out, name=name: calls.setdefault(name, []).append(args[0].shape))
     model(torch.randint(11, (2, 5)))
     assert {n: len(z) for n, z in calls.items()} == dict.fromkeys(wanted, 1)
-    assert calls["dropout_R"] == [(5, 6)] and calls["dropout_embedding"] == [(2, 5, 6)]
-    assert calls["layers.0.attention.dropout_attention"] == [(2, 3, 5, 5)]
+    assert calls["dropout_R"] == [(6, 6)] and calls["dropout_embedding"] == [(2, 5, 6)]
+    assert calls["layers.0.attention.dropout_attention"] == [(3, 2, 5, 5)]
     assert calls["layers.0.dropout_inner"] == [(2, 5, 7)]
     assert calls["dropout_final"] == calls["layers.1.dropout_ff"] == [(2, 5, 6)]
     x = torch.randint(11, (2, 5))

@@ -279,12 +279,12 @@ def test_xl_code_takes_lesson_files_and_never_falls_back_to_ours(tmp_path):
     text = (ROOT / "04_rel_shift.py").read_text().replace("def rel_shift_by_index", "def by_index")
     lesson = blank.Lesson(exercises.BY_NAME["rel_shift"])
     (folder / "04_rel_shift.py").write_text(text.replace(lesson.body, lesson.stub()))
-    depends = "tests/test_05_full_model.py::test_the_future_never_shows"
+    depends = "tests/test_05_full_model.py::test_attention_is_lesson_4s_score"
     status, out = pytest_in(ROOT, "tests/test_exercises.py", depends, XL_CODE=str(folder))
     assert f"04_rel_shift.py: from XL_CODE, {folder / '04_rel_shift.py'}" in out
     assert "2 failed" in out and "rel_shift is blank" in out
     assert "there is no rel_shift_by_index in 04_rel_shift.py" in out
-    assert "1 test waits for rel_shift" in out
+    assert "5 tests wait for rel_shift" in out
     assert f"0 of 2 exercises solved ({len(EXERCISES) - 2} more are not in XL_CODE)" in out
 
 

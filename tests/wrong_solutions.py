@@ -323,63 +323,74 @@ def hidden_keys(T, m, M, same_length, device=None):
     M("distance_encoding", "`device` is ignored", (", device=device)", ")")),
 
     M("relative_attention", "u and v are exchanged", ("q + u[", "q + v["),
-      ("rel_shift(((q + v[", "rel_shift(((q + u["), bug=8),
+      ("position = ((q + v[", "position = ((q + u["), bug=8),
     M("relative_attention", "u is used for both", ("q + v[", "q + u["), bug=8),
     M("relative_attention", "only the content part is scaled",
-      ("v[:, None]) * scale)", "v[:, None]))"),
-      bug=9),
+      ("((q + v[:, None, None]) * scale)", "(q + v[:, None, None])"), bug=9),
     M("relative_attention", "1 / sqrt(D)", ("math.sqrt(self.C)", "math.sqrt(h.shape[-1])"), bug=9),
-    M("relative_attention", "not shifted", ("rel_shift((", "(("), bug=1),
-    M("relative_attention", "the memory stands behind", ("[memory, h]", "[h, memory]"), bug=15),
+    M("relative_attention", "not shifted",
+      ("position.view(self.H, -1, T * (K + 1))[..., T:].unflatten(-1, (T, K))",
+       "position.view(self.H, -1, T, K + 1)[..., 1:]"), bug=1),
+    M("relative_attention", "lacks distance 0 and is not shifted",
+      ("position.view(self.H, -1, T * (K + 1))[..., T:].unflatten(-1, (T, K))",
+       "position.view(self.H, -1, T, K + 1)[..., :-1]"), bug=1),
+    M("relative_attention", "is one column off",
+      ("(K + 1))[..., T:]", "(K + 1))[..., T - 1 : -1]"), bug=2),
+    M("relative_attention", "a column more than there are keys",
+      ("position.view(self.H, -1, T * (K + 1))[..., T:].unflatten(-1, (T, K))",
+       "position.view(self.H, -1, T, K + 1)")),
     M("relative_attention", "fill with -inf", ('float("-inf")', "-1e3"), bug=12),
     M("relative_attention", "a score of 0", ('float("-inf")', "1e-12"), bug=12),
     M("relative_attention", "the position part is not hidden",
-      ("(content + position).masked_fill_(hidden, float(\"-inf\"))",
-       "(content.masked_fill(hidden, 0) + position)"), bug=13),
-    M("relative_attention", "joined in the wrong order", ("out.transpose(1, 2).reshape",
-                                                          "out.reshape")),
+      ("content.add_(position).masked_fill_(hidden, float(\"-inf\"))",
+       "content.masked_fill(hidden, 0) + position"), bug=13),
+    M("relative_attention", "joined in the wrong order",
+      ("out.permute(1, 2, 0, 3).flatten(-2)",
+       "out.transpose(0, 1).reshape(h.shape[0], T, -1)")),
+    M("relative_attention", "must become (B, T, H, C) first",
+      ("out.permute(1, 2, 0, 3).flatten(-2)", "out.reshape(h.shape[0], T, -1)")),
     M("relative_attention", "taken apart in the wrong order",
-      ("self.W_q(h).view(B, T, self.H, self.C).transpose(1, 2)",
-       "self.W_q(h).view(B, self.H, T, self.C)")),
-    M("relative_attention", "cut along the batch", (".chunk(2, dim=-1)", ".chunk(2)")),
-    M("relative_attention", "cut head by head",
-      ("z.view(B, K, self.H, self.C).transpose(1, 2)", "z.transpose(1, 2)"),
-      ("self.W_kv(rows).chunk", "self.W_kv(rows).view(B, K, self.H, 2 * self.C).chunk")),
-    M("relative_attention", "gives the keys first",
-      ("k, value = ", "value, k = ")),
-    M("relative_attention", "added along time", ("q + u[:, None]", "q + u")),
+      ("self.heads(self.W_q(h))",
+       "self.W_q(h).view(h.shape[0], self.H, T, self.C).transpose(0, 1)")),
+    M("relative_attention", "keys and values are exchanged",
+      ("@ k.transpose", "@ value.transpose"), ("softmax(-1)) @ value", "softmax(-1)) @ k")),
+    M("relative_attention", "the keys serve as values",
+      ("softmax(-1)) @ value", "softmax(-1)) @ k")),
+    M("relative_attention", "added along time", ("q + u[:, None, None]", "q + u")),
+    M("relative_attention", "added along the lanes", ("q + u[:, None, None]", "q + u[:, None]")),
     M("relative_attention", "the softmax runs over the queries", (".softmax(-1)", ".softmax(-2)")),
     M("relative_attention", "dropout_attention is not called",
-      ("self.dropout_attention(probability)", "probability")),
-    M("relative_attention", "R is read backwards", ("self.W_kR(R)", "self.W_kR(R.flip(0))"), bug=2),
-    M("relative_attention", "something is detached",
-      ("[memory, h]", "[memory, h.detach()]")),
+      ("self.dropout_attention(score.softmax(-1))", "score.softmax(-1)")),
+    M("relative_attention", "Q is read backwards",
+      ("@ Q.transpose(-1, -2)", "@ Q.flip(1).mT"), bug=2),
+    M("relative_attention", "something is detached", ("self.W_q(h)", "self.W_q(h.detach())")),
 
     M("layer", "pre-norm", """
-def forward(self, h, memory, R, u, v, hidden):
-    h = h + self.dropout_output(self.attention(self.norm_1(h), memory, R, u, v, hidden))
+def forward(self, h, *past):
+    h = h + self.dropout_output(self.attention(self.norm_1(h), *past))
     inner = self.dropout_inner(F.relu(self.W_1(self.norm_2(h))))
     return h + self.dropout_ff(self.W_2(inner))
 """),
     M("layer", "the first residual is missing", ("norm_1(h + ", "norm_1(")),
     M("layer", "the second residual is missing", ("norm_2(h + ", "norm_2(")),
     M("layer", "norm_2 is missing", ("self.norm_2(", "(")),
-    M("layer", "ReLU is missing", ("F.relu(self.W_1(h))", "self.W_1(h)")),
-    M("layer", "dropout_inner is missing", ("self.dropout_inner(F.relu(self.W_1(h)))",
-                                            "F.relu(self.W_1(h))")),
+    M("layer", "ReLU is missing", ("F.relu(self.dropout_inner(self.W_1(h)), inplace=True)",
+                                   "self.dropout_inner(self.W_1(h))")),
+    M("layer", "dropout_inner is missing", ("self.dropout_inner(self.W_1(h))",
+                                            "self.W_1(h)")),
     M("layer", "your second sum adds the layer's input", """
-def forward(self, h, memory, R, u, v, hidden):
-    o = self.norm_1(h + self.dropout_output(self.attention(h, memory, R, u, v, hidden)))
+def forward(self, h, *past):
+    o = self.norm_1(h + self.dropout_output(self.attention(h, *past)))
     return self.norm_2(h + self.dropout_ff(self.W_2(self.dropout_inner(F.relu(self.W_1(o))))))
 """),
     M("layer", "the residual is added after the norm",
-      ("self.norm_1(h + self.dropout_output(self.attention(h, memory, R, u, v, hidden)))",
-       "h + self.norm_1(self.dropout_output(self.attention(h, memory, R, u, v, hidden)))"),
+      ("self.norm_1(h + self.dropout_output(self.attention(h, k, value, Q, u, v, hidden)))",
+       "h + self.norm_1(self.dropout_output(self.attention(h, k, value, Q, u, v, hidden)))"),
       ("self.norm_2(h + self.dropout_ff(self.W_2(inner)))",
        "h + self.norm_2(self.dropout_ff(self.W_2(inner)))")),
     M("layer", "the dropout stands around the whole sum",
-      ("norm_1(h + self.dropout_output(self.attention(h, memory, R, u, v, hidden)))",
-       "norm_1(self.dropout_output(h + self.attention(h, memory, R, u, v, hidden)))")),
+      ("norm_1(h + self.dropout_output(self.attention(h, k, value, Q, u, v, hidden)))",
+       "norm_1(self.dropout_output(h + self.attention(h, k, value, Q, u, v, hidden)))")),
     M("layer", "u and v are exchanged", ("u, v, hidden)))", "v, u, hidden)))"), bug=8),
 
     M("sample_top_k", "over the symbols (the last dim)", (".softmax(-1)", ".softmax(0)")),
@@ -476,8 +487,8 @@ def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None
     M("evaluate", "add up in float64",
       ("torch.zeros((), dtype=torch.float64, device=device)", "0.0"),
       ("loss.double().sum()", "loss.sum()")),
-    M("evaluate", "evaluating(model, run)", ("with evaluating(model, run):", "if True:")),
-    M("evaluate", "outside `with autocast", ("with autocast(run, device.type):", "if True:")),
+    M("evaluate", "evaluating(model, run)", ("with evaluating(model, run), ", "with ")),
+    M("evaluate", "outside `with autocast", (", autocast(run, device.type):", ":")),
     M("evaluate", "perplexity", ("return total.item() / (len(tokens) - 1)",
                                  "return math.exp(total.item() / (len(tokens) - 1))")),
     M("evaluate", "in bits", ("return total.item() / (len(tokens) - 1)",
@@ -684,43 +695,40 @@ def distance_encoding(K, D, clamp_len=0, device=None):
     return sinusoid(torch.tensor([min(limit, K - 1 - r) for r in range(K)], device=device), D)
 """),
     "relative_attention": ("""
-def forward(self, h, memory, R, u, v, hidden):
-    B, T, K, H, C = len(h), h.shape[1], len(R), self.H, self.C
-    rows = torch.cat([memory, h], 1)
+def forward(self, h, k, value, Q, u, v, hidden):
+    B, T, H, C = len(h), h.shape[1], self.H, self.C
+    rel_shift = import_module("04_rel_shift").rel_shift
     q = self.W_q(h).view(B, T, H, C)
-    k, value = self.W_kv(rows).view(B, K, 2, H, C).unbind(2)
-    Q = self.W_kR(R).view(K, H, C)
-    content = torch.einsum("bihc,bjhc->bhij", q + u, k)
-    position = rel_shift(torch.einsum("bihc,jhc->bhij", q + v, Q))
+    content = torch.einsum("bihc,hbjc->bhij", q + u, k)
+    position = rel_shift(torch.einsum("bihc,hjc->bhij", q + v, Q[:, 1:]))
     score = (content + position) / C ** 0.5
     score = score.where(~hidden, torch.tensor(-torch.inf, dtype=score.dtype))
-    p = self.dropout_attention(F.softmax(score, dim=-1))
-    return self.W_o(torch.einsum("bhij,bjhc->bihc", p, value).flatten(2))
+    p = self.dropout_attention(F.softmax(score, dim=-1).transpose(0, 1))
+    return self.W_o(torch.einsum("hbij,hbjc->bihc", p, value).flatten(2))
 """, """
-def forward(self, h, memory, R, u, v, hidden):
-    (B, T, D), K, H, C = h.shape, R.shape[0], self.H, self.C
-    keys, values = self.W_kv(torch.cat([memory, h], 1)).split(H * C, dim=-1)
-    q, Q, scores = self.W_q(h), self.W_kR(R), []
-    for n in range(H):
-        part = slice(n * C, (n + 1) * C)
-        a = (q[..., part] + u[n]) @ keys[..., part].mT
-        b = (q[..., part] + v[n]) @ Q[:, part].T
-        scores.append((a + rel_shift(b)) * C ** -0.5)
-    score = torch.stack(scores, 1)
+def forward(self, h, k, value, Q, u, v, hidden):
+    (B, T, D), (T, K), C = h.shape, hidden.shape, self.C
+    q, scores = self.W_q(h), []
+    for n in range(self.H):
+        part = q[..., n * C : (n + 1) * C]  # (B, T, C)
+        a = (part + u[n]) @ k[n].mT
+        b = (part + v[n]) @ Q[n].T  # (B, T, K + 1)
+        b = torch.stack([F.pad(b[:, i, T - i :], (0, T - 1 - i)) for i in range(T)], 1)
+        scores.append((a + b) * C ** -0.5)
+    score = torch.stack(scores)
     score = score + torch.zeros(T, K, dtype=h.dtype).masked_fill(hidden, -torch.inf)
     p = self.dropout_attention(score.softmax(-1))
-    heads = [p[:, n] @ values[..., n * C : (n + 1) * C] for n in range(H)]
-    return self.W_o(torch.cat(heads, -1))
+    return self.W_o(torch.cat([p[n] @ value[n] for n in range(self.H)], -1))
 """),
     "layer": ("""
-def forward(self, h, memory, R, u, v, hidden):
-    made = self.attention(h, memory, R, u, v, hidden)
+def forward(self, h, k, value, Q, u, v, hidden):
+    made = self.attention(h, k, value, Q, u, v, hidden)
     o = self.norm_1(self.dropout_output(made) + h)
     made = self.W_2(self.dropout_inner(self.W_1(o).clamp(min=0)))
     return self.norm_2(self.dropout_ff(made) + o)
 """, """
-def forward(self, h, memory, R, u, v, hidden):
-    attend = lambda z: self.dropout_output(self.attention(z, memory, R, u, v, hidden))
+def forward(self, h, *past):
+    attend = lambda z: self.dropout_output(self.attention(z, *past))
     feed = nn.Sequential(self.W_1, nn.ReLU(), self.dropout_inner, self.W_2, self.dropout_ff)
     for block, norm in ((attend, self.norm_1), (feed, self.norm_2)):
         h = norm(h + block(h))
@@ -857,10 +865,11 @@ def evaluate(model, tokens, run, label="evaluating"):
 """, """
 def evaluate(model, tokens, run, label="evaluating"):
     device, found, memory = model.u.device, [], None
-    with torch.no_grad(), evaluating(model, run), autocast(run, device.type):
+    with torch.no_grad(), evaluating(model, run):
         cut = list(segments(lanes(tokens.to(device), 1), run.eval_segment))
         for x, y in progress(cut, label, len(cut)):
-            losses, memory = model(x, memory, y)
+            with autocast(run, device.type):
+                losses, memory = model(x, memory, y)
             found.append(losses.flatten().to(torch.float64))
     return torch.cat(found).mean().item()
 """),

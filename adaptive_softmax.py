@@ -1,0 +1,100 @@
+"""The adaptive softmax: words in and out where the vocabulary is large (Grave et al. 2017).
+
+With the 267,735 words of WikiText-103 most of the work would go into words that hardly ever come.
+Lesson 5's model uses this class where its configuration has cutoffs; for bytes it needs none.
+What it saves is measured by experiments/softmax_cost.py.
+"""
+from importlib import import_module
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+token_losses = import_module("01_vanilla_segments").token_losses
+
+
+def float32_at_least(logits):
+    """For the softmax, also where autocast made the logits bf16: it sums V small numbers."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Embedding and softmax of a vocabulary sorted by falling count, cut into bands at cutoffs.
+
+    Each word has one row, both its embedding and its output weight (tied).  Frequent words stay in
+    the head.  Each rarer band is one more entry of the head, behind which a small softmax over its
+    own words waits until it is needed, with rows of width D / div_val^i (Grave et al. 2017; as
+    input, Baevski & Auli 2019).  For cutoffs 20,000, 40,000 and 200,000:
+
+        head    [ 20,000 words | tail 1 | tail 2 | tail 3 ]      for every token
+                                   |        |        |
+        tails           [ 20,000 words ]    |    [ 67,735 words ]        only for the tokens
+                                   [ 160,000 words ]                     whose target is there
+
+        p(word) = head[word]  in band 0,  head[tail i] * tail_i[word]  in band i
+
+    With div_val > 1 a projection (D, width) leads from each band's rows to the model's width and
+    another one back, which is the same one for the tails if tie_projections.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        D, edges = config.d_model, (0, *config.cutoffs, config.vocab_size)
+        self.bands = list(zip(edges, edges[1:]))  # the first word of each band, and the next one's
+        widths = [D // config.div_val**i for i in range(len(self.bands))]
+        self.rows = nn.ParameterList(
+            torch.empty(end - first, width) for (first, end), width in zip(self.bands, widths))
+        self.tail_rows = nn.Parameter(torch.empty(len(config.cutoffs), D))  # of the head
+        self.bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.tail_bias = nn.Parameter(torch.empty(len(config.cutoffs)))
+        self.project_in = self.project_out = [None] * len(self.bands)  # all rows are D wide
+        if config.div_val > 1:
+            self.project_in = nn.ParameterList(torch.empty(D, width) for width in widths)
+            self.project_out = nn.ParameterList(
+                self.project_in[i] if i and config.tie_projections else torch.empty(D, width)
+                for i, width in enumerate(widths))
+        self.register_buffer("cutoffs", torch.tensor(config.cutoffs), persistent=False)
+
+    def band(self, x):
+        """The band of each token, (B, T) -> (B, T): how many cutoffs it has reached."""
+        return (x[..., None] >= self.cutoffs).sum(-1)
+
+    def embed(self, x):
+        """Tokens (B, T) -> (B, T, D), each from its own band's rows."""
+        band = self.band(x)  # (B, T)
+        h = self.tail_rows.new_zeros(*x.shape, self.tail_rows.shape[1])
+        for i, (first, _) in enumerate(self.bands):
+            here = (band == i).nonzero(as_tuple=True)  # (n,), (n,)
+            rows = F.embedding(x[here] - first, self.rows[i])  # (n, width)
+            rows = rows if self.project_in[i] is None else F.linear(rows, self.project_in[i])
+            h = h.index_put(here, rows.to(h.dtype))
+        return h
+
+    def scores(self, h, i):
+        """Logits of band i, for a softmax of its own: (..., D) -> (..., words of the band).
+
+        Band 0 is the head, with one more column at its end for each tail.
+        """
+        (first, end), rows = self.bands[i], self.rows[i]
+        bias = self.bias[first:end]
+        if i == 0:
+            rows, bias = torch.cat([rows, self.tail_rows]), torch.cat([bias, self.tail_bias])
+        narrow = h if self.project_out[i] is None else h @ self.project_out[i]  # (..., width)
+        return float32_at_least(F.linear(narrow, rows, bias))
+
+    def logits(self, h):
+        """(B, T, D) -> log-probabilities of all words, (B, T, V): logits that already sum to 1."""
+        n = self.bands[0][1]
+        head, *tails = (self.scores(h, i).log_softmax(-1) for i in range(len(self.bands)))
+        tails = [head[..., n + i, None] + tail for i, tail in enumerate(tails)]
+        return torch.cat([head[..., :n], *tails], dim=-1)
+
+    def losses(self, h, y):
+        """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T), without a table (B, T, V)."""
+        band, n = self.band(y), self.bands[0][1]  # (B, T)
+        loss = token_losses(self.scores(h, 0), torch.where(band == 0, y, n + band - 1))  # (B, T)
+        for i, (first, _) in enumerate(self.bands[1:], 1):
+            here = (band == i).nonzero(as_tuple=True)  # only tokens whose target is in this tail
+            tail = token_losses(self.scores(h[here], i), y[here] - first)
+            loss = loss.index_put(here, tail, accumulate=True)
+        return loss

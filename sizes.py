@@ -1,0 +1,79 @@
+"""The sizes of a Transformer-XL: what a configuration is, and those of the paper by name."""
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a model is.  mem_len, same_length and clamp_len are read at every call and touch no
+    weight: a trained model is evaluated at other lengths by `model.config = replace(model.config,
+    mem_len=2100, ...)`.
+    """
+
+    vocab_size: int
+    n_layer: int = 4
+    d_model: int = 128
+    n_head: int = 2
+    d_head: int = 64
+    d_inner: int = 512
+    dropout: float = 0.0
+    dropout_attention: float = 0.0
+    untie_r: bool = False  # u and v for each layer, instead of one pair shared by all
+    mem_len: int = 128  # M, in tokens; 0: no memory
+    same_length: bool = False  # every query sees M + 1 keys
+    clamp_len: int = 0  # distances beyond are treated as this one; 0 or less: no clamp
+    cutoffs: tuple = ()  # where the vocabulary is cut into bands; (): one softmax over all words
+    div_val: int = 1  # the rows of band i are D / div_val^i wide
+    tie_projections: bool = True  # of the tails, in and out; read if div_val > 1
+
+    def __post_init__(self):
+        sizes = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val")
+        for name, value in vars(self).items():
+            if name in sizes and value < 1 or name == "mem_len" and value < 0:
+                raise ValueError(f"{name} must be at least {int(name in sizes)}, got {value}")
+            if name.startswith("dropout") and not 0 <= value < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {value}")
+        if self.d_model % 2:
+            raise ValueError(f"d_model must be even (sine and cosine halves), got {self.d_model}")
+        edges = (0, *self.cutoffs, self.vocab_size)
+        if any(first >= end for first, end in zip(edges, edges[1:])):
+            raise ValueError("cutoffs must ascend, above 0 and below the vocabulary size "
+                             f"{self.vocab_size}, got {self.cutoffs}")
+        if self.div_val > 1 and not self.cutoffs:
+            raise ValueError(f"div_val {self.div_val} narrows the bands, so it needs cutoffs")
+        if self.d_model // self.div_val ** len(self.cutoffs) < 1:
+            raise ValueError(f"d_model {self.d_model} divided by div_val {self.div_val} once for "
+                             f"each of {len(self.cutoffs)} cutoffs leaves no width")
+
+
+# The training values of the official scripts, u and v shared by the layers.  vocab_size is that of
+# the published parameter counts; train.py puts its corpus's own there (205 for enwik8 with
+# newlines).  Ours are the dimensions of enwik8-18L (the authors give 88M parameters only), of
+# lm1b-medium (only 0.46B; their script's model is lm1b-base) and of ptb (only 24M; with d_inner
+# 900, as in their later code, the published architecture has 26.4M).  wt103-large has 285M
+# parameters where the paper says 257M.  `tiny` and the two laptops are for a CPU.
+CONFIGS = {
+    "tiny": Config(205, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, mem_len=16),
+    "laptop": Config(205),
+    "laptop-words": Config(10_000, dropout=0.1, mem_len=64),
+    "enwik8-12L": Config(204, n_layer=12, d_model=512, n_head=8, d_head=64, d_inner=2048,
+                         dropout=0.1, mem_len=512),
+    "enwik8-18L": Config(204, n_layer=18, d_model=640, n_head=10, d_head=64, d_inner=2208,
+                         dropout=0.1, mem_len=512),
+    "enwik8-24L": Config(204, n_layer=24, d_model=1024, n_head=8, d_head=128, d_inner=3072,
+                         dropout=0.15, dropout_attention=0.15, mem_len=768),
+    "wt103-standard": Config(267_735, n_layer=16, d_model=410, n_head=10, d_head=41, d_inner=2100,
+                             dropout=0.1, mem_len=150, cutoffs=(20_000, 40_000, 200_000)),
+    "wt103-large": Config(267_735, n_layer=18, d_model=1024, n_head=16, d_head=64, d_inner=4096,
+                          dropout=0.2, dropout_attention=0.2, mem_len=384,
+                          cutoffs=(20_000, 40_000, 200_000), div_val=4),
+    "lm1b-base": Config(793_471, n_layer=18, d_model=1024, n_head=8, d_head=128, d_inner=4096,
+                        mem_len=32, cutoffs=(60_000, 100_000, 640_000), div_val=4,
+                        tie_projections=False),
+    "ptb": Config(10_000, n_layer=16, d_model=380, n_head=10, d_head=38, d_inner=704, dropout=0.2,
+                  dropout_attention=0.2, mem_len=70),
+}
+CONFIGS["text8-12L"] = replace(CONFIGS["enwik8-12L"], vocab_size=27)
+CONFIGS["text8-24L"] = replace(CONFIGS["enwik8-24L"], vocab_size=27)
+CONFIGS["lm1b-medium"] = replace(CONFIGS["lm1b-base"], n_layer=24, d_inner=4608)
+CONFIGS["lm1b-large"] = replace(CONFIGS["lm1b-base"], n_layer=24, d_model=1280, n_head=16,
+                                d_head=80, d_inner=8192, dropout=0.05, dropout_attention=0.05)
