@@ -14,12 +14,13 @@ One idea is new, `same_length`: without it the first query of a segment sees M k
 the last M + T - 1, so a loss depends on where the text was cut.  With it every query sees the
 distances 0..M, M + 1 keys (itself and M before it), and the cut no longer matters at all.
 
-Three lines are written for speed, each with its reason beside it: the shift as a view, scores in
-place, and ReLU behind its dropout.  tests/ holds them to the plain forms.
+What is written for speed says so: the dropout, the shift as a view, heads in front, the scores in
+place, ReLU behind its dropout, and the memory of evaluation.  Read each as its plain form first;
+the tests hold both equal.
 
     python 05_full_model.py     half a minute: two golden equalities, the sizes, a first sample
 
-In code FF is d_inner, H x C is n_head x d_head, M is mem_len.
+In code N is n_layer, D is d_model, H and C are n_head and d_head, FF is d_inner, M is mem_len.
 """
 import math
 from dataclasses import replace
@@ -61,19 +62,33 @@ def hidden_keys(T, m, M, same_length, device=None):
     return (distance < 0) | (distance > M) if same_length else distance < 0
 
 
-def distance_encoding(K, D, clamp_len=0, device=None):
-    """R (K, D): sinusoids of the distances K - 1, ..., 1, 0, those above clamp_len as clamp_len.
+def distance_encoding(n, D, clamp_len=0, device=None):
+    """R (n, D): sinusoids of the distances n - 1, ..., 1, 0.
 
-    For evaluation with a memory longer than trained with: no distance is then unknown.
+    With clamp_len > 0 larger distances count as clamp_len, so that evaluation with a longer memory
+    than that of training meets no distance unseen there.
     """
-    distance = torch.arange(K - 1, -1, -1, device=device)
+    distance = torch.arange(n - 1, -1, -1, device=device)
     return sinusoid(distance.clamp(max=clamp_len) if clamp_len > 0 else distance, D)
 
 
-class Dropout(nn.Dropout):
-    """nn.Dropout, which spends most of its time on a CPU in drawing a random number for each entry.
+def shift_padded(x):
+    """Lesson 4's rel_shift of a table that has a cell in front of each row already.
 
-    Here 64 random bits decide about four entries; so p is a multiple of 1/65536 there.
+    (..., T, K + 1) -> (..., T, K): drop the first T numbers, read the others in rows of K.  This is
+    a view, so nothing is copied.  As in lesson 4, what stands behind distance 0 must be masked.
+
+    >>> shift_padded(torch.tensor([[5, 4, 3, 2, 1, 0], [15, 14, 13, 12, 11, 10]]))
+    tensor([[ 3,  2,  1,  0, 15],
+            [14, 13, 12, 11, 10]])
+    """
+    T, width = x.shape[-2:]
+    return x.flatten(-2)[..., T:].unflatten(-1, (T, width - 1))
+
+
+class Dropout(nn.Dropout):
+    """nn.Dropout; on a CPU, where drawing a random number for each entry is most of its cost, one
+    random integer of 64 bits is cut into four of 16.  p is a multiple of 1/65536 there.
     """
 
     def forward(self, z):
@@ -82,17 +97,18 @@ class Dropout(nn.Dropout):
             return z
         if z.device.type != "cpu":
             return super().forward(z)
-        dropped = min(round(65536 * self.p), 65535)  # of the 65,536 values of 16 bits
-        bits = torch.empty(-(-z.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-        kept = bits.view(torch.int16)[: z.numel()].view(z.shape).ge_(dropped - 32768)  # 0 or 1
+        dropped = min(round(65536 * self.p), 65535)  # so many of the 65,536 values of 16 bits
+        draws = torch.empty((z.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        numbers = draws.view(torch.int16)[: z.numel()].view(z.shape)  # each -32768 ... 32767
+        kept = numbers.ge_(dropped - 32768)  # 0 for the lowest of them, else 1
         return z * kept.to(z.dtype).mul_(65536 / (65536 - dropped))
 
 
 class RelativeAttention(nn.Module):
     """Multi-head attention over memory and segment with the four-term score of section 3.3.
 
-    Inside it the heads come first, (H, B, T, C), so that what all lanes share (u, v, Q) need not be
-    copied for each of them.
+    Heads come first here, (H, B, T, C), not (B, H, T, C) as in lessons 1 to 4: so the queries of
+    all lanes meet the one Q of their head in a single product, (B * T, C) times (C, K + 1).
     """
 
     def __init__(self, config):
@@ -105,32 +121,31 @@ class RelativeAttention(nn.Module):
         self.dropout_attention = Dropout(config.dropout_attention)
 
     def heads(self, z):
-        """(..., H C) -> (H, ..., C)."""
+        """(..., H * C) -> (H, ..., C)."""
         return z.view(*z.shape[:-1], self.H, self.C).movedim(-2, 0)
 
     def keys_values(self, rows):
-        """What later queries need of some rows, (B, n, D) -> keys, values, both (H, B, n, C)."""
+        """Rows (B, n, D) -> their keys and values, both (H, B, n, C)."""
         return [self.heads(z) for z in self.W_kv(rows).chunk(2, dim=-1)]
 
     def project_distances(self, R):
-        """R (n, D) -> Q (H, n, C)."""
+        """R (n, D) -> Q (H, n, C), the paper's W_kR R."""
         return self.heads(self.W_kR(R))
 
     def forward(self, h, k, value, Q, u, v, hidden):
         """From h (B, T, D) to k, value (H, B, K, C); u, v (H, C), hidden (T, K) -> (B, T, D).
 
-        Q (H, K + 1, C): the distances K, ..., 1, 0.  No key is K away, see below.
+        Q (H, K + 1, C) has the distances K, ..., 1, 0.  No key is K away: the column of this
+        distance is the cell that the shift wants in front of each row.
         """
-        T, K = hidden.shape
-        q, scale = self.heads(self.W_q(h)), 1 / math.sqrt(self.C)  # (H, B, T, C)
+        scale = 1 / math.sqrt(self.C)  # on q, u and v: T * C numbers instead of T * K
+        q, u, v = scale * self.heads(self.W_q(h)), scale * u, scale * v  # q (H, B, T, C)
         # A_ij = [(q_i + u) . k_j + (q_i + v) . (W_kR R_i-j)] / sqrt(C): terms (a) + (c), (b) + (d)
-        content = ((q + u[:, None, None]) * scale) @ k.transpose(-1, -2)  # (H, B, T, K)
-        position = ((q + v[:, None, None]) * scale).flatten(1, 2) @ Q.transpose(-1, -2)
-        # lesson 4's shift, without its pad: the cell in front of each row is there, distance K of
-        # Q.  T numbers dropped, the others read in rows of K: a view, no number is copied
-        position = position.view(self.H, -1, T * (K + 1))[..., T:].unflatten(-1, (T, K))
-        # -inf, not a large number: a hidden probability is exactly 0 in every number type.  In
-        # place (_), since nobody else needs the two products: no third table of T x K numbers
+        content = (q + u[:, None, None]) @ k.transpose(-1, -2)  # (H, B, T, K)
+        position = (q + v[:, None, None]).flatten(1, 2) @ Q.transpose(-1, -2)
+        position = shift_padded(position.unflatten(1, q.shape[1:3]))  # (H, B, T, K)
+        # -inf, not a large negative number: a hidden probability is exactly 0 in every number type.
+        # In place (_): no gradient needs the two products, so their sum needs no table of its own
         score = content.add_(position).masked_fill_(hidden, float("-inf"))
         out = self.dropout_attention(score.softmax(-1)) @ value  # (H, B, T, C)
         return self.W_o(out.permute(1, 2, 0, 3).flatten(-2))
@@ -150,8 +165,9 @@ class Layer(nn.Module):
     def forward(self, h, k, value, Q, u, v, hidden):
         """h (B, T, D), the others as for the attention -> (B, T, D)."""
         h = self.norm_1(h + self.dropout_output(self.attention(h, k, value, Q, u, v, hidden)))
-        # dropout, then ReLU: the same as the other way round, and ReLU can write over its input
-        inner = F.relu(self.dropout_inner(self.W_1(h)), inplace=True)  # (B, T, FF)
+        # dropout, then ReLU: the same numbers as the other way round, since neither changes a sign,
+        # but ReLU and W_2 then keep the same table for the gradients, one (B, T, FF) less
+        inner = F.relu(self.dropout_inner(self.W_1(h)))  # (B, T, FF)
         return self.norm_2(h + self.dropout_ff(self.W_2(inner)))
 
 
@@ -176,27 +192,7 @@ class FullSoftmax(nn.Module):
         return token_losses(float32_at_least(self.logits(h)), y)
 
 
-class TrainingMemory:
-    """The past where W_kv learns: the rows of each layer, projected anew in every call."""
-
-    def __init__(self, model, past, h):
-        """`past`, a list of N tensors (B, m, D) or None, and h (B, T, D), the input of layer 1."""
-        self.mem_len, self.new = model.config.mem_len, []  # new: what the next call reads
-        self.rows = past or [h[:, :0]] * len(model.layers)  # no past, which is not one of zeros
-        self.m = min(self.rows[0].shape[1], self.mem_len)  # fewer than held, if mem_len was lowered
-        self.R = model.dropout_R(model.distances(self.m + h.shape[1] + 1, h))  # (K + 1, D)
-
-    def extend(self, n, attention, h):
-        """Layer n reads h (B, T, D) -> keys, values (H, B, K, C), Q (H, K + 1, C) to attend to."""
-        past = self.rows[n][:, self.rows[n].shape[1] - self.m :]
-        stay = past[:, max(0, self.m + h.shape[1] - self.mem_len) :]  # not longer than needed
-        self.new.append(update_memory(stay, h, self.mem_len))  # the layer's input
-        k, value = (torch.cat(both, dim=2) for both in zip(
-            attention.keys_values(past), attention.keys_values(h)))
-        return k, value, attention.project_distances(self.R)
-
-
-def check(x, memory, y, model, learning):
+def check(x, memory, y, model, keep):
     """Refuse, with the numbers, what would fail far from its cause or not at all: ValueError."""
     config = model.config
     for z in (x,) if y is None else (x, y):
@@ -210,10 +206,10 @@ def check(x, memory, y, model, learning):
                 raise ValueError(f"token {token} outside vocabulary of {config.vocab_size}")
     if memory is None:
         return
-    if not learning:
+    if keep:
         if not isinstance(memory, EvaluationMemory) or memory.model is not model:
-            raise ValueError("memory must come from such a call of this model: eval mode, no_grad; "
-                             f"got {type(memory).__name__}")
+            raise ValueError("in eval mode under no_grad, memory must be what such a call of this "
+                             f"model returned, or None; got {type(memory).__name__}")
         if memory.lanes != len(x):
             raise ValueError(f"memory is that of {memory.lanes} lanes, x has {len(x)}")
         return
@@ -227,7 +223,9 @@ def check(x, memory, y, model, learning):
 
 
 class TransformerXL(nn.Module):
-    """The language model.  The caller hands the memory on; it is never changed in place."""
+    """The language model.  The caller hands the memory on, and may use it again: what it shows
+    never changes, although a later call may write behind it (evaluation_memory.py).
+    """
 
     def __init__(self, config):
         super().__init__()
@@ -248,8 +246,8 @@ class TransformerXL(nn.Module):
                 nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0,
                                 std=0.01 if "project" in name else 0.02)
 
-    def distances(self, n, h):
-        """R (n, D): the distances n - 1, ..., 1, 0, in the number type of h."""
+    def encode_distances(self, n, h):
+        """R (n, D) for the distances n - 1, ..., 1, 0, in the number type of h."""
         c = self.config
         return distance_encoding(n, c.d_model, c.clamp_len, h.device).to(h)
 
@@ -257,23 +255,38 @@ class TransformerXL(nn.Module):
         """Read x (B, T) int64 after the memory of the call before; None is no past yet.
 
         Returns logits (B, T, V), or (B, 1, V) if last_only, or with targets y (B, T) the losses
-        -ln p(y) in nats, (B, T); and the new memory, detached.  Whenever gradients or dropouts are
-        on, a memory is a list of N tensors (B, m <= M, D); otherwise an EvaluationMemory.
-        ValueError: see `check`.
+        -ln p(y) in nats, (B, T); and the new memory.  That is a list of N tensors (B, m <= M, D),
+        detached; or in eval mode under no_grad, where the past may be projected once and for all,
+        an EvaluationMemory.  ValueError: see `check`.
         """
         config = self.config
-        learning = torch.is_grad_enabled() or self.training
-        check(x, memory, y, self, learning)
+        keep = not (torch.is_grad_enabled() or self.training)  # the projections of the past
+        check(x, memory, y, self, keep)
+        T = x.shape[1]
         h = self.dropout_embedding(self.words.embed(x) * math.sqrt(config.d_model))  # (B, T, D)
-        past = (TrainingMemory if learning else EvaluationMemory)(self, memory, h)
-        hidden = hidden_keys(x.shape[1], past.m, config.mem_len, config.same_length, x.device)
+        if keep:
+            new_memory = EvaluationMemory(self, memory, h)
+            m = new_memory.m
+        else:
+            memory = memory or [h[:, :0]] * config.n_layer  # no past, which is not one of zeros
+            m = min(memory[0].shape[1], config.mem_len)  # fewer than held, if mem_len was lowered
+            R = self.dropout_R(self.encode_distances(m + T + 1, h))  # (K + 1, D), for all layers
+            new_memory = []
+        hidden = hidden_keys(T, m, config.mem_len, config.same_length, x.device)  # (T, K)
         u, v = (bias.expand(config.n_layer, -1, -1) for bias in (self.u, self.v))  # (N, H, C)
         for n, layer in enumerate(self.layers):
-            h = layer(h, *past.extend(n, layer.attention, h), u[n], v[n], hidden)
+            if keep:
+                k, value, Q = new_memory.extend(n, layer.attention, h)
+            else:
+                past = memory[n][:, memory[n].shape[1] - m :]
+                new_memory.append(update_memory(past, h, config.mem_len))  # the layer's input
+                k, value = layer.attention.keys_values(torch.cat([past, h], dim=1))
+                Q = layer.attention.project_distances(R)
+            h = layer(h, k, value, Q, u[n], v[n], hidden)
         h = self.dropout_final(h)
         if y is not None:
-            return self.words.losses(h, y), past.new
-        return self.words.logits(h[:, -1:] if last_only else h), past.new
+            return self.words.losses(h, y), new_memory
+        return self.words.logits(h[:, -1:] if last_only else h), new_memory
 
     @torch.no_grad()
     def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
@@ -336,18 +349,20 @@ def losses_in_segments(model, tokens, T):
 
 
 def main():
-    """The golden equalities, the sizes, a sample after seconds, and what a longer memory is worth."""
+    """The golden equalities, the sizes, a sample after seconds, what a longer memory is worth."""
     torch.manual_seed(0)
-    tokens, cuts = torch.randint(205, (97,)), (1, 4, 16, 96)
+    tokens, cuts, at_1 = torch.randint(205, (97,)), (1, 4, 16, 96), {}
     model = TransformerXL(CONFIGS["tiny"]).double().eval()
     print("how far 96 losses move if the text is cut into T = 4, 16, 96 instead of 1 (float64):")
-    for M, same_length in ((96, False), (16, False), (16, True)):
+    for M, same_length, words in ((96, False, "0: nothing has left the memory"),
+                                  (16, False, "not 0: the first queries see less than the last"),
+                                  (16, True, "0: all see M + 1 keys")):
         model.config = replace(model.config, mem_len=M, same_length=same_length)
-        one, *others = (losses_in_segments(model, tokens, T) for T in cuts)
-        at_1 = one if not same_length else at_1  # that of M = 16 without same_length
+        at_1[M, same_length], *others = (losses_in_segments(model, tokens, T) for T in cuts)
         print(f"  M {M}, same_length {same_length!s:5} ",
-              *(f"{(other - one).abs().max():.0e}" for other in others))
-    print(f"at T = 1 same_length changes nothing: {(at_1 - one).abs().max():.0e}")
+              *(f"{(other - at_1[M, same_length]).abs().max():.0e}" for other in others), "", words)
+    difference = (at_1[16, True] - at_1[16, False]).abs().max()
+    print(f"at T = 1 same_length changes nothing: {difference:.0e}")
     print("parameters:")
     for name, c in CONFIGS.items():
         print(f"  {name:14}  N {c.n_layer:2}  D {c.d_model:4}  V {c.vocab_size:7,}  "
@@ -378,9 +393,10 @@ if __name__ == "__main__":
     main()
 
 # Ask yourself
-#   1. Why are R and the mask made once for all layers, and the memory for each?
+#   1. Why are R (in training) and the mask made once for all layers, and the memory for each?
 #   2. With same_length and T = 96, M = 16: how many keys does query 90 see, and which?
 #   3. generate feeds one token at a time.  What would go wrong if it fed the prompt again as well?
 # Change and watch
 #   1. Write `distance >= M` for `distance > M`: which printed equality breaks, and which does not?
-#   2. In forward, begin with M rows of zeros in each memory instead of none: which line notices?
+#   2. Take @torch.no_grad() from losses_in_segments and let forward begin with M rows of zeros for
+#      each layer in place of h[:, :0]: which printed row notices, which does not, and why?

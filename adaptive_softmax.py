@@ -14,7 +14,9 @@ token_losses = import_module("01_vanilla_segments").token_losses
 
 
 def float32_at_least(logits):
-    """For the softmax, also where autocast made the logits bf16: it sums V small numbers."""
+    """For the softmax, which sums V small numbers, also where autocast (mixed precision, train.py)
+    made the logits bf16.  Used by lesson 5's softmax over all words, too.
+    """
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -33,8 +35,8 @@ class AdaptiveSoftmax(nn.Module):
 
         p(word) = head[word]  in band 0,  head[tail i] * tail_i[word]  in band i
 
-    With div_val > 1 a projection (D, width) leads from each band's rows to the model's width and
-    another one back, which is the same one for the tails if tie_projections.
+    With div_val > 1 a projection (D, width) leads from each band's rows to the model's width, and
+    another leads back; with tie_projections the tails use one matrix for both ways, band 0 never.
     """
 
     def __init__(self, config):
@@ -84,15 +86,15 @@ class AdaptiveSoftmax(nn.Module):
 
     def logits(self, h):
         """(B, T, D) -> log-probabilities of all words, (B, T, V): logits that already sum to 1."""
-        n = self.bands[0][1]
+        n_words = self.bands[0][1]  # of the head
         head, *tails = (self.scores(h, i).log_softmax(-1) for i in range(len(self.bands)))
-        tails = [head[..., n + i, None] + tail for i, tail in enumerate(tails)]
-        return torch.cat([head[..., :n], *tails], dim=-1)
+        tails = [head[..., n_words + i, None] + tail for i, tail in enumerate(tails)]
+        return torch.cat([head[..., :n_words], *tails], dim=-1)
 
     def losses(self, h, y):
         """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T), without a table (B, T, V)."""
-        band, n = self.band(y), self.bands[0][1]  # (B, T)
-        loss = token_losses(self.scores(h, 0), torch.where(band == 0, y, n + band - 1))  # (B, T)
+        band, n_words = self.band(y), self.bands[0][1]  # (B, T); of the head
+        loss = token_losses(self.scores(h, 0), torch.where(band == 0, y, n_words + band - 1))
         for i, (first, _) in enumerate(self.bands[1:], 1):
             here = (band == i).nonzero(as_tuple=True)  # only tokens whose target is in this tail
             tail = token_losses(self.scores(h[here], i), y[here] - first)

@@ -9,27 +9,29 @@ class Config:
     mem_len=2100, ...)`.
     """
 
-    vocab_size: int
-    n_layer: int = 4
-    d_model: int = 128
-    n_head: int = 2
-    d_head: int = 64
-    d_inner: int = 512
+    vocab_size: int  # V
+    n_layer: int = 4  # N
+    d_model: int = 128  # D
+    n_head: int = 2  # H
+    d_head: int = 64  # C
+    d_inner: int = 512  # FF, the width inside the feed-forward network
     dropout: float = 0.0
     dropout_attention: float = 0.0
-    untie_r: bool = False  # u and v for each layer, instead of one pair shared by all
+    untie_r: bool = False  # u and v for each layer, not one pair for all (the authors' option)
     mem_len: int = 128  # M, in tokens; 0: no memory
     same_length: bool = False  # every query sees M + 1 keys
     clamp_len: int = 0  # distances beyond are treated as this one; 0 or less: no clamp
+    # of the adaptive softmax (adaptive_softmax.py)
     cutoffs: tuple = ()  # where the vocabulary is cut into bands; (): one softmax over all words
     div_val: int = 1  # the rows of band i are D / div_val^i wide
-    tie_projections: bool = True  # of the tails, in and out; read if div_val > 1
+    tie_projections: bool = True  # one matrix for both ways of a tail; read if div_val > 1
 
     def __post_init__(self):
         sizes = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val")
         for name, value in vars(self).items():
-            if name in sizes and value < 1 or name == "mem_len" and value < 0:
-                raise ValueError(f"{name} must be at least {int(name in sizes)}, got {value}")
+            lowest = 0 if name == "mem_len" else 1
+            if name in (*sizes, "mem_len") and value < lowest:
+                raise ValueError(f"{name} must be at least {lowest}, got {value}")
             if name.startswith("dropout") and not 0 <= value < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
         if self.d_model % 2:
@@ -47,9 +49,9 @@ class Config:
 
 # The training values of the official scripts, u and v shared by the layers.  vocab_size is that of
 # the published parameter counts; train.py puts its corpus's own there (205 for enwik8 with
-# newlines).  Ours are the dimensions of enwik8-18L (the authors give 88M parameters only), of
-# lm1b-medium (only 0.46B; their script's model is lm1b-base) and of ptb (only 24M; with d_inner
-# 900, as in their later code, the published architecture has 26.4M).  wt103-large has 285M
+# newlines).  Three have dimensions of ours, since the paper gives a number of parameters only:
+# enwik8-18L (88M), lm1b-medium (0.46B) and ptb (24M; with d_inner 900, as in the authors' later
+# code, it would be 26.4M).  lm1b-base is the model of the authors' script.  wt103-large has 285M
 # parameters where the paper says 257M.  `tiny` and the two laptops are for a CPU.
 CONFIGS = {
     "tiny": Config(205, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, mem_len=16),

@@ -182,6 +182,7 @@ def parse(argv):
     add(training, "dtype", str, "number type of the matrix products",
         choices=("auto", "float32", "bf16"))
     add(training, "device", str, "default: the best present", choices=("cpu", "cuda"))
+    add(training, "compile", None, "compile the training step (torch.compile): for a GPU")
     evaluation = parser.add_argument_group("evaluation")
     add(evaluation, "eval_segment", int, "segment length T")
     add(evaluation, "eval_mem_len", int, "memory length M")
@@ -341,16 +342,16 @@ def train_step(model, optimizer, x, y, memory, run):
     poison every weight.
     """
     optimizer.zero_grad()
-    loss, memories = 0.0, []
-    for rows in torch.arange(len(x), device=x.device).split(run.micro_batch or len(x)):
-        past = None if memory is None else [layer[rows] for layer in memory]
+    loss, memories, size = 0.0, [], run.micro_batch or len(x)
+    for rows in (slice(first, first + size) for first in range(0, len(x), size)):
         with autocast(run, x.device.type):
-            losses, new_memory = model(x[rows], past, y[rows])  # (rows, T) nats
-        part = losses.sum() / y.numel()
+            losses, new_memory = model(x[rows], memory and [z[rows] for z in memory], y[rows])
+        part = losses.sum() / y.numel()  # losses (rows, T), in nats
         part.backward()
-        loss += part.item()
+        loss += part.detach()  # not item(), which would wait for the GPU: once a step, below
         memories.append(new_memory)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip).item()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)
+    loss, norm = loss.item(), norm.item()
     if not math.isfinite(loss + norm):
         return loss, norm, memory
     optimizer.step()
@@ -375,6 +376,29 @@ def choose_dtype(model, run, x, y):
     ratio = times[slower] / times[faster]
     print(f"number type: {faster}, measured {ratio:.1f} times as fast as {slower} here")
     return faster
+
+
+def compiled(model, run, x, y):
+    """The model for training, compiled by torch; as it is, and one line why, where that fails.
+
+    The first segments have less memory than the others, so they are compiled for, too.
+    """
+    print("compiling the training step, up to two minutes", flush=True)
+    start, memory, learner = time.monotonic(), None, torch.compile(model, dynamic=False)
+    x, y = (z[: run.micro_batch or len(z)] for z in (x, y))
+    try:
+        with torch.random.fork_rng():  # what the trial draws, the run must not miss
+            for _ in range(2):
+                with autocast(run, x.device.type):
+                    losses, memory = learner(x, memory, y)
+                losses.mean().backward()
+    except Exception as error:  # no compiler, or one that fails: many types, the reason first
+        print(f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+        learner = model
+    else:
+        print(f"compiled in {time.monotonic() - start:.0f} s")
+    model.zero_grad()
+    return learner
 
 
 @contextmanager
@@ -762,6 +786,7 @@ def train(given, device):
         return content
 
     model.train()
+    learner = compiled(model, run, *next_segment()) if "compile" in given else model
     last_line = time.monotonic()
     with metrics, Stop() as stop:
         try:
@@ -784,7 +809,8 @@ def train(given, device):
                     start = time.perf_counter()
                     x, y = next_segment()
                     optimizer.param_groups[0]["lr"] = rate = learning_rate(run, state.step, done)
-                    loss, norm, state.memory = train_step(model, optimizer, x, y, state.memory, run)
+                    loss, norm, state.memory = train_step(
+                        learner, optimizer, x, y, state.memory, run)
                     state.count(x, loss, norm)
                     if state.column == stream.shape[1] - 1:  # the text begins again, without a past
                         state.column, state.memory, state.epoch = 0, None, state.epoch + 1

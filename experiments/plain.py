@@ -119,14 +119,16 @@ class Speed:
         """One segment."""
         if self.model.training:
             self.model.eval()
-        return self.read("evaluate", 1, self.size.eval_segment, self.size.eval_mem_len).mean()
+        return self.read("evaluate", self.size.eval_batch, self.size.eval_segment,
+                         self.size.eval_mem_len).mean()
 
     @torch.no_grad()
     def generate(self):
         """One token."""
         if self.model.training:
             self.model.eval()
-        return self.read("generate", 1, 1, self.size.eval_mem_len, last=True).argmax()
+        return self.read("generate", self.size.eval_batch, 1, self.size.eval_mem_len,
+                         last=True).argmax()
 
 
 make = Speed

@@ -131,7 +131,7 @@ EXERCISES = (
         "back is still seen."),
     Exercise(
         "distance_encoding", "05_full_model", "distance_encoding", 2, "clamp: no unknown distance",
-        "Return the sinusoids (K, D) of the distances K - 1, ..., 1, 0 in this order. With a "
+        "Return the sinusoids (n, D) of the distances n - 1, ..., 1, 0 in this order. With a "
         "clamp_len above 0 every distance beyond it is encoded as clamp_len itself. With 0 or "
         "less there is no clamp.",
         "torch.arange can count down. Clamp the distances, not the rows and not the encoding."),
@@ -140,9 +140,9 @@ EXERCISES = (
         "attention by content and distance",
         "The score of query i (from h by W_q, taken apart by self.heads) and key j is [(q_i + u) "
         ". k_j + (q_i + v) . Q_distance] / sqrt(C). Q begins with one distance more than there "
-        "is, so q Q^T is the padded table (T, K + 1) of lesson 4: drop T numbers, read rows of "
-        "K. Hide with -inf what `hidden` says, take the softmax over the keys, its dropout and "
-        "the weighted sum of the values, then join the heads to (B, T, H C) for W_o.",
+        "is, so q Q^T is the padded table (T, K + 1) of lesson 4, which shift_padded reads. Hide "
+        "with -inf what `hidden` says, take the softmax over the keys, its dropout and the "
+        "weighted sum of the values, then join the heads to (B, T, H C) for W_o.",
         "Write the shape behind every line: q (H, B, T, C), k and value (H, B, K, C), Q (H, K + "
         "1, C). u and v (H, C) need two axes more to be added to q; flatten(1, 2) makes one axis "
         "of lanes and queries, so that q meets Q."),

@@ -151,10 +151,10 @@ def test_the_memory_has_the_number_type_of_the_projections():
     with torch.no_grad():
         with torch.autocast("cpu", torch.bfloat16):
             _, memory = model(x[0])
-            assert memory.buffers[0].dtype == memory.Q[0].dtype == torch.bfloat16
+            assert memory.dtype == memory.Q[0].dtype == torch.bfloat16
             fast, memory = model(x[1], memory)
         _, after = model(x[2], memory)
-        assert after.buffers[0].dtype == after.Q[0].dtype == torch.float32
+        assert after.dtype == after.Q[0].dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         memory = model(x[0])[1]
         slow = model(x[1], memory)[0]
@@ -173,8 +173,8 @@ X = torch.zeros(2, 3, dtype=torch.int64)
 
 
 @pytest.mark.parametrize("call, words", [
-    (lambda m: m(X, [torch.zeros(2, 4, 6).double()] * 2), "eval mode, no_grad; got list"),
-    (lambda m: m(X, model_of()(X)[1]), "of this model"),
+    (lambda m: m(X, [torch.zeros(2, 4, 6).double()] * 2), "in eval mode under no_grad.* got list"),
+    (lambda m: m(X, model_of()(X)[1]), "of this model returned"),
     (lambda m: m(X, m(X[:1])[1]), "memory is that of 1 lanes, x has 2"),
     (lambda m: torch.enable_grad()(m)(X, m(X)[1]), "list of 2 .* got EvaluationMemory"),
     (lambda m: (lambda memory: m.train()(X, memory))(m(X)[1]), "list of 2"),
