@@ -44,9 +44,9 @@ class EvaluationMemory:
         self.m = min(past.next_m, config.mem_len) if past else 0
         self.K = K = self.m + T
         self.next_m = min(K, config.mem_len)  # rows that the next call may see
-        # the number type of a projection: under autocast bf16, although h is float32
-        self.dtype = (torch.get_autocast_dtype(device.type)
-                      if torch.is_autocast_enabled(device.type) else h.dtype)
+        self.dtype = h.dtype  # of the projections; under autocast bf16, although h is float32
+        if torch.is_autocast_enabled(device.type) and h.dtype == torch.float32:
+            self.dtype = torch.get_autocast_dtype(device.type)
 
         same_dtype = past and past.dtype == self.dtype
         if same_dtype and past.end == past.buffers.filled <= past.buffers.room - T:

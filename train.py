@@ -562,10 +562,15 @@ def open_metrics(path, header, step):
     return open(path, "a", buffering=1)  # line by line, so that a look at it is never stale
 
 
+def read_metrics(path):
+    """The lines of a metrics.tsv -> [{column: text, empty where it has no value}]."""
+    return [dict(zip(COLUMNS, line.rstrip("\n").split("\t")))
+            for line in path.read_text().splitlines() if line[0].isdigit()]
+
+
 def draw(path, unit, title):
     """curve.png beside metrics.tsv, drawn from it."""
-    rows = [dict(zip(COLUMNS, line.rstrip("\n").split("\t")))
-            for line in path.read_text().splitlines() if line[0].isdigit()]
+    rows = read_metrics(path)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for column, style, label in (("train", "-", "training, mean since the last point"),

@@ -161,6 +161,14 @@ def test_the_memory_has_the_number_type_of_the_projections():
     assert_close(fast.float(), slow.detach().float(), "bf16", 0.3 * slow.std().item())
 
 
+def test_float64_stays_float64_under_autocast():
+    """Autocast leaves such a model alone, and so must the buffers."""
+    model, x = model_of(), torch.randint(11, (2, 2, 6))
+    with torch.autocast("cpu", torch.bfloat16):
+        slow, fast = both(model, x)
+    assert_close(fast[1], slow[1], "float64 under autocast", 1e-10)
+
+
 def test_in_training_mode_the_memory_is_that_of_training():
     """Dropouts draw anew in each call: nothing may be kept, under no_grad neither."""
     model = model_of(replace(SMALL, dropout=0.3)).train()

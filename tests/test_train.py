@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -626,6 +627,40 @@ def test_a_small_model_gets_the_bands_of_its_benchmark():
     assert (config.cutoffs, config.div_val) == ((5, 9), 2)
     assert train.settings({"dataset": "ptb"}, "cpu")[1].cutoffs == ()
     assert train.settings({"dataset": "wt103"}, "cuda")[1] == CONFIGS["wt103-standard"]
+
+
+# ---- torch.compile ------------------------------------------------------------------------------
+
+def test_without_a_compiler_training_goes_on_with_one_line(text, tmp_path, monkeypatch, capsys):
+    """--compile announces itself; a failure is one line, and the run is the one without the flag."""
+    def fails(model, dynamic):
+        def call(*arguments):
+            raise RuntimeError("no C++ compiler\nsecond line")
+        return call
+    assert run(text, tmp_path / "a", "--steps", "4", "--dropout", "0.2") == 0
+    capsys.readouterr()
+    monkeypatch.setattr(torch, "compile", fails)
+    assert run(text, tmp_path / "b", "--steps", "4", "--dropout", "0.2", "--compile") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines()
+             if line.startswith(("compil", "not compiled"))]
+    assert lines == ["compiling the training step, up to two minutes",
+                     "not compiled: RuntimeError: no C++ compiler"]
+    same_runs(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.slow
+def test_the_compiled_step_gives_the_same_losses(text, tmp_path, monkeypatch, capsys):
+    """Dropout off: the same curve to rounding; evaluation and checkpoints are the model's own."""
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler on a CPU")
+    flags = ["--steps", "9", "--log-every", "1", "--mem-len", "8"]
+    assert run(text, tmp_path / "a", *flags) == 0
+    assert run(text, tmp_path / "b", *flags, "--compile") == 0
+    assert "compiled in" in capsys.readouterr().out
+    curves = [[float(row["train"]) for row in train.read_metrics(tmp_path / name / "metrics.tsv")
+               if row["train"]] for name in "ab"]
+    assert len(curves[0]) == 9 and curves[0] == pytest.approx(curves[1], abs=1e-3)
+    assert train.main(["--resume", "--out", str(tmp_path / "b")]) == 0
 
 
 # ---- what a run will take -----------------------------------------------------------------------
