@@ -99,8 +99,8 @@ class Dropout(nn.Dropout):
             return super().forward(z)
         dropped = min(round(65536 * self.p), 65535)  # so many of the 65,536 values of 16 bits
         draws = torch.empty((z.numel() + 3) // 4, dtype=torch.int64, device=z.device)
-        numbers = draws.random_(-(2**63), None).view(torch.int16)[: z.numel()].view(z.shape)  # each -32768 ... 32767
-        kept = numbers.ge_(dropped - 32768)  # 0 for the lowest of them, else 1
+        numbers = draws.random_(-(2**63), None).view(torch.int16)[: z.numel()].view(z.shape)
+        kept = numbers.ge_(dropped - 32768)  # of -32768 ... 32767 the lowest become 0, others 1
         return z * kept.to(z.dtype).mul_(65536 / (65536 - dropped))
 
 

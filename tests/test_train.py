@@ -632,15 +632,15 @@ def test_a_small_model_gets_the_bands_of_its_benchmark():
 # ---- torch.compile ------------------------------------------------------------------------------
 
 def test_without_a_compiler_training_goes_on_with_one_line(text, tmp_path, monkeypatch, capsys):
-    """--compile announces itself; a failure is one line, and the run is the one without the flag."""
+    """--compile announces itself; a failure is one line, and the run is that without the flag."""
     def fails(model, dynamic):
         def call(*arguments):
             raise RuntimeError("no C++ compiler\nsecond line")
         return call
-    assert run(text, tmp_path / "a", "--steps", "4", "--dropout", "0.2") == 0
+    assert run(text, tmp_path / "a", "--steps", "9", "--dropout", "0.2") == 0
     capsys.readouterr()
     monkeypatch.setattr(torch, "compile", fails)
-    assert run(text, tmp_path / "b", "--steps", "4", "--dropout", "0.2", "--compile") == 0
+    assert run(text, tmp_path / "b", "--steps", "9", "--dropout", "0.2", "--compile") == 0
     lines = [line for line in capsys.readouterr().out.splitlines()
              if line.startswith(("compil", "not compiled"))]
     assert lines == ["compiling the training step, up to two minutes",
