@@ -52,9 +52,11 @@ def update_memory(memory, h, M):
     >>> update_memory(old, new, 3).flatten().tolist()
     [3.0, 4.0, 5.0]
     """
-    rows = torch.cat([memory, h], dim=1)  # (B, m + T, D)
-    # not rows[:, -M:], which for M = 0 would keep everything
-    return rows[:, max(0, rows.shape[1] - M) :].detach()
+    m, T = memory.shape[1], h.shape[1]
+    # cut, then join: so only the rows that stay are copied and kept.  max(0, ...), since a negative
+    # index would count from the end
+    old, new = memory[:, max(0, m + T - M) :], h[:, max(0, T - M) :]
+    return torch.cat([old, new], dim=1).detach()
 
 
 def causal_mask(T, M, device=None):

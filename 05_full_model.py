@@ -256,8 +256,8 @@ class TransformerXL(nn.Module):
 
         Returns logits (B, T, V), or (B, 1, V) if last_only, or with targets y (B, T) the losses
         -ln p(y) in nats, (B, T); and the new memory.  That is a list of N tensors (B, m <= M, D),
-        detached; or in eval mode under no_grad, where the past may be projected once and for all,
-        an EvaluationMemory.  ValueError: see `check`.
+        detached; or, in eval mode under no_grad, where the past may be projected once and for
+        all, an EvaluationMemory.  ValueError: see `check`.
         """
         config = self.config
         keep = not (torch.is_grad_enabled() or self.training)  # the projections of the past

@@ -23,11 +23,18 @@ import torch
 class Buffers:
     """Keys and values of all layers, (2, H, B, room, C) each, filled from the front."""
 
-    def __init__(self, config, B, room, dtype, device):
+    def __init__(self, config, B, room, like):
         shape = 2, config.n_head, B, room, config.d_head
         self.room, self.filled = room, 0
-        self.layers = [torch.empty(shape, dtype=dtype, device=device)
+        self.layers = [torch.empty(shape, dtype=like.dtype, device=like.device)
                        for _ in range(config.n_layer)]
+
+    def take(self, end, T, like):
+        """Whether T rows like these may be written behind row `end`."""
+        rows = self.layers[0]
+        return (self.filled == end <= self.room - T
+                and (rows.dtype, rows.device) == (like.dtype, like.device)
+                and (torch.is_inference_mode_enabled() or not rows.is_inference()))
 
 
 class EvaluationMemory:
@@ -39,27 +46,26 @@ class EvaluationMemory:
 
     def __init__(self, model, past, h):
         """Room for the T rows of h (B, T, D) behind the last M of past; None is no past yet."""
-        config, device, (B, T, _) = model.config, h.device, h.shape
+        config, (B, T, _) = model.config, h.shape
         self.model, self.lanes, self.clamp_len = model, B, config.clamp_len
         self.m = min(past.next_m, config.mem_len) if past else 0
         self.K = K = self.m + T
         self.next_m = min(K, config.mem_len)  # rows that the next call may see
-        self.dtype = h.dtype  # of the projections; under autocast bf16, although h is float32
-        if torch.is_autocast_enabled(device.type) and h.dtype == torch.float32:
-            self.dtype = torch.get_autocast_dtype(device.type)
+        # no rows, but in the number type that projections have here: bf16 under autocast
+        like = model.layers[0].attention.W_kv(h[0, :0])
 
-        same_dtype = past and past.dtype == self.dtype
-        if same_dtype and past.end == past.buffers.filled <= past.buffers.room - T:
+        if past and past.buffers.take(past.end, T, like):
             self.buffers, self.end = past.buffers, past.end + T
         else:
             room = K + min(K, config.mem_len)  # so a full memory moves once in M rows
-            self.buffers, self.end = Buffers(config, B, room, self.dtype, device), K
+            self.buffers, self.end = Buffers(config, B, room, like), K
             if self.m:
                 for new, old in zip(self.buffers.layers, past.buffers.layers):
                     new[..., : self.m, :] = old[..., past.end - self.m : past.end, :]
         self.buffers.filled = self.end
 
-        if same_dtype and past.clamp_len == self.clamp_len and past.Q[0].shape[1] > K:
+        if past and past.clamp_len == self.clamp_len and past.Q[0].shape[1] > K and (
+                past.Q[0].dtype == like.dtype):
             self.Q = past.Q  # of each layer (H, n, C), the distances n - 1, ..., 0
         else:
             n = min(self.buffers.room, config.mem_len + T) + 1  # the longest, as far as is known

@@ -405,10 +405,10 @@ def compiled(model, run, x, y):
 def evaluating(model, run):
     """Inside the block: eval mode, the run's evaluation lengths, same_length; then as before."""
     training, config = model.training, model.config
-    model.eval()
-    model.config = replace(config, mem_len=run.eval_mem_len, same_length=True,
-                           clamp_len=run.eval_clamp_len)
     try:
+        model.eval()
+        model.config = replace(config, mem_len=run.eval_mem_len, same_length=True,
+                               clamp_len=run.eval_clamp_len)
         yield
     finally:  # whatever happens, Ctrl-C included, the model trains on as it did
         model.config = config

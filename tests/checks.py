@@ -291,6 +291,8 @@ def check_update_memory(update_memory):
             "as many rows are kept as the segment is long: M, not T": last(T),
             "old and new have changed places: time runs from the memory into the segment":
             last(M, torch.cat([new, old], 1)),
+            "old and new have changed places: the old rows come first": torch.cat(
+                [last(M, new), old[:, max(0, m + T - M) :]], 1),
             "the new rows do not go in: the memory stays as it was": last(M, old),
             "there are fewer than M rows, and a negative index counts from the end: never let the "
             "first row be below 0": last(M - m - T) if M > m + T else wanted,

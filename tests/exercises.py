@@ -69,7 +69,7 @@ EXERCISES = (
         "its cosine are joined, all sines first. Make positions and frequencies float64 before "
         "you multiply them."),
     Exercise(
-        "update_memory", "02_recurrence", "update_memory", 2, "first in, first out, no gradient",
+        "update_memory", "02_recurrence", "update_memory", 3, "first in, first out, no gradient",
         "Join the old memory (B, m, D) and the new rows h (B, T, D) along time and keep the "
         "last M rows, or all if there are fewer. The result carries no gradient, and the "
         "arguments stay as they were. M may be 0: then nothing is kept.",

@@ -5,6 +5,8 @@
 Where gradients are on, the model projects every row anew (the plain form, which the other tests
 compare with the formulas); under no_grad it keeps projections.  Both must give the same numbers.
 """
+import gc
+import weakref
 from collections import Counter
 from dataclasses import replace
 from importlib import import_module
@@ -80,6 +82,7 @@ def test_rows_are_projected_once():
     assert all(seen[n, "W_kR"] == at_40[n, "W_kR"] < 4 * 22 for n in range(2))
     moves = sum(a is not b for a, b in zip(buffers[40:], buffers[41:]))
     assert 1 <= moves <= 59 / 9, "rows of a full memory move once in M / T calls or so"
+    assert memory.buffers.room <= 2 * 22, "buffers are at most twice what a call reads"
 
 
 def test_what_a_caller_holds_never_changes():
@@ -146,19 +149,60 @@ def test_a_memory_belongs_to_the_weights_that_made_it():
 
 
 def test_the_memory_has_the_number_type_of_the_projections():
-    """Under autocast the rows are bf16; a call without it goes on, in float32."""
-    model, x = model_of().float(), torch.randint(11, (3, 2, 6))
-    with torch.no_grad():
-        with torch.autocast("cpu", torch.bfloat16):
-            _, memory = model(x[0])
-            assert memory.dtype == memory.Q[0].dtype == torch.bfloat16
-            fast, memory = model(x[1], memory)
-        _, after = model(x[2], memory)
-        assert after.dtype == after.Q[0].dtype == torch.float32
+    """Under autocast the rows are bf16, with the very numbers of training's form."""
+    model, x = model_of().float(), torch.randint(11, (4, 2, 3))
     with torch.autocast("cpu", torch.bfloat16):
-        memory = model(x[0])[1]
-        slow = model(x[1], memory)[0]
-    assert_close(fast.float(), slow.detach().float(), "bf16", 0.3 * slow.std().item())
+        slow, fast = both(model, x)
+        with torch.no_grad():
+            memory = model(x[0])[1]
+    assert memory.buffers.layers[0].dtype == memory.Q[0].dtype == torch.bfloat16
+    for a, b in zip(slow, fast):
+        assert_close(b.float(), a.detach().float(), "under autocast", 1e-5)
+
+
+def test_the_number_type_may_change_between_calls():
+    """The rows of before are converted, none is lost, in either direction."""
+    wide, narrow, x = model_of(), model_of().float(), torch.randint(11, (3, 2, 4))
+    wanted = both(wide, x)[0]
+    with torch.no_grad():
+        memory, model = None, wide
+        for i, (piece, weights) in enumerate(zip(x, (wide, narrow, wide))):
+            model.load_state_dict(weights.state_dict())
+            model.to(weights.u.dtype)
+            out, memory = model(piece, memory, (piece + 1) % 11)
+            assert memory.buffers.layers[0].dtype == memory.Q[0].dtype == weights.u.dtype
+            assert_close(out.double(), wanted[i], f"call {i}", 1e-4)
+            assert out.dtype == weights.u.dtype
+            model.double()
+
+
+def test_inference_mode_and_no_grad_take_turns():
+    """What inference_mode made may not be written to outside: the rows move first."""
+    model, x = model_of(), torch.randint(11, (6, 2, 2))
+    wanted, memory = both(model, x)[0], None
+    for i, (piece, mode) in enumerate(zip(x, 2 * [torch.inference_mode, torch.no_grad,
+                                                  torch.no_grad])):
+        with mode():
+            out, memory = model(piece, memory, (piece + 1) % 11)
+            assert_close(out.clone(), wanted[i], f"call {i}", 1e-10)
+
+
+def test_nothing_lives_longer_than_its_last_user():
+    """No cycle: buffers go with the last memory that shows them, without a garbage collection."""
+    model, x = model_of(), torch.randint(11, (4, 1, 3))
+    gc.disable()
+    try:
+        with torch.no_grad():
+            _, memory = model(x[0])
+            first = weakref.ref(memory.buffers.layers[0])
+            for piece in x[1:]:
+                _, memory = model(piece, memory)
+        assert first() is None, "the first buffers are alive though rows have moved out"
+        last, weights = weakref.ref(memory.buffers.layers[0]), weakref.ref(model)
+        del memory, model
+        assert last() is None and weights() is None
+    finally:
+        gc.enable()
 
 
 def test_float64_stays_float64_under_autocast():
@@ -183,10 +227,11 @@ X = torch.zeros(2, 3, dtype=torch.int64)
 @pytest.mark.parametrize("call, words", [
     (lambda m: m(X, [torch.zeros(2, 4, 6).double()] * 2), "in eval mode under no_grad.* got list"),
     (lambda m: m(X, model_of()(X)[1]), "of this model returned"),
+    (lambda m: torch.enable_grad()(m)(X, [torch.zeros(2, n, 6).double() for n in (4, 3)]), "each"),
     (lambda m: m(X, m(X[:1])[1]), "memory is that of 1 lanes, x has 2"),
     (lambda m: torch.enable_grad()(m)(X, m(X)[1]), "list of 2 .* got EvaluationMemory"),
     (lambda m: (lambda memory: m.train()(X, memory))(m(X)[1]), "list of 2"),
-], ids=["list", "another model", "lanes", "gradients on", "train mode"])
+], ids=["list", "another model", "ragged list", "lanes", "gradients on", "train mode"])
 def test_the_wrong_memory_is_refused(call, words):
     """ValueError, with what it is and what it should be."""
     with torch.no_grad(), pytest.raises(ValueError, match=words):

@@ -49,6 +49,12 @@ def M(exercise, words, *edits, bug=0):
     return Mistake(exercise, words, edits, bug)
 
 
+JOIN_THEN_CUT = """
+def update_memory(memory, h, M):
+    rows = torch.cat([memory, h], dim=1)
+    return rows[:, max(0, rows.shape[1] - M) :].detach()
+"""
+
 WRONG = (
     # ---- lesson 1 -------------------------------------------------------------------------------
     M("lanes", "the lanes do not share a token", """
@@ -124,17 +130,20 @@ def sinusoid(position, D):
     M("sinusoid", "an odd D = 7 must be refused", ("if D % 2:", "if D < 0:")),
 
     # ---- lesson 2 -------------------------------------------------------------------------------
-    M("update_memory", "although M = 0", ("max(0, rows.shape[1] - M) :", "-M:"), bug=16),
+    M("update_memory", "although M = 0",
+      JOIN_THEN_CUT.replace("max(0, rows.shape[1] - M) :", "-M:"), bug=16),
     M("update_memory", "the gradient is not stopped", (".detach()", ""), bug=14),
-    M("update_memory", "old and new have changed places", ("[memory, h]", "[h, memory]"), bug=15),
-    M("update_memory", "the oldest rows are kept", ("max(0, rows.shape[1] - M) :", ": M")),
-    M("update_memory", "M, not T", ("rows.shape[1] - M", "rows.shape[1] - h.shape[1]"), bug=18),
-    M("update_memory", "counts from the end", ("max(0, rows.shape[1] - M)", "rows.shape[1] - M")),
-    M("update_memory", "rows of zeros", ("rows = torch.cat([memory, h], dim=1)",
-      "rows = torch.cat([h.new_zeros(h.shape[0], max(0, M - memory.shape[1] - h.shape[1]), "
-      "h.shape[2]), memory, h], dim=1)"), bug=17),
-    M("update_memory", "the old memory is thrown away", ("[memory, h]", "[h]")),
-    M("update_memory", "detached in place", ("[memory, h]", "[memory.detach(), h.detach_()]")),
+    M("update_memory", "old and new have changed places", ("[old, new]", "[new, old]"), bug=15),
+    M("update_memory", "the oldest rows are kept",
+      JOIN_THEN_CUT.replace("max(0, rows.shape[1] - M) :", ": M")),
+    M("update_memory", "M, not T",
+      JOIN_THEN_CUT.replace("rows.shape[1] - M", "rows.shape[1] - h.shape[1]"), bug=18),
+    M("update_memory", "counts from the end",
+      JOIN_THEN_CUT.replace("max(0, rows.shape[1] - M)", "rows.shape[1] - M")),
+    M("update_memory", "rows of zeros", ("[old, new]",
+      "[h.new_zeros(h.shape[0], max(0, M - m - T), h.shape[2]), old, new]"), bug=17),
+    M("update_memory", "the old memory is thrown away", ("[old, new]", "[new]")),
+    M("update_memory", "detached in place", (".detach()", ".detach() + 0 * h.detach_().sum()")),
     M("update_memory", "changed in place", """
 def update_memory(memory, h, M):
     m, T = memory.shape[1], h.shape[1]
@@ -558,7 +567,7 @@ def sinusoid(position, D):
     angle = torch.outer(position.to(torch.float64), frequency)
     return torch.hstack([torch.sin(angle), torch.cos(angle)])
 """),
-    "update_memory": ("""
+    "update_memory": (JOIN_THEN_CUT, """
 def update_memory(memory, h, M):
     rows = torch.cat([memory.detach(), h.detach()], dim=1)
     if M == 0:
