@@ -1,8 +1,8 @@
 """Does bf16 cost anything?  The same run twice: float32, and bf16 autocast.
 
-Matrix products in bf16; weights, norms, loss and optimizer in float32.  Same seed, so the same first
-weights, dropouts and order of the text.  Prints the last validation and the largest distance of the
-two training curves behind the first tenth; draws both to runs/number_types.png.
+Matrix products in bf16; weights, norms, loss and optimizer in float32.  Same seed, so the same
+first weights, dropouts and order of the text.  Prints the last validation and the largest distance
+of the two training curves behind the first tenth; draws both to runs/number_types.png.
 
     python experiments/number_types.py                         2,000 steps of the default model
     python experiments/number_types.py --steps 200 --model tiny     any flags of train.py
