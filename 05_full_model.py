@@ -1,24 +1,25 @@
-"""Lesson 5. The complete Transformer-XL (Dai et al., ACL 2019; sections 3.2 and 3.3) in one file.
+"""Lesson 5.  The complete Transformer-XL (Dai et al., ACL 2019; sections 3.2 and 3.3).
 
 The parts are built and compared by now: segments (01), memory (02), the four-term score (03), the
-shift (04).  This file joins them, as the model that train.py trains, and adds what a complete one
-needs: dropout, the weights' first values, generation with memory.  Beside it stand the sizes of the
-paper (sizes.py), the softmax for large vocabularies (adaptive_softmax.py) and the memory where
-nothing learns (evaluation_memory.py).
+shift (04).  This file rebuilds them, mask and shift in a new form, as the model that train.py
+trains, and adds what a complete one needs: dropout, the weights' first values, generation.  Beside
+it stand the sizes of the paper (sizes.py), the softmax for large vocabularies
+(adaptive_softmax.py), the faster memory of evaluation (evaluation_memory.py) and a faster dropout
+(fast_dropout.py).
 
     tokens (B, T) -> embedding E * sqrt(D) -> h -> layer 1 ... layer N -> h E^T + b -> logits, loss
     layer n: attention from h to [memory n o h], add, norm; feed-forward, add, norm
-    and layer n's input h goes into the new memory n (o joins along time)
+    and layer n's input h goes into the new memory n (o joins along time); evaluation keeps its
+    keys and values
 
 One idea is new, `same_length`: without it the first query of a segment sees M keys before it and
 the last M + T - 1, so a loss depends on where the text was cut.  With it every query sees the
 distances 0..M, M + 1 keys (itself and M before it), and the cut no longer matters at all.
 
-What is written for speed says so: the dropout, the shift as a view, heads in front, the scores in
-place, ReLU behind its dropout, and the memory of evaluation.  Read each as its plain form first;
-the tests hold both equal.
+What is written for speed says so: the shift as a view, heads in front, the scores in place, ReLU
+behind its dropout.  The tests hold each equal to the plain form.
 
-    python 05_full_model.py     half a minute: two golden equalities, the sizes, a first sample
+    python 05_full_model.py     half a minute: what a cut changes, the sizes, a sample, a figure
 
 In code N is n_layer, D is d_model, H and C are n_head and d_head, FF is d_inner, M is mem_len.
 """
@@ -34,7 +35,8 @@ from matplotlib.figure import Figure
 from adaptive_softmax import AdaptiveSoftmax, float32_at_least
 from corpora import decode, encode, load
 from evaluation_memory import EvaluationMemory
-from sizes import CONFIGS, Config
+from fast_dropout import Dropout
+from sizes import CONFIGS, Config, check
 
 lesson_1, lesson_2 = import_module("01_vanilla_segments"), import_module("02_recurrence")
 RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments
@@ -86,24 +88,6 @@ def shift_padded(x):
     return x.flatten(-2)[..., T:].unflatten(-1, (T, width - 1))
 
 
-class Dropout(nn.Dropout):
-    """nn.Dropout; on a CPU, where drawing a random number for each entry is most of its cost, one
-    random integer of 64 bits is cut into four of 16.  p is a multiple of 1/65536 there.
-    """
-
-    def forward(self, z):
-        """(...) -> (...): zero with probability p, otherwise scaled so that the mean stays."""
-        if not self.training or self.p == 0:
-            return z
-        if z.device.type != "cpu":
-            return super().forward(z)
-        dropped = min(round(65536 * self.p), 65535)  # so many of the 65,536 values of 16 bits
-        draws = torch.empty((z.numel() + 3) // 4, dtype=torch.int64, device=z.device)
-        numbers = draws.random_(-(2**63), None).view(torch.int16)[: z.numel()].view(z.shape)
-        kept = numbers.ge_(dropped - 32768)  # of -32768 ... 32767 the lowest become 0, others 1
-        return z * kept.to(z.dtype).mul_(65536 / (65536 - dropped))
-
-
 class RelativeAttention(nn.Module):
     """Multi-head attention over memory and segment with the four-term score of section 3.3.
 
@@ -129,21 +113,21 @@ class RelativeAttention(nn.Module):
         return [self.heads(z) for z in self.W_kv(rows).chunk(2, dim=-1)]
 
     def project_distances(self, R):
-        """R (n, D) -> Q (H, n, C), the paper's W_kR R."""
+        """R (n, D) -> Q (H, n, C): W_kR R, one key for each distance."""
         return self.heads(self.W_kR(R))
 
     def forward(self, h, k, value, Q, u, v, hidden):
         """From h (B, T, D) to k, value (H, B, K, C); u, v (H, C), hidden (T, K) -> (B, T, D).
 
         Q (H, K + 1, C) has the distances K, ..., 1, 0.  No key is K away: the column of this
-        distance is the cell that the shift wants in front of each row.
+        distance stands where lesson 4 pads zeros, and is dropped or masked like them.
         """
         scale = 1 / math.sqrt(self.C)  # on q, u and v: T * C numbers instead of T * K
         q, u, v = scale * self.heads(self.W_q(h)), scale * u, scale * v  # q (H, B, T, C)
         # A_ij = [(q_i + u) . k_j + (q_i + v) . (W_kR R_i-j)] / sqrt(C): terms (a) + (c), (b) + (d)
         content = (q + u[:, None, None]) @ k.transpose(-1, -2)  # (H, B, T, K)
-        position = (q + v[:, None, None]).flatten(1, 2) @ Q.transpose(-1, -2)
-        position = shift_padded(position.unflatten(1, q.shape[1:3]))  # (H, B, T, K)
+        position = (q + v[:, None, None]).flatten(1, 2) @ Q.transpose(-1, -2)  # (H, B * T, K + 1)
+        position = shift_padded(position.unflatten(1, h.shape[:2]))  # (H, B, T, K)
         # -inf, not a large negative number: a hidden probability is exactly 0 in every number type.
         # In place (_): no gradient needs the two products, so their sum needs no table of its own
         score = content.add_(position).masked_fill_(hidden, float("-inf"))
@@ -165,8 +149,8 @@ class Layer(nn.Module):
     def forward(self, h, k, value, Q, u, v, hidden):
         """h (B, T, D), the others as for the attention -> (B, T, D)."""
         h = self.norm_1(h + self.dropout_output(self.attention(h, k, value, Q, u, v, hidden)))
-        # dropout, then ReLU: the same numbers as the other way round, since neither changes a sign,
-        # but ReLU and W_2 then keep the same table for the gradients, one (B, T, FF) less
+        # dropout, then ReLU: the same as the other way round, since relu(c z) = c relu(z) for
+        # c >= 0, but ReLU and W_2 then keep one table for the gradients, not two
         inner = F.relu(self.dropout_inner(self.W_1(h)))  # (B, T, FF)
         return self.norm_2(h + self.dropout_ff(self.W_2(inner)))
 
@@ -190,36 +174,6 @@ class FullSoftmax(nn.Module):
     def losses(self, h, y):
         """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T)."""
         return token_losses(float32_at_least(self.logits(h)), y)
-
-
-def check(x, memory, y, model, keep):
-    """Refuse, with the numbers, what would fail far from its cause or not at all: ValueError."""
-    config = model.config
-    for z in (x,) if y is None else (x, y):
-        if z.dtype != torch.int64 or z.dim() != 2 or z.shape != x.shape or 0 in z.shape:
-            raise ValueError("x and y must be int64 of one shape (B, T), both at least 1; got "
-                             f"{z.dtype} {tuple(z.shape)}, x is {tuple(x.shape)}")
-        # not on a GPU, where each call would wait for the answer; train.py's tokens come from the
-        # corpus that made the vocabulary
-        for token in (z.min().item(), z.max().item()) if z.device.type == "cpu" else ():
-            if not 0 <= token < config.vocab_size:
-                raise ValueError(f"token {token} outside vocabulary of {config.vocab_size}")
-    if memory is None:
-        return
-    if keep:
-        if not isinstance(memory, EvaluationMemory) or memory.model is not model:
-            raise ValueError("in eval mode under no_grad, memory must be what such a call of this "
-                             f"model returned, or None; got {type(memory).__name__}")
-        if memory.lanes != len(x):
-            raise ValueError(f"memory is that of {memory.lanes} lanes, x has {len(x)}")
-        return
-    if not (isinstance(memory, list) and len(memory) == config.n_layer):
-        raise ValueError(f"memory must be a list of {config.n_layer} tensors, one for each layer, "
-                         f"where gradients or dropouts are on; got {type(memory).__name__}")
-    for rows in memory:
-        if rows.dim() != 3 or rows.shape != (len(x), memory[0].shape[1], config.d_model):
-            raise ValueError(f"memory must be (B, m, D) = ({len(x)}, m, {config.d_model}) in each "
-                             f"layer, got {tuple(rows.shape)}")
 
 
 class TransformerXL(nn.Module):
@@ -246,42 +200,42 @@ class TransformerXL(nn.Module):
                 nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0,
                                 std=0.01 if "project" in name else 0.02)
 
-    def encode_distances(self, n, h):
-        """R (n, D) for the distances n - 1, ..., 1, 0, in the number type of h."""
+    def make_R(self, count, h):
+        """R (count, D) for the distances count - 1, ..., 1, 0, in the number type of h."""
         c = self.config
-        return distance_encoding(n, c.d_model, c.clamp_len, h.device).to(h)
+        return distance_encoding(count, c.d_model, c.clamp_len, h.device).to(h)
 
     def forward(self, x, memory=None, y=None, last_only=False):
         """Read x (B, T) int64 after the memory of the call before; None is no past yet.
 
         Returns logits (B, T, V), or (B, 1, V) if last_only, or with targets y (B, T) the losses
-        -ln p(y) in nats, (B, T); and the new memory.  That is a list of N tensors (B, m <= M, D),
-        detached; or, in eval mode under no_grad, where the past may be projected once and for
-        all, an EvaluationMemory.  ValueError: see `check`.
+        -ln p(y) in nats, (B, T); and the new memory: a list of N tensors (B, m <= M, D), detached,
+        or, in eval mode under no_grad, an EvaluationMemory, good until a weight changes.
+        ValueError: see `check` in sizes.py.
         """
         config = self.config
-        keep = not (torch.is_grad_enabled() or self.training)  # the projections of the past
-        check(x, memory, y, self, keep)
+        evaluating = not (torch.is_grad_enabled() or self.training)
+        check(x, memory, y, self, evaluating)
         T = x.shape[1]
         h = self.dropout_embedding(self.words.embed(x) * math.sqrt(config.d_model))  # (B, T, D)
-        if keep:
+        if not evaluating:
+            memory = memory or [h[:, :0]] * config.n_layer  # no rows at all, not rows of zeros
+            m = min(memory[0].shape[1], config.mem_len)  # fewer than held, if mem_len was lowered
+            R = self.dropout_R(self.make_R(m + T + 1, h))  # (K + 1, D), for all layers
+            new_memory = []
+        else:
             new_memory = EvaluationMemory(self, memory, h)
             m = new_memory.m
-        else:
-            memory = memory or [h[:, :0]] * config.n_layer  # no past, which is not one of zeros
-            m = min(memory[0].shape[1], config.mem_len)  # fewer than held, if mem_len was lowered
-            R = self.dropout_R(self.encode_distances(m + T + 1, h))  # (K + 1, D), for all layers
-            new_memory = []
         hidden = hidden_keys(T, m, config.mem_len, config.same_length, x.device)  # (T, K)
         u, v = (bias.expand(config.n_layer, -1, -1) for bias in (self.u, self.v))  # (N, H, C)
         for n, layer in enumerate(self.layers):
-            if keep:
-                k, value, Q = new_memory.extend(n, layer.attention, h)
-            else:
+            if not evaluating:  # the plain form: all K rows of [past o h] are projected
                 past = memory[n][:, memory[n].shape[1] - m :]
-                new_memory.append(update_memory(past, h, config.mem_len))  # the layer's input
+                new_memory.append(update_memory(past, h, config.mem_len))
                 k, value = layer.attention.keys_values(torch.cat([past, h], dim=1))
                 Q = layer.attention.project_distances(R)
+            else:  # the same three, but only the T new rows are projected; so not in the attention
+                k, value, Q = new_memory.extend(n, layer.attention, h)
             h = layer(h, k, value, Q, u[n], v[n], hidden)
         h = self.dropout_final(h)
         if y is not None:
@@ -349,18 +303,19 @@ def losses_in_segments(model, tokens, T):
 
 
 def main():
-    """The golden equalities, the sizes, a sample after seconds, what a longer memory is worth."""
+    """What a cut changes and what not, the sizes, a sample, what a longer memory is worth."""
     torch.manual_seed(0)
     tokens, cuts, at_1 = torch.randint(205, (97,)), (1, 4, 16, 96), {}
     model = TransformerXL(CONFIGS["tiny"]).double().eval()
     print("how far 96 losses move if the text is cut into T = 4, 16, 96 instead of 1 (float64):")
-    for M, same_length, words in ((96, False, "0: nothing has left the memory"),
-                                  (16, False, "not 0: the first queries see less than the last"),
-                                  (16, True, "0: all see M + 1 keys")):
+    for M, same_length, words in ((96, False, "rounding: nothing has left the memory"),
+                                  (16, False, "more: the first queries see less than the last"),
+                                  (16, True, "rounding: all see M + 1 keys")):
         model.config = replace(model.config, mem_len=M, same_length=same_length)
-        at_1[M, same_length], *others = (losses_in_segments(model, tokens, T) for T in cuts)
+        one, *others = (losses_in_segments(model, tokens, T) for T in cuts)
+        at_1[M, same_length] = one
         print(f"  M {M}, same_length {same_length!s:5} ",
-              *(f"{(other - at_1[M, same_length]).abs().max():.0e}" for other in others), "", words)
+              *(f"{(other - one).abs().max():.0e}" for other in others), "", words)
     difference = (at_1[16, True] - at_1[16, False]).abs().max()
     print(f"at T = 1 same_length changes nothing: {difference:.0e}")
     print("parameters:")
@@ -393,10 +348,10 @@ if __name__ == "__main__":
     main()
 
 # Ask yourself
-#   1. Why are R (in training) and the mask made once for all layers, and the memory for each?
+#   1. Why are R and the mask made once for all layers, and the memory for each?
 #   2. With same_length and T = 96, M = 16: how many keys does query 90 see, and which?
 #   3. generate feeds one token at a time.  What would go wrong if it fed the prompt again as well?
 # Change and watch
 #   1. Write `distance >= M` for `distance > M`: which printed equality breaks, and which does not?
-#   2. Take @torch.no_grad() from losses_in_segments and let forward begin with M rows of zeros for
-#      each layer in place of h[:, :0]: which printed row notices, which does not, and why?
+#   2. Delete @torch.no_grad() above losses_in_segments, which selects the plain memory, and replace
+#      h[:, :0] by M rows of zeros: which row printed rounding before and no longer does?

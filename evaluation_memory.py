@@ -1,19 +1,21 @@
 """The memory of evaluation and generation: what nothing learns from is projected only once.
 
 In training every call projects all K = M + T rows to keys and values, since W_kv learns from those
-of the memory, too.  Without gradients the projections of M rows are those of calls before.  With
-M = 2,100 and T = 80 keeping them leaves 27 times less to project, with T = 1 over 2,000 times; the
-same holds for Q, the distances projected, which stay what they are for as long as the weights do.
+of the memory, too.  Without gradients earlier calls have projected the M rows of the memory
+already.  With M = 2,100 and T = 80 keeping them leaves 27 times less to project, with T = 1 over
+2,000 times; the same holds for Q, the distances projected.
 
-The rows of a layer lie in a buffer with room behind them, so that most calls write their T rows and
-move none.  M = 4; the first call reads 4 tokens, each later one 2 (a, b, c: rows of call 1, 2, 3):
+The rows of a layer lie in a buffer with room behind them, so that most calls (if T is far below M)
+write their T rows and copy none.  M = 4; the first call reads 4 tokens, each later one 2 (a, b, c:
+rows of call 1, 2, 3):
 
     buffer    [a a a a . . . .]    memory 1: the caller holds the 4 rows of call 1
     buffer    [a a a a b b . .]    call 2 writes behind them; memory 2 is the last 4 rows, a a b b
-    buffer    [a a a a b b c c]    call 3, and so on; with no room left, the last M rows move
+    buffer    [a a a a b b c c]    call 3, and so on; with no room left, the last M rows
+                                     are copied to a new buffer
 
 Memory 1 still shows what it showed.  A second call after it (two continuations of one text, beams)
-finds the room behind it taken, and moves its M rows into a buffer of its own.  So what a caller
+finds the room behind it taken, and copies its M rows into a buffer of its own.  So what a caller
 holds never changes.  A memory belongs to the model that made it, with the weights that it had:
 begin with None when they have changed.
 """
@@ -29,11 +31,12 @@ class Buffers:
         self.layers = [torch.empty(shape, dtype=like.dtype, device=like.device)
                        for _ in range(config.n_layer)]
 
-    def take(self, end, T, like):
+    def has_room(self, end, T, like):
         """Whether T rows like these may be written behind row `end`."""
         rows = self.layers[0]
-        return (self.filled == end <= self.room - T
+        return (self.filled == end and end + T <= self.room  # nobody wrote there yet, and they fit
                 and (rows.dtype, rows.device) == (like.dtype, like.device)
+                # what inference_mode has made must not be written to outside of it
                 and (torch.is_inference_mode_enabled() or not rows.is_inference()))
 
 
@@ -54,10 +57,11 @@ class EvaluationMemory:
         # no rows, but in the number type that projections have here: bf16 under autocast
         like = model.layers[0].attention.W_kv(h[0, :0])
 
-        if past and past.buffers.take(past.end, T, like):
+        if past and past.buffers.has_room(past.end, T, like):
             self.buffers, self.end = past.buffers, past.end + T
         else:
-            room = K + min(K, config.mem_len)  # so a full memory moves once in M rows
+            # doubles while the memory grows; then a full one is copied at most once in M rows
+            room = K + min(K, config.mem_len)
             self.buffers, self.end = Buffers(config, B, room, like), K
             if self.m:
                 for new, old in zip(self.buffers.layers, past.buffers.layers):
@@ -66,10 +70,10 @@ class EvaluationMemory:
 
         if past and past.clamp_len == self.clamp_len and past.Q[0].shape[1] > K and (
                 past.Q[0].dtype == like.dtype):
-            self.Q = past.Q  # of each layer (H, n, C), the distances n - 1, ..., 0
+            self.Q = past.Q  # of each layer (H, count, C), the distances count - 1, ..., 1, 0
         else:
-            n = min(self.buffers.room, config.mem_len + T) + 1  # the longest, as far as is known
-            R = model.encode_distances(n, h)
+            # enough until the buffers or mem_len grow
+            R = model.make_R(min(self.buffers.room, config.mem_len + T) + 1, h)
             self.Q = [layer.attention.project_distances(R) for layer in model.layers]
 
     def extend(self, n, attention, h):

@@ -1,5 +1,9 @@
-"""The sizes of a Transformer-XL: what a configuration is, and those of the paper by name."""
+"""The sizes of a Transformer-XL, those of the paper by name, and a refusal of what does not fit."""
 from dataclasses import dataclass, replace
+
+import torch
+
+from evaluation_memory import EvaluationMemory
 
 
 @dataclass(frozen=True)
@@ -79,3 +83,32 @@ CONFIGS["text8-24L"] = replace(CONFIGS["enwik8-24L"], vocab_size=27)
 CONFIGS["lm1b-medium"] = replace(CONFIGS["lm1b-base"], n_layer=24, d_inner=4608)
 CONFIGS["lm1b-large"] = replace(CONFIGS["lm1b-base"], n_layer=24, d_model=1280, n_head=16,
                                 d_head=80, d_inner=8192, dropout=0.05, dropout_attention=0.05)
+
+
+def check(x, memory, y, model, evaluating):
+    """Refuse, with the numbers, what would fail far from its cause or not at all: ValueError."""
+    config = model.config
+    for z in (x,) if y is None else (x, y):
+        if z.dtype != torch.int64 or z.dim() != 2 or z.shape != x.shape or 0 in z.shape:
+            raise ValueError("x and y must be int64 of one shape (B, T), both at least 1; got "
+                             f"{z.dtype} {tuple(z.shape)}, x is {tuple(x.shape)}")
+        if z.device.type == "cpu":  # on a GPU each call would wait for the answer
+            for token in (z.min().item(), z.max().item()):
+                if not 0 <= token < config.vocab_size:
+                    raise ValueError(f"token {token} outside vocabulary of {config.vocab_size}")
+    if memory is None:
+        return
+    if evaluating:
+        if not isinstance(memory, EvaluationMemory) or memory.model is not model:
+            raise ValueError("in eval mode under no_grad, memory must be what such a call of this "
+                             f"model returned, or None; got {type(memory).__name__}")
+        if memory.lanes != len(x):
+            raise ValueError(f"memory is that of {memory.lanes} lanes, x has {len(x)}")
+        return
+    if not (isinstance(memory, list) and len(memory) == config.n_layer):
+        raise ValueError(f"memory must be a list of {config.n_layer} tensors, one for each layer, "
+                         f"with gradients on or in training mode; got {type(memory).__name__}")
+    for rows in memory:
+        if rows.dim() != 3 or rows.shape != (len(x), memory[0].shape[1], config.d_model):
+            raise ValueError(f"memory must be (B, m, D) = ({len(x)}, m, {config.d_model}) in each "
+                             f"layer, got {tuple(rows.shape)}")
