@@ -23,8 +23,10 @@ import exercises
 from exercises import BY_NAME, EXERCISES, ROOT
 
 STORE = ROOT / ".exercises"  # ignored by git
-# what the student edition leaves out: the tests of the tests, their tables, the grader
-TEACHERS = ("test_the_tests.py", "wrong_solutions.py", "test_blank.py", "grade.py", "test_grade.py")
+# what the student edition leaves out: the tests of the tests, their tables, the grader, and the
+# experiment that takes lesson 5's attention apart
+TEACHERS = ("test_the_tests.py", "wrong_solutions.py", "test_blank.py", "grade.py", "test_grade.py",
+            "parts.py", "test_parts.py")
 LEFT_OUT = ("data", "runs", "__pycache__")  # and what begins with a dot, .gitignore excepted
 
 
