@@ -6,6 +6,7 @@ import torch.nn as nn
 class Dropout(nn.Dropout):
     """nn.Dropout.  On a CPU, where most of its time goes into a random number for each entry, one
     random integer of 64 bits is cut into four of 16; so p is rounded to a multiple of 1/65536.
+    2.8 times as fast in float32, 3.3 in bf16 (experiments/parts.py, two cores of an Intel Xeon).
     """
 
     def forward(self, z):
