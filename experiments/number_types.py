@@ -39,7 +39,7 @@ def main(argv=None):
     rest = [abs(a - b) for (_, a), (_, b) in zip(*curves)][len(curves[0]) // 10 :]
     print(f"largest distance of the training curves behind the first tenth: {max(rest):.4f}")
     axes.set(xlabel="step", ylabel="training loss (bits per byte)", xlim=(0, None),
-             title="The same run in two number types")
+             ylim=(0, None), title="The same run in two number types")
     axes.grid(alpha=0.4)
     axes.legend()
     figure.savefig(lesson_1.RUNS / "number_types.png", dpi=120)
