@@ -95,7 +95,9 @@ class Speed:
 
     def read(self, kind, B, T, M, last=False):
         """Random tokens (T, B) after the memory of this kind -> losses, or the last logits."""
-        self.model.mem_len = M
+        self.model.mem_len, training = M, kind == "train"
+        if self.model.training != training:
+            self.model.train(training)
         x = torch.randint(self.size.config.vocab_size, (T, B), device=self.device)
         memory = self.memories.get(kind) or [
             torch.randn(M, B, self.size.config.d_model, device=self.device) for _ in
@@ -107,8 +109,6 @@ class Speed:
     def step(self):
         """Forward, backward, clip, Adam."""
         size = self.size
-        if not self.model.training:
-            self.model.train()
         self.optimizer.zero_grad()
         self.read("train", size.batch, size.segment, size.config.mem_len).mean().backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 0.25)
@@ -117,16 +117,12 @@ class Speed:
     @torch.no_grad()
     def evaluate(self):
         """One segment."""
-        if self.model.training:
-            self.model.eval()
         return self.read("evaluate", self.size.eval_batch, self.size.eval_segment,
                          self.size.eval_mem_len).mean()
 
     @torch.no_grad()
     def generate(self):
         """One token."""
-        if self.model.training:
-            self.model.eval()
         return self.read("generate", self.size.eval_batch, 1, self.size.eval_mem_len,
                          last=True).argmax()
 

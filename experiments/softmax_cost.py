@@ -5,8 +5,8 @@ each in a process of its own: parameters, seconds of forward and backward, the l
 memory and the largest activation, for one lane of T = M = 384 tokens as rare as 1 / rank (Zipf's
 law).  Adam's moments, 8 more bytes for each parameter, are not there.  Not for Windows.
 
-    python experiments/adaptive_softmax.py        about a minute, 6 GB of memory
-    python experiments/adaptive_softmax.py --layers 2    the same with fewer layers
+    python experiments/softmax_cost.py        about a minute, 6 GB of memory
+    python experiments/softmax_cost.py --layers 2    the same with fewer layers
 """
 import argparse
 import math
