@@ -79,8 +79,9 @@ def shift_padded(x):
     """Lesson 4's rel_shift of a table that has a cell in front of each row already.
 
     (..., T, K + 1) -> (..., T, K): drop the first T numbers, read the others in rows of K.  This is
-    a view, so nothing is copied (attention 1.14 and 1.02 times as fast).  As in lesson 4, what
-    stands behind distance 0 must be masked.
+    a view, so nothing is copied (attention 1.14 times as fast in float32, 1.02 in bf16).  As in
+    lesson 4, what stands behind distance 0 must be masked.  Here a number is 10 * query +
+    distance, and K = 5; 5 and 15 stand where lesson 4 pads.
 
     >>> shift_padded(torch.tensor([[5, 4, 3, 2, 1, 0], [15, 14, 13, 12, 11, 10]]))
     tensor([[ 3,  2,  1,  0, 15],
@@ -95,7 +96,10 @@ class RelativeAttention(nn.Module):
 
     Heads come first here, (H, B, T, C), not (B, H, T, C) as in lessons 1 to 4: so the queries of
     all lanes meet the one Q of their head in a single product, (B * T, C) times (C, K + 1), and Q
-    is not copied for each lane (with the scale on q 1.08 and 1.31 times as fast).
+    is not copied for each lane (with the scale on q 1.08 times as fast in float32, 1.31 in bf16).
+
+    forward is handed keys, values and Q ready made.  TransformerXL.forward makes them with the two
+    methods before it: in training from all K rows, in evaluation most come from earlier calls.
     """
 
     def __init__(self, config):
@@ -120,10 +124,11 @@ class RelativeAttention(nn.Module):
         return self.heads(self.W_kR(R))
 
     def forward(self, h, k, value, Q, u, v, hidden):
-        """From h (B, T, D) to k, value (H, B, K, C); u, v (H, C), hidden (T, K) -> (B, T, D).
+        """Queries from h (B, T, D) look at k, value (H, B, K, C) -> (B, T, D); u, v are (H, C).
 
-        Q (H, K + 1, C) has the distances K, ..., 1, 0.  No key is K away: the column of this
-        distance stands where lesson 4 pads zeros, and is dropped or masked like them.
+        hidden is (T, K).  Q (H, K + 1, C) has the distances K, ..., 1, 0.  No key is K away:
+        the column of this distance stands where lesson 4 pads zeros, and is dropped or masked like
+        them.
         """
         scale = 1 / math.sqrt(self.C)  # on q, u and v: T * C numbers instead of T * K
         q, u, v = scale * self.heads(self.W_q(h)), scale * u, scale * v  # q (H, B, T, C)
@@ -153,8 +158,8 @@ class Layer(nn.Module):
         """h (B, T, D), the others as for the attention -> (B, T, D)."""
         h = self.norm_1(h + self.dropout_output(self.attention(h, k, value, Q, u, v, hidden)))
         # dropout, then ReLU: the same as the other way round, since relu(c z) = c relu(z) for
-        # c >= 0, but ReLU and W_2 then keep one table for the gradients, not two (a quarter of
-        # the memory of the feed-forward network; 1.03 and 1.21 times as fast)
+        # c >= 0 (here 0 or 1 / (1 - p)), but ReLU and W_2 then keep one table for the gradients,
+        # not two (a quarter of the memory of this network; 1.03 and 1.21 times as fast)
         inner = F.relu(self.dropout_inner(self.W_1(h)))  # (B, T, FF)
         return self.norm_2(h + self.dropout_ff(self.W_2(inner)))
 
@@ -177,12 +182,12 @@ class FullSoftmax(nn.Module):
 
     def losses(self, h, y):
         """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T)."""
-        return token_losses(float32_at_least(self.logits(h)), y)
+        return token_losses(float32_at_least(self.logits(h)), y)  # bf16 would round the sum over V
 
 
 class TransformerXL(nn.Module):
-    """The language model.  The caller hands the memory on, and may use it again: what it shows
-    never changes, although a later call may write behind it (evaluation_memory.py).
+    """The language model.  The caller hands the memory on, and may go on from the same one twice:
+    no call changes what an old memory holds (how, in evaluation: evaluation_memory.py).
     """
 
     def __init__(self, config):
@@ -225,21 +230,21 @@ class TransformerXL(nn.Module):
         if not evaluating:
             memory = memory or [h[:, :0]] * config.n_layer  # no rows at all, not rows of zeros
             m = min(memory[0].shape[1], config.mem_len)  # fewer than held, if mem_len was lowered
-            R = self.dropout_R(self.make_R(m + T + 1, h))  # (K + 1, D), for all layers
+            R = self.dropout_R(self.make_R(m + T + 1, h))  # (K + 1, D), see shift_padded
             new_memory = []
         else:
-            new_memory = EvaluationMemory(self, memory, h)
-            m = new_memory.m
+            new_memory = EvaluationMemory(self, memory, h)  # the past, and room for T rows
+            m = new_memory.m  # rows of the past, as above
         hidden = hidden_keys(T, m, config.mem_len, config.same_length, x.device)  # (T, K)
         u, v = (bias.expand(config.n_layer, -1, -1) for bias in (self.u, self.v))  # (N, H, C)
         for n, layer in enumerate(self.layers):
             if not evaluating:  # the plain form: all K rows of [past o h] are projected
-                past = memory[n][:, memory[n].shape[1] - m :]
+                past = memory[n][:, memory[n].shape[1] - m :]  # not -m: if m = 0 that takes all
                 new_memory.append(update_memory(past, h, config.mem_len))
                 k, value = layer.attention.keys_values(torch.cat([past, h], dim=1))
                 Q = layer.attention.project_distances(R)
-            else:  # the same three, but only the T new rows are projected; so not in the attention
-                k, value, Q = new_memory.extend(n, layer.attention, h)
+            else:  # the same three; only the T new rows are projected, the rest by earlier calls
+                k, value, Q = new_memory.add(n, layer.attention, h)
             h = layer(h, k, value, Q, u[n], v[n], hidden)
         h = self.dropout_final(h)
         if y is not None:
@@ -317,7 +322,7 @@ def main():
                                   (16, True, "rounding: all see M + 1 keys")):
         model.config = replace(model.config, mem_len=M, same_length=same_length)
         one, *others = (losses_in_segments(model, tokens, T) for T in cuts)
-        at_1[M, same_length] = one
+        at_1[M, same_length] = one  # the losses at T = 1
         print(f"  M {M}, same_length {same_length!s:5} ",
               *(f"{(other - one).abs().max():.0e}" for other in others), "", words)
     difference = (at_1[16, True] - at_1[16, False]).abs().max()
@@ -357,5 +362,6 @@ if __name__ == "__main__":
 #   3. generate feeds one token at a time.  What would go wrong if it fed the prompt again as well?
 # Change and watch
 #   1. Write `distance >= M` for `distance > M`: which printed equality breaks, and which does not?
-#   2. Delete @torch.no_grad() above losses_in_segments, which selects the plain memory, and replace
-#      h[:, :0] by M rows of zeros: which row printed rounding before and no longer does?
+#   2. Drop .eval() from the tiny model in main (it has no dropout, so only the memory is another:
+#      the list), and begin with M rows of zeros: for h[:, :0] in forward write
+#      h.new_zeros(len(h), config.mem_len, config.d_model).  Which row no longer prints rounding?

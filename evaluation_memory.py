@@ -78,7 +78,7 @@ class EvaluationMemory:
             R = model.make_R(min(self.buffers.room, config.mem_len + T) + 1, h)
             self.Q = [layer.attention.project_distances(R) for layer in model.layers]
 
-    def extend(self, n, attention, h):
+    def add(self, n, attention, h):
         """Layer n reads h (B, T, D) -> keys, values (H, B, K, C), Q (H, K + 1, C) to attend to."""
         seen = self.buffers.layers[n].narrow(-2, self.end - self.K, self.K)  # (2, H, B, K, C)
         for rows, new in zip(seen, attention.keys_values(h)):
