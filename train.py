@@ -7,10 +7,12 @@
     python train.py --resume               go on after Ctrl-C, exactly where the run stopped
     python train.py --sample "def main("   let the trained model continue a text
     python train.py --help                 everything else, with its defaults
+    torchrun --nproc-per-node=2 train.py --dataset enwik8     the same on two GPUs (ranks.py)
 
-A run lives in one folder (--out): checkpoint.pt, best.pt (best validation loss), metrics.tsv and
-curve.png.  The file reads in the order of a run: settings, learning rate, step, evaluation,
-checkpoint, metrics, then one loop.  Losses are in nats inside, and shown as bits per character
+A run lives in one folder (--out): checkpoint.pt and the one before it, previous.pt, best.pt (best
+validation loss), metrics.tsv and curve.png; how they survive a crash stands in checkpoint.py.  The
+file reads in the order of a run: settings, learning rate, step, evaluation, what a checkpoint
+holds, metrics, then one loop.  Losses are in nats inside, and shown as bits per character
 (bpc) where tokens are bytes, or as perplexity (ppl) where they are words.
 """
 import argparse
@@ -18,11 +20,9 @@ import copy
 import math
 import os
 import platform
-import signal
 import subprocess
 import sys
 import time
-import warnings
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import import_module
@@ -39,13 +39,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 import corpora
+import ranks
+from checkpoint import (
+    FORMAT, Lock, Stop, load, newest, random_state, save, set_random_state, write)
 
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
-RUNS, lanes, segments, progress = (
-    lesson_1.RUNS, lesson_1.lanes, lesson_1.segments, lesson_1.progress)
+RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments
 CONFIGS, Config, TransformerXL = lesson_5.CONFIGS, lesson_5.Config, lesson_5.TransformerXL
-
-FORMAT = "transformer-xl-from-scratch 2"  # what a checkpoint of ours calls itself
+# one rank shows progress, the others go through the items in silence
+progress = lesson_1.progress if ranks.RANK == 0 else lambda items, label, total: items
 
 
 # ---- settings -----------------------------------------------------------------------------------
@@ -339,19 +341,20 @@ def train_step(model, optimizer, x, y, memory, run):
     The lanes go through in micro-batches, whose gradients add up to that of the whole batch.
     Returns the mean loss (nats), the gradient norm before clipping, and the new memory.  If loss or
     norm is not finite, nothing is updated and the old memory comes back: one such number would
-    poison every weight.
+    poison every weight.  With several ranks x, y and memory are the lanes of this one, the others
+    are those of all, so all ranks decide alike.
     """
     optimizer.zero_grad()
     loss, memories, size = 0.0, [], run.micro_batch or len(x)
     for rows in (slice(first, first + size) for first in range(0, len(x), size)):
-        with autocast(run, x.device.type):
+        with autocast(run, x.device.type), ranks.synchronized(model, rows.stop >= len(x)):
             losses, new_memory = model(x[rows], memory and [z[rows] for z in memory], y[rows])
         part = losses.sum() / y.numel()  # losses (rows, T), in nats
         part.backward()
         loss += part.detach()  # not item(), which would wait for the GPU: once a step, below
         memories.append(new_memory)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)
-    loss, norm = loss.item(), norm.item()
+    loss, norm = ranks.mean(loss.item()), norm.item()
     if not math.isfinite(loss + norm):
         return loss, norm, memory
     optimizer.step()
@@ -416,21 +419,38 @@ def evaluating(model, run):
 
 
 @torch.no_grad()
-def evaluate(model, tokens, run, label="evaluating"):
+def evaluate(model, tokens, run, label="evaluating", skip=0):
     """Mean loss in nats over n - 1 predictions of n tokens: exact, each token counted once.
 
     One lane, read in order with run.eval_mem_len tokens of memory and same_length: the first token
-    is context only, and the last, shorter segment counts by its tokens.
+    is context only, and the last, shorter segment counts by its tokens.  The first `skip`
+    predictions are made for the memory of the others and not counted.
     """
     device = model.u.device
     stream, memory = lanes(tokens.to(device), 1), None
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / run.eval_segment)
     with evaluating(model, run), autocast(run, device.type):  # copies the weights to bf16 once
-        for x, y in progress(segments(stream, run.eval_segment), label, parts):
+        for i, (x, y) in enumerate(progress(segments(stream, run.eval_segment), label, parts)):
             loss, memory = model(x, memory, y)
-            total += loss.double().sum()
-    return total.item() / (len(tokens) - 1)
+            total += loss[:, max(0, skip - i * run.eval_segment) :].double().sum()
+    return total.item() / (len(tokens) - 1 - skip)
+
+
+def evaluate_on_ranks(model, tokens, run, label):
+    """`evaluate`, each rank a part of the predictions; to rounding the same.
+
+    A layer sees M tokens back, so N layers N * M: these are read before the part, without counting.
+    """
+    if ranks.COUNT == 1:
+        return evaluate(model, tokens, run, label)
+    n = len(tokens) - 1
+    start, end = (n * (ranks.RANK + i) // ranks.COUNT for i in (0, 1))
+    skip, total = min(start, model.config.n_layer * run.eval_mem_len), 0.0
+    if start < end:
+        part = tokens[start - skip : end + 1]
+        total = (end - start) * evaluate(model, part, run, label, skip)
+    return ranks.mean(total) * ranks.COUNT / n
 
 
 def shown(nats, unit):
@@ -451,114 +471,68 @@ class State:
     seconds: float = 0.0  # of training, evaluations not counted
     column: int = 0  # of the lanes: where the next segment begins
     epoch: int = 0  # how often the text has been read
-    memory: list = None  # N tensors (B, m, D)
+    memory: list = None  # N tensors (B, m, D), of this rank's lanes
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
     loss_sum: float = 0.0  # since the last line of metrics.tsv, in nats
     loss_count: int = 0
+    loss_max: float = 0.0
+    lines: int = 0  # of metrics.tsv
     best: float = math.inf  # lowest validation loss so far, in nats
     evaluated: int = 0  # the step of the last validation
+
+    def spike(self, loss):
+        """Whether a loss is more than twice the mean since the last line, of ten steps or more."""
+        return self.loss_count >= 10 and loss > 2 * self.loss_sum / self.loss_count
 
     def count(self, x, loss, norm):
         """One more step, on x (B, T), with this loss (nats) and gradient norm."""
         self.step += 1
-        self.tokens += x.numel()
+        self.tokens += x.numel() * ranks.COUNT
         self.column += x.shape[1]
         if math.isfinite(loss + norm):
             self.loss_sum, self.loss_count = self.loss_sum + loss, self.loss_count + 1
+            self.loss_max = max(self.loss_max, loss)
             self.skipped_in_a_row = 0
         else:
             self.skipped, self.skipped_in_a_row = self.skipped + 1, self.skipped_in_a_row + 1
 
 
-def save(path, content):
-    """Write beside, flush, rename: whatever breaks off, `path` holds a whole checkpoint or none."""
-    beside = path.with_suffix(".part")
+def unpack(content, path):
+    """A checkpoint's content -> Config, Run, State.  ValueError if something else is in it."""
     try:
-        with open(beside, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
-        raise OSError(f"could not write {path}: {error}") from None
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def load(path):
-    """Read a checkpoint of ours, without running any code that may be in it.  ValueError if not."""
-    if not path.is_file():
-        raise ValueError(f"no checkpoint at {path}; train first, or name its folder with --out")
-    try:
-        with warnings.catch_warnings():  # of a foreign pickle; the refusal below says it better
-            warnings.simplefilter("ignore")
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # cut off, not a checkpoint, or a pickle that wants to run code
-        reason = (str(error) or type(error).__name__).splitlines()[0][:100]
-        raise ValueError(f"{path} is cut off or no checkpoint of train.py ({reason})") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path} is no checkpoint of train.py (it does not say {FORMAT!r})")
-    return content
+        return Config(**content["config"]), Run(**content["run"]), State(**content["state"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} does not hold what a checkpoint of train.py holds: {error}"
+                         ) from None
 
 
 def restore(content, path, device):
-    """A checkpoint's content -> its model, on the device."""
-    model = TransformerXL(Config(**content["config"]))
+    """A checkpoint's content -> its model, on the device.  ValueError if they do not fit."""
     try:
+        model = TransformerXL(Config(**content["config"]))
         model.load_state_dict(content["model"])
-    except RuntimeError:
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{path} holds the weights of another model than it says "
-                         f"({content['name']})") from None
+                         f"({content.get('name')}): {str(error).splitlines()[0]}") from None
     return model.to(device)
-
-
-class Stop:
-    """Ctrl-C and SIGTERM end the run, but not in mid-step, so that what is saved is whole.
-
-    A second one leaves at once; the checkpoint on disk is whole at any moment.
-    """
-
-    def __enter__(self):
-        self.number, self.busy = None, False
-        self.handlers = {number: signal.signal(number, self.handle)
-                         for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def handle(self, number, frame):
-        """Called by Python on the signal."""
-        if self.number:
-            os._exit(128 + number)
-        self.number = number
-        if not self.busy:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def held_back(self):
-        """`with stop.held_back():` lets the block finish first."""
-        self.busy = True
-        yield
-        self.busy = False
-        if self.number:
-            raise KeyboardInterrupt
-
-    def __exit__(self, *exception):
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
 
 
 # ---- metrics ------------------------------------------------------------------------------------
 
-COLUMNS = ("step", "tokens", "seconds", "lr", "grad_norm", "train", "valid")
+# train: mean loss since the last line, train_max: the largest, which shows a spike; skipped: steps
+COLUMNS = ("step", "tokens", "seconds", "lr", "grad_norm", "train", "train_max", "skipped", "valid")
 
 
-def open_metrics(path, header, step):
-    """metrics.tsv, ready for the next line: new, or cut back to the step a run resumes from."""
+def open_metrics(path, header, lines):
+    """metrics.tsv, ready for the next line: new, or cut back to the lines that a checkpoint knows.
+    """
     text = header + "\t".join(COLUMNS) + "\n"
-    if step and path.exists():
-        text = "".join(line for line in path.read_text().splitlines(keepends=True)
-                       if not line[0].isdigit() or int(line.split("\t")[0]) <= step)
-    path.write_text(text)
+    if lines and path.exists():
+        old = path.read_text().splitlines(keepends=True)
+        head = [line for line in old if not line[0].isdigit()]
+        text = "".join(head + [line for line in old if line[0].isdigit()][:lines])
+    write(path, lambda file: file.write(text))
     return open(path, "a", buffering=1)  # line by line, so that a look at it is never stale
 
 
@@ -647,7 +621,7 @@ def training_lanes(corpus, run, epoch, device):
 
 def test_line(model, corpus, run):
     """Evaluate the whole test split: the one line that a run is quoted by."""
-    value = shown(evaluate(model, corpus.test, run, "testing"), corpus.unit)
+    value = shown(evaluate_on_ranks(model, corpus.test, run, "testing"), corpus.unit)
     return (f"test {value:.4f} {corpus.unit} (evaluation T {run.eval_segment}, "
             f"M {run.eval_mem_len}, clamp {run.eval_clamp_len or 'none'}; "
             f"{len(corpus.test) - 1:,} predictions; {corpus.name})")
@@ -662,9 +636,9 @@ def continue_text(model, prompt, run, given):
                               given.get("temperature", 1.0), generator).cpu()
 
 
-def to_evaluate(out):
-    """The checkpoint in a folder that is evaluated: the best, if any validation loss was finite."""
-    return out / "best.pt" if (out / "best.pt").exists() else out / "checkpoint.pt"
+def best(out):
+    """Path and content of the checkpoint that is evaluated: the best, or else the last."""
+    return newest(*(out / name for name in ("best.pt", "checkpoint.pt", "previous.pt")))
 
 
 def must_agree(given, content, act, free=()):
@@ -688,12 +662,11 @@ def use(given, device):
     """--eval-only and --sample: what a checkpoint can do without being trained."""
     name, _, defaults = settings(given, device)
     out = folder(given, name, defaults)
-    path = to_evaluate(out)
-    content = load(path)
+    path, content = best(out)
     lengths = {"eval_segment", "eval_mem_len", "eval_clamp_len"} & given.keys()
     must_agree(given, content, "--sample" if "sample" in given else "--eval-only",
                lengths | {"seed"})
-    run = replace(Run(**content["run"]), **{name: given[name] for name in lengths})
+    run = replace(unpack(content, path)[1], **{name: given[name] for name in lengths})
     model = restore(content, path, device).eval()
     print(f"{path}: step {content['state']['step']:,}")
     if "sample" in given:
@@ -707,45 +680,91 @@ def use(given, device):
 
 def report(model, corpus, run, out, given):
     """The end of a run: curve, sample, what to try next, and last of all the test figure."""
-    draw(out / "metrics.tsv", corpus.unit, f"{out.name}: {corpus.name.split(' (')[0]}")
     if (out / "best.pt").exists():  # not if no validation loss was finite
-        model.load_state_dict(load(out / "best.pt")["model"])
+        path, content = best(out)
+        model = restore(content, path, model.u.device)
     model.eval()
-    prompt = corpus.test[:200].long()
-    sample = continue_text(model, prompt, run, {"n_tokens": 300} | given)
-    print(f"--- the beginning of the test split, and after >>> the model's own\n"
-          f"{corpora.decode(prompt, corpus.vocab)}>>>{corpora.decode(sample, corpus.vocab)}\n---")
+    if ranks.RANK == 0:
+        draw(out / "metrics.tsv", corpus.unit, f"{out.name}: {corpus.name.split(' (')[0]}")
+        prompt = corpus.test[:200].long()
+        sample = continue_text(model, prompt, run, {"n_tokens": 300} | given)
+        print(f"--- the beginning of the test split, and after >>> the model's own\n"
+              f"{corpora.decode(prompt, corpus.vocab)}>>>{corpora.decode(sample, corpus.vocab)}\n"
+              "---")
     source = f"--text {run.text}" if run.text else f"--dataset {run.dataset}"
     print(f"curve: {out / 'curve.png'}\n"
           f"try next: python train.py --sample TEXT --out {out}\n"
           f"          python train.py {source} --minutes 30 --out {out}-30")
-    if corpus.unit == "bpc":
+    if corpus.unit == "bpc" and ranks.RANK == 0:
         compressed = corpora.compressed_bits(corpus.test, corpus.vocab)
         print("the test bytes by compressors, which have not seen the training split: "
               + ", ".join(f"{name} {bits:.4f}" for name, bits in compressed.items()))
     print(test_line(model, corpus, run))
 
 
+def to_resume(out, given, lock):
+    """The path of the checkpoint to go on from, or None for a new run; ValueError if refused.
+
+    After torchrun has restarted its ranks a run goes on by itself, if it is this torchrun's.
+    """
+    last, before = out / "checkpoint.pt", out / "previous.pt"
+    there = last.exists() or before.exists()
+    again = there and ranks.restarted() and lock.take().endswith(ranks.launch())
+    if "resume" not in given and not again:
+        if there:
+            raise ValueError(f"{out} holds a run already: add --resume to go on with it, or keep "
+                             "it and name another folder with --out")
+        return None
+    if there:
+        lock.take()
+    path, _ = newest(last, before)
+    if path == before and last.exists():  # it is damaged, and must not become the one before
+        os.replace(last, out / "damaged.pt")
+        print(f"kept the damaged one as {out / 'damaged.pt'}")
+    return path
+
+
+def too_large(config, run, device):
+    """What to say when a training step does not fit into the memory of a GPU."""
+    B = run.batch // ranks.COUNT
+    size = min(run.micro_batch or B, B)
+    room = torch.cuda.get_device_properties(device).total_memory if device == "cuda" else 0
+
+    def need(lanes):
+        return sum(bytes_of_run(config, B, run.segment, run.dtype, lanes).values())
+
+    smaller = [n for n in range(1, size) if need(n) < 0.9 * room] or [max(1, size // 2)]
+    return ValueError(
+        f"out of memory with {size} lanes at a time, which need about {need(size) / 1e9:.1f} GB; "
+        + (f"--micro-batch {smaller[-1]} needs about {need(smaller[-1]) / 1e9:.1f} GB and gives "
+           "the same result" if size > 1 else "a shorter --segment or a smaller model may fit"))
+
+
 def train(given, device):
     """Train from the start or from a checkpoint, then test, sample and draw."""
     name, config, run = settings(given, device)
     out = folder(given, name, run)
-    path, content = out / "checkpoint.pt", None
-    if "resume" in given:
+    with Lock(out) as lock:
+        path = ranks.first(to_resume(out, given, lock) if ranks.RANK == 0 else None)
+        return train_in(out, path, lock, given, device, name, config, run)
+
+
+def train_in(out, path, lock, given, device, name, config, run):
+    """Train in a folder, from the start or from the checkpoint at path."""
+    content, state = None, State()
+    if path is not None:
         content = load(path)
-        must_agree(given, content, "--resume")
-        name, config, run = content["name"], Config(**content["config"]), Run(**content["run"])
-    elif path.exists():
-        raise ValueError(f"{path} holds a run already: add --resume to go on with it, or keep it "
-                         "and name another folder with --out")
+        must_agree(given, content, "--resume", {"micro_batch"})
+        name, (config, run, state) = content["name"], unpack(content, path)
+        run = replace(run, micro_batch=given.get("micro_batch", run.micro_batch))
     elif device == "cpu" and run.dataset in MODELS_OF and "model" not in given:
         large = MODELS_OF[run.dataset][0]
         print(f"no GPU here: training the small model {name!r} on {run.dataset}; {large!r} takes "
               f"one, for {RUNS_OF[large].steps:,} steps of {RUNS_OF[large].batch} x "
               f"{RUNS_OF[large].segment} tokens (--model {large} forces it)")
 
+    mine = ranks.my_lanes(run.batch)
     corpus = read_corpus(given, run, content and content["vocab"])
-    state = State() if content is None else State(**content["state"])
     stream = training_lanes(corpus, run, state.epoch, device)
     lanes(corpus.valid, 1), lanes(corpus.test, 1)  # too short for a prediction? say so now
     check_sampling(given, len(corpus.vocab))
@@ -756,91 +775,125 @@ def train(given, device):
     model = TransformerXL(config).to(device) if content is None else restore(content, path, device)
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
     print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters on {corpus.name}")
-    out.mkdir(parents=True, exist_ok=True)
+    if ranks.RANK == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        lock.take()
+        if path is None:
+            to_resume(out, given, lock)  # nobody else has begun a run there since
+        lock.sign(f"process {os.getpid()}, started by {ranks.launch()}")
+        for part in out.glob("*.part"):  # of a save that was killed
+            part.unlink()
 
     def next_segment():
-        """x, y (B, T) at the column where the run stands, on the device."""
-        return (z.to(device) for z in next(segments(stream, run.segment, state.column)))
+        """x, y (B, T) of this rank's lanes at the column where the run stands, on the device."""
+        return (z[mine].to(device) for z in next(segments(stream, run.segment, state.column)))
 
     if content is None:
+        if ranks.RANK:
+            torch.manual_seed(run.seed + ranks.RANK)  # its own dropout; the weights are the first's
         if run.dtype == "auto":
-            run = replace(run, dtype=choose_dtype(model, run, *next_segment()))
+            run = replace(run, dtype=ranks.first(choose_dtype(model, run, *next_segment())))
     else:
-        state.memory = state.memory and [layer.to(device) for layer in state.memory]
+        state.memory = state.memory and [layer[mine].to(device) for layer in state.memory]
         optimizer.load_state_dict(content["optimizer"])
-        torch.set_rng_state(content["random"])
-        if device == "cuda" and content["random_cuda"] is not None:
-            torch.cuda.set_rng_state(content["random_cuda"])
+        set_random_state(content, run.seed + state.step)
         print(f"going on from step {state.step:,}, {clock(state.seconds)} of training")
     valid = corpus.valid[: run.eval_tokens + 1] if run.eval_tokens else corpus.valid
-    metrics = open_metrics(out / "metrics.tsv", circumstances(
-        "python train.py " + " ".join(sys.argv[1:]), model, corpus, device), state.step)
+    metrics = open(os.devnull, "w") if ranks.RANK else open_metrics(
+        out / "metrics.tsv", circumstances("python train.py " + " ".join(sys.argv[1:]), model,
+                                           corpus, device), state.lines)
 
-    def write(rate, norm, train, valid):
+    def line(rate="", norm="", train="", train_max="", skipped="", valid=""):
         """One line of metrics.tsv, in the order of COLUMNS."""
-        print(state.step, state.tokens, f"{state.seconds:.1f}", rate, norm, train, valid,
-              sep="\t", file=metrics)
+        print(state.step, state.tokens, f"{state.seconds:.1f}", rate, norm, train, train_max,
+              skipped, valid, sep="\t", file=metrics)
+        state.lines += 1
 
-    def pack(with_optimizer=True):
-        """All that evaluating and sampling need; with the optimizer, all that resuming needs."""
+    def keep(file, with_optimizer=True):
+        """Save all that evaluating and sampling need; with the optimizer, all that resuming needs.
+
+        The memory is that of all B lanes in the order of the stream, so that the run can go on with
+        another number of ranks.
+        """
         content = {"format": FORMAT, "name": name, "config": asdict(config), "run": asdict(run),
-                   "vocab": corpus.vocab, "model": model.state_dict(), "state": vars(state)}
+                   "vocab": corpus.vocab, "model": model.state_dict(),
+                   "state": vars(state) | {"memory": None}}
         if with_optimizer:
-            content |= {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state(),
-                        "random_cuda": torch.cuda.get_rng_state() if device == "cuda" else None}
-        return content
+            content["state"]["memory"] = state.memory and [ranks.gather(z) for z in state.memory]
+            content |= {"optimizer": optimizer.state_dict()} | random_state(device)
+        if ranks.RANK == 0:
+            os.fsync(metrics.fileno())  # the lines that the checkpoint counts are on the disk
+            save(out / file, content, out / "previous.pt" if with_optimizer else None)
 
     model.train()
-    learner = compiled(model, run, *next_segment()) if "compile" in given else model
+    learner = ranks.learner(model, *next_segment())
+    learner = compiled(learner, run, *next_segment()) if "compile" in given else learner
     last_line = time.monotonic()
     with metrics, Stop() as stop:
         try:
             while True:
                 done = fraction_done(run, state.step, state.tokens, state.seconds)
                 if state.evaluated < state.step and (done == 1 or state.step % run.eval_every == 0):
-                    loss = evaluate(model, valid, run, "validating")
+                    loss = evaluate_on_ranks(model, valid, run, "validating")
                     with stop.held_back():
                         state.evaluated, better = state.step, loss < state.best
                         state.best = loss if better else state.best  # also if loss is NaN
                         value = f"{shown(loss, corpus.unit):.4f}"
-                        write(rate="", norm="", train="", valid=value)
+                        line(valid=value)
                         print(f"step {state.step:,} | validation {value} {corpus.unit}", flush=True)
                         if better:
-                            save(out / "best.pt", pack(with_optimizer=False))
-                        save(path, pack())
+                            keep("best.pt", with_optimizer=False)
+                        keep("checkpoint.pt")
                 if done == 1:
                     break
                 with stop.held_back():
                     start = time.perf_counter()
                     x, y = next_segment()
                     optimizer.param_groups[0]["lr"] = rate = learning_rate(run, state.step, done)
-                    loss, norm, state.memory = train_step(
-                        learner, optimizer, x, y, state.memory, run)
+                    try:
+                        loss, norm, state.memory = train_step(
+                            learner, optimizer, x, y, state.memory, run)
+                    except torch.OutOfMemoryError:
+                        raise too_large(config, run, device) from None
+                    if state.spike(loss):
+                        print(f"step {state.step + 1:,} | loss {shown(loss, corpus.unit):.3f} "
+                              f"{corpus.unit}: a spike, twice the mean before it", flush=True)
                     state.count(x, loss, norm)
                     if state.column == stream.shape[1] - 1:  # the text begins again, without a past
                         state.column, state.memory, state.epoch = 0, None, state.epoch + 1
                         if corpus.separator is not None:
                             stream = training_lanes(corpus, run, state.epoch, device)
-                    state.seconds += time.perf_counter() - start
+                    (state.seconds,) = ranks.largest(state.seconds + time.perf_counter() - start)
                     if state.step % run.log_every == 0 and state.loss_count:
-                        value = shown(state.loss_sum / state.loss_count, corpus.unit)
-                        write(f"{rate:.3g}", f"{norm:.3g}", train=f"{value:.4f}", valid="")
-                        state.loss_sum, state.loss_count = 0.0, 0
+                        mean = shown(state.loss_sum / state.loss_count, corpus.unit)
+                        line(f"{rate:.3g}", f"{norm:.3g}", f"{mean:.4f}",
+                             f"{shown(state.loss_max, corpus.unit):.4f}", state.skipped)
+                        state.loss_sum, state.loss_count, state.loss_max = 0.0, 0, 0.0
                 if state.skipped_in_a_row == 10:
                     raise ValueError(f"ten steps in a row, up to step {state.step}, had a loss or "
                                      "gradient that is not finite, so training stops; what "
-                                     f"{path} holds is from before. Try a smaller --lr")
+                                     f"{out / 'checkpoint.pt'} holds is from before. Try a smaller "
+                                     "--lr")
                 if time.monotonic() - last_line > 5:
                     last_line = time.monotonic()
                     print(log_line(run, state, shown(loss, corpus.unit), corpus.unit), flush=True)
         except KeyboardInterrupt:
-            save(path, pack())
+            keep("checkpoint.pt")
             print(f"\nstopped after step {state.step:,}, saved; go on with\n"
                   f"  python train.py --resume --out {out}")
             return 128 + stop.number
 
     report(model, corpus, run, out, given)
     return 0
+
+
+def failed(sentence):
+    """Say why, and return the exit status.  What the first rank says the others need not repeat."""
+    if ranks.RANK:
+        time.sleep(2)  # torchrun ends this process meanwhile, if the first rank has failed
+        sentence = f"rank {ranks.RANK}: {sentence}"
+    print(f"train.py: {sentence}", file=sys.stderr)
+    return 1
 
 
 def main(argv=None):
@@ -854,14 +907,22 @@ def main(argv=None):
             raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
         act = dry_run if "dry_run" in given else (
             use if given.keys() & {"eval_only", "sample"} else train)
-        return act(given, device)
+        ranks.join(device)
+        status = act(given, device)
+        ranks.leave()
+        return status
     except ValueError as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     except OSError as error:
-        print(f"train.py: {error}; what was saved before is whole: make room, or name another "
-              "folder with --out; go on with --resume if there is a checkpoint", file=sys.stderr)
-        return 1
+        return failed(f"{error}; what was saved before is whole: make room, or name another folder "
+                      "with --out; go on with --resume if there is a checkpoint")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate" in str(error):
+            return failed("out of memory: a smaller model, --batch, --segment, --eval-segment or "
+                          "--eval-mem-len takes less, --dry-run says how much")
+        if ranks.lost(error):
+            return failed("another rank has ended, so this one ends, too")
+        raise
     except KeyboardInterrupt:
         print("\ntrain.py: stopped", file=sys.stderr)
         return 130

@@ -1478,6 +1478,15 @@ def check_evaluate(evaluate):
             "the result is in bits: nats are asked for": total / (n - 1) / math.log(2),
             "the result is a perplexity: nats are asked for": math.exp(total / (n - 1)),
         }, tolerance=1e-9)
+        skip = n // 2
+        with replaced(train, **names):
+            got = evaluate(model, tokens, settings, skip=skip)
+        expect(what + f" with skip {skip} returns", got, losses[skip:].mean().item(), {
+            "the first `skip` predictions are counted, too": total / (n - 1),
+            "the sum of the others is divided by all predictions":
+            losses[skip:].sum().item() / (n - 1),
+            "skip counts predictions, not segments": losses[T:].sum().item() / (n - 1 - skip),
+        }, tolerance=1e-9)
         demand(not any(c.training for c in calls), "dropout is on: call the model inside `with "
                "evaluating(model, run)`", what)
         demand(all((c.config.mem_len, c.config.same_length, c.config.clamp_len) == (9, True, 4)

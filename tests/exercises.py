@@ -188,8 +188,8 @@ EXERCISES = (
         "evaluate", "train", "evaluate", 9, "every token counted once",
         "Cut the tokens into one lane and into segments of run.eval_segment, and read them in "
         "order inside `with evaluating(model, run)`, under autocast, the memory handed on. Add "
-        "up the losses of ALL tokens in float64. Return the sum divided by the number of "
-        "predictions, a float; the last segment may be shorter.",
+        "up the losses of ALL tokens in float64, but for the first `skip`. Return the sum divided "
+        "by the number of predictions in it, a float; the last segment may be shorter.",
         "n tokens are n - 1 predictions. A mean of the segments' means is not the mean over the "
         "tokens. progress(items, label, total) shows how far the loop is."),
 )

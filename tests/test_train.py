@@ -20,6 +20,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import checkpoint
+import crash_test
+from crash_test import differences, runs_differ
+
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 CONFIGS, Config = lesson_5.CONFIGS, lesson_5.Config
 ROOT = Path(train.__file__).parent
@@ -54,31 +58,14 @@ def failure(capsys, status):
     return error[0]
 
 
-def same(a, b, path=""):
+def same(a, b):
     """Equal to the bit, all the way down; seconds excepted."""
-    if isinstance(a, dict):
-        assert a.keys() == b.keys(), path
-        for key in a:
-            if key != "seconds":
-                same(a[key], b[key], f"{path}/{key}")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), path
-        for i, (x, y) in enumerate(zip(a, b)):
-            same(x, y, f"{path}/{i}")
-    elif isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype and a.equal(b), path
-    else:
-        assert a == b, path
+    assert not differences(a, b)
 
 
 def same_runs(one, two):
     """Two folders hold the same run: checkpoints and metrics, time columns excepted."""
-    for name in ("checkpoint.pt", "best.pt"):
-        same(torch.load(one / name, weights_only=True), torch.load(two / name, weights_only=True))
-    rows = [[line.split("\t")[:2] + line.split("\t")[3:] for line in
-             (folder / "metrics.tsv").read_text().splitlines() if line[0].isdigit()]
-            for folder in (one, two)]
-    assert rows[0] == rows[1] and len(rows[0]) > 3
+    assert not runs_differ(one, two)
 
 
 def make_state(seed=0, dropout=0.0):
@@ -101,7 +88,7 @@ def test_a_run_leaves_a_figure_a_curve_and_a_checkpoint(text, tmp_path, capsys):
     figure = last_line(capsys)
     assert figure.startswith("test ") and " bpc (evaluation T 16, M 16, clamp none; 99 " in figure
     assert sorted(p.name for p in out.iterdir()) == [
-        "best.pt", "checkpoint.pt", "curve.png", "metrics.tsv"]
+        "best.pt", "checkpoint.pt", "curve.png", "lock", "metrics.tsv", "previous.pt"]
     lines = [line for line in (out / "metrics.tsv").read_text().splitlines() if line[0].isdigit()]
     assert [line.split("\t")[0] for line in lines] == ["3", "6", "6", "9", "12", "12"]
     head = (out / "metrics.tsv").read_text()
@@ -234,6 +221,123 @@ def test_metrics_are_means_since_the_last_line(text, tmp_path, monkeypatch):
             if line[0].isdigit()]
     assert [float(row[5]) for row in rows if row[5]] == pytest.approx(
         [3 / math.log(2), 5 / math.log(2)], abs=1e-3)
+
+
+@pytest.mark.parametrize("step", [6, 9])
+def test_a_damaged_checkpoint_costs_nothing_but_time(text, tmp_path, capsys, step):
+    """The one before is used, it says so, the damaged one is kept, and the end is the same."""
+    flags = ("--steps", "14", "--eval-every", "3")
+    run(text, tmp_path / "whole", *flags)
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, step)
+        assert run(text, tmp_path / "broken", *flags) == 130
+    path = tmp_path / "broken" / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:-30])
+    capsys.readouterr()
+    assert train.main(["--resume", "--out", str(path.parent), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "checkpoint.pt is damaged" in said and "damaged.pt" in said
+    assert f"going on from step {step - 3}" in said
+    same_runs(tmp_path / "whole", tmp_path / "broken")
+    assert (path.parent / "damaged.pt").exists()
+
+
+def test_a_kill_between_a_line_of_metrics_and_its_checkpoint_doubles_nothing(text, tmp_path,
+                                                                            monkeypatch):
+    """Stopped in a validation, gone on, and killed when its line is written, but not yet saved."""
+    flags = ("--steps", "14", "--eval-every", "6")
+    run(text, tmp_path / "whole", *flags)
+    out = tmp_path / "broken"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 1, "evaluate")
+        assert run(text, out, *flags) == 130
+
+    def killed(*arguments):
+        raise RuntimeError("the machine is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "save", killed)
+        with pytest.raises(RuntimeError, match="gone"):
+            train.main(["--resume", "--out", str(out), "--device", "cpu"])
+    lines = [row["step"] for row in train.read_metrics(out / "metrics.tsv")]
+    assert lines == ["3", "6", "6"], "the line of the validation is there already"
+    assert train.main(["--resume", "--out", str(out), "--device", "cpu"]) == 0
+    same_runs(tmp_path / "whole", out)
+
+
+def test_what_a_killed_save_leaves_is_swept_away(text, tmp_path):
+    """Half a file beside, and the newest checkpoint moved already: the run goes on."""
+    flags, out = ("--steps", "14", "--eval-every", "3"), tmp_path / "broken"
+    run(text, tmp_path / "whole", *flags)
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 9)
+        assert run(text, out, *flags) == 130
+    (out / "checkpoint.pt").rename(out / "previous.pt")
+    (out / "checkpoint.part").write_bytes(b"half")
+    (out / "best.part").write_bytes(b"half")
+    assert train.main(["--resume", "--out", str(out), "--device", "cpu"]) == 0
+    same_runs(tmp_path / "whole", out)
+    assert not list(out.glob("*.part"))
+
+
+@pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
+@pytest.mark.parametrize("flags", [[], ["--resume"]], ids=["new", "resume"])
+def test_two_runs_in_one_folder(text, tmp_path, capsys, flags):
+    """The second is refused with a sentence, and changes nothing; --eval-only is allowed."""
+    out = tmp_path / "run"
+    run(text, out, "--steps", "3")
+    if not flags:
+        (out / "checkpoint.pt").unlink()
+    left = {path.name: path.read_bytes() for path in out.iterdir()}
+    capsys.readouterr()
+    with checkpoint.Lock(out) as lock:
+        assert f"process {os.getpid()}," in lock.take()
+        assert "belongs to a run that is going on" in failure(
+            capsys, run(text, out, "--steps", "3", *flags))
+        assert left == {path.name: path.read_bytes() for path in out.iterdir()}
+        assert train.main(["--eval-only", "--out", str(out), "--device", "cpu"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_fifty_kills_in_short(tmp_path, process_of_its_own):
+    """experiments/crash_test.py with a few kills, half of them in a save: nothing is different."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "experiments" / "crash_test.py"), "--kills", "8", "--steps",
+         "40"], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8 kills, " in done.stdout and ", 0 differences" in done.stdout
+
+
+def test_the_crash_test_sees_a_difference(text, tmp_path):
+    """Another weight, another line, another type."""
+    run(text, tmp_path / "a", "--steps", "9")
+    assert runs_differ(tmp_path / "a", tmp_path / "a") == []
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    content = torch.load(tmp_path / "b" / "checkpoint.pt", weights_only=True)
+    content["model"]["u"][0, 0, 0] += 1e-6
+    content["state"]["tokens"] = float(content["state"]["tokens"])
+    torch.save(content, tmp_path / "b" / "checkpoint.pt")
+    with open(tmp_path / "b" / "metrics.tsv", "a") as file:
+        file.write("9\t1\n")
+    assert runs_differ(tmp_path / "a", tmp_path / "b") == [
+        "checkpoint.pt/model/u", "checkpoint.pt/state/tokens", "metrics.tsv"]
+    assert differences([torch.ones(2)], [torch.ones(2).double()]) == ["/0"]
+    assert differences({"a": 1}, {"b": 1}) == [""] and differences([1], [1, 2]) == [""]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_preemption_notice_ends_a_run_in_good_order(text, tmp_path):
+    """SIGTERM: status 143, and the checkpoint is of that step."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    child = crash_test.start([*TINY, "--text", str(text), "--out", str(out), "--steps", "100000"],
+                             log)
+    while not ((out / "metrics.tsv").exists() and "\n9\t" in (out / "metrics.tsv").read_text()):
+        time.sleep(0.01)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
+    step = train.load(out / "checkpoint.pt")["state"]["step"]
+    assert step >= 9 and f"stopped after step {step}, saved" in log.read_text()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for a child process")
@@ -385,6 +489,47 @@ def test_ten_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys
     assert (state["step"], state["skipped"]) == (12, 8) and calls[0] == 16
 
 
+def test_a_spike_is_in_the_log(text, tmp_path, monkeypatch, capsys):
+    """The largest loss since the last line has a column of its own; twice the mean is said."""
+    losses = iter([1.0] * 12 + [2.5] + [1.0] * 12)
+    monkeypatch.setattr(train, "train_step", lambda *arguments: (next(losses), 1.0, arguments[4]))
+    run(text, tmp_path / "run", "--steps", "20", "--log-every", "20")
+    said = capsys.readouterr().out
+    assert said.count("a spike") == 1
+    assert f"step 13 | loss {2.5 / math.log(2):.3f} bpc: a spike" in said
+    row = train.read_metrics(tmp_path / "run" / "metrics.tsv")[0]
+    assert float(row["train_max"]) == pytest.approx(2.5 / math.log(2), abs=1e-3)
+    assert float(row["train"]) < 1.6 and row["skipped"] == "0"
+
+
+def test_out_of_memory_is_a_sentence_with_what_would_fit(text, tmp_path, monkeypatch, capsys):
+    """A smaller micro-batch, with which the run goes on; and the general case."""
+    flags = ("--steps", "14", "--eval-every", "3")
+    run(text, tmp_path / "whole", *flags)
+    real, calls = train.train_step, [0]
+
+    def step(model, optimizer, x, y, memory, settings):
+        calls[0] += 1
+        if calls[0] > 5 and settings.micro_batch != 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(model, optimizer, x, y, memory, settings)
+
+    monkeypatch.setattr(train, "train_step", step)
+    out = tmp_path / "run"
+    said = failure(capsys, run(text, out, *flags))
+    assert "out of memory with 4 lanes at a time" in said and "--micro-batch 2 needs about" in said
+    assert train.main(["--resume", "--micro-batch", "2", "--out", str(out), "--device", "cpu"]) == 0
+    a, b = (train.load(folder / "checkpoint.pt")["model"] for folder in (tmp_path / "whole", out))
+    assert max((a[name] - b[name]).abs().max() for name in a) < 1e-4
+    monkeypatch.setattr(train, "train_step", real)
+
+    def evaluate(*arguments):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: ...")
+
+    monkeypatch.setattr(train, "evaluate", evaluate)
+    assert "out of memory: a smaller model" in failure(capsys, run(text, tmp_path / "b", *flags))
+
+
 def test_choosing_the_number_type_draws_nothing(capsys):
     """The trial steps leave weights and random state alone."""
     model, _ = make_state(dropout=0.3)
@@ -426,7 +571,7 @@ def test_a_full_disk_is_one_sentence(text, tmp_path, monkeypatch, capsys):
         "/dev/full" if str(path).endswith(".part") else path, *a, **k))
     status = run(text, tmp_path / "run", "--steps", "6")
     assert "could not write" in failure(capsys, status)
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["metrics.tsv"]
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["lock"]
 
 
 class Evil:
@@ -451,8 +596,8 @@ def test_what_is_no_checkpoint_of_ours_is_refused(text, tmp_path, monkeypatch, c
 
     for size in (0, 10, len(good) // 2, len(good) - 1):
         path.write_bytes(good[:size])
-        assert "cut off or no checkpoint" in refused()
-        assert "cut off or no checkpoint" in refused(["--resume"])
+        assert "damaged or no checkpoint" in refused()
+        assert "damaged or no checkpoint" in refused(["--resume"])
     path.write_bytes(pickle.dumps(Evil()))
     assert "no checkpoint" in refused() and not Path("evil").exists()
     torch.save({"weights": 1}, path)

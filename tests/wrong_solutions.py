@@ -475,16 +475,16 @@ def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None
     M("train_step", "of other lanes", ("memory and [z[rows] for z in memory]", "memory")),
     M("train_step", "is not clipped",
       ("    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)\n", ""),
-      ("loss, norm = loss.item(), norm.item()", "loss = loss.item()"),
+      ("loss, norm = ranks.mean(loss.item()), norm.item()", "loss = loss.item()"),
       ("    optimizer.step()", "    optimizer.step()\n    norm = torch.nn.utils.clip_grad_norm_("
        "model.parameters(), run.clip).item()"),
       ("    if not math.isfinite(loss + norm):", "    if not math.isfinite(loss):")),
     M("train_step", "reached the weights", ("if not math.isfinite(loss + norm):", "if False:")),
     M("train_step", "the memory of a bad step was kept", ("return loss, norm, memory",
                                                           "return loss, norm, new_memory")),
-    M("train_step", "outside `with autocast", ("with autocast(run, x.device.type):", "if True:")),
+    M("train_step", "outside `with autocast", ("with autocast(run, x.device.type), ", "with ")),
     M("train_step", "should be floats",
-      ("    loss, norm = loss.item(), norm.item()\n", "")),
+      ("    loss, norm = ranks.mean(loss.item()), norm.item()\n", "")),
     M("train_step", "of the last micro-batch", ("loss += part.detach()", "loss = part.detach()")),
     M("train_step", "without targets", ("z in memory], y[rows])", "z in memory])")),
     M("train_step", "the memory is not handed", ("memory and [z[rows] for z in memory]",
@@ -493,22 +493,27 @@ def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None
     M("train_step", "the old memory: the model returned a new one",
       ("[torch.cat(layer) for layer in zip(*memories)]", "memory"), bug=24),
 
-    M("evaluate", "a mean of the segments' means", ("loss.double().sum()", "loss.double().mean()"),
-      ("total.item() / (len(tokens) - 1)", "total.item() / parts"), bug=22),
+    M("evaluate", "a mean of the segments' means", (".double().sum()", ".double().mean()"),
+      ("total.item() / (len(tokens) - 1 - skip)", "total.item() / parts"), bug=22),
     M("evaluate", "the memory is not handed on", ("loss, memory = model", "loss, _ = model")),
-    M("evaluate", "n tokens are n - 1 predictions", ("total.item() / (len(tokens) - 1)",
-                                                     "total.item() / len(tokens)")),
+    M("evaluate", "n tokens are n - 1 predictions", ("total.item() / (len(tokens) - 1 - skip)",
+                                                     "total.item() / (len(tokens) - skip)")),
     M("evaluate", "add up in float64",
       ("torch.zeros((), dtype=torch.float64, device=device)", "0.0"),
-      ("loss.double().sum()", "loss.sum()")),
+      (".double().sum()", ".sum()")),
     M("evaluate", "evaluating(model, run)", ("with evaluating(model, run), ", "with ")),
     M("evaluate", "outside `with autocast", (", autocast(run, device.type):", ":")),
-    M("evaluate", "perplexity", ("return total.item() / (len(tokens) - 1)",
-                                 "return math.exp(total.item() / (len(tokens) - 1))")),
-    M("evaluate", "in bits", ("return total.item() / (len(tokens) - 1)",
-                              "return total.item() / (len(tokens) - 1) / math.log(2)")),
+    M("evaluate", "perplexity", ("return total.item() / (len(tokens) - 1 - skip)",
+                                 "return math.exp(total.item() / (len(tokens) - 1 - skip))")),
+    M("evaluate", "in bits", ("return total.item() / (len(tokens) - 1 - skip)",
+                              "return total.item() / (len(tokens) - 1 - skip) / math.log(2)")),
     M("evaluate", "should be a float", ("total.item() /", "total /")),
     M("evaluate", "gradients are on", ("@torch.no_grad()\n", "")),
+    M("evaluate", "the first `skip` predictions are counted",
+      ("loss[:, max(0, skip - i * run.eval_segment) :]", "loss"), ("- 1 - skip)", "- 1)")),
+    M("evaluate", "the sum of the others is divided by all", ("- 1 - skip)", "- 1)")),
+    M("evaluate", "skip counts predictions, not segments",
+      ("max(0, skip - i * run.eval_segment)", "min(skip, 1) * (i == 0) * run.eval_segment")),
     M("evaluate", "ONE lane",
       ("lanes(tokens.to(device), 1)", "lanes(tokens.to(device), run.batch)")),
 )
@@ -867,17 +872,18 @@ def train_step(model, optimizer, x, y, memory, run):
 """),
     "evaluate": ("""
 @torch.no_grad()
-def evaluate(model, tokens, run, label="evaluating"):
-    lane, memory, total, count = lanes(tokens.to(model.u.device), 1), None, 0.0, 0
+def evaluate(model, tokens, run, label="evaluating", skip=0):
+    lane, memory, total, count = lanes(tokens.to(model.u.device), 1), None, 0.0, -skip
     with evaluating(model, run):
         for x, y in segments(lane, run.eval_segment):
             with autocast(run, model.u.device.type):
                 losses, memory = model(x, memory, y)
-            total += losses.double().sum().item()
-            count += y.numel()
+            count += y.numel()  # of those that count, or below 0
+            new = losses[0, -count:] if count < y.numel() else losses[0]
+            total += new.double().sum().item() if count > 0 else 0.0
     return total / count
 """, """
-def evaluate(model, tokens, run, label="evaluating"):
+def evaluate(model, tokens, run, label="evaluating", skip=0):
     device, found, memory = model.u.device, [], None
     with torch.no_grad(), evaluating(model, run):
         cut = list(segments(lanes(tokens.to(device), 1), run.eval_segment))
@@ -885,6 +891,6 @@ def evaluate(model, tokens, run, label="evaluating"):
             with autocast(run, device.type):
                 losses, memory = model(x, memory, y)
             found.append(losses.flatten().to(torch.float64))
-    return torch.cat(found).mean().item()
+    return torch.cat(found)[skip:].mean().item()
 """),
 }

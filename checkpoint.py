@@ -1,0 +1,202 @@
+"""Checkpoints that survive what happens to a run of days: a kill, a full disk, a flipped bit.
+
+    checkpoint.part   the new one is written here and flushed to the disk; then
+    previous.pt       what was checkpoint.pt gets this name, and
+    checkpoint.pt     the new one gets this; a rename is done or not, never half
+
+So at any moment a whole checkpoint is on the disk, and mostly two.  What comes back is checked:
+torch.save writes a zip archive, whose records carry a checksum each (CRC-32).  torch.load does not
+look at them; here the standard library does, and if the newest checkpoint is damaged, the one
+before it is used.  Lock keeps a second run out of the folder, Stop ends a run between two steps.
+"""
+import os
+import signal
+import warnings
+from contextlib import contextmanager
+from importlib import import_module
+from zipfile import ZipFile
+
+import torch
+
+import ranks
+
+try:
+    import fcntl
+except ImportError:  # Windows: there nobody watches over the folder
+    fcntl = None
+
+progress = import_module("01_vanilla_segments").progress
+
+FORMAT = "transformer-xl-from-scratch 3"  # what a checkpoint of ours calls itself
+
+
+def write(path, fill, mode="w", keep=None):
+    """Write a file beside, flush it, rename it: `path` holds the new content or the old one.
+
+    fill(file) writes the content; what `path` held gets the name `keep`, if given.  OSError, and
+    nothing left over, if that fails.
+    """
+    beside = path.with_suffix(".part")
+    try:
+        with open(beside, mode) as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep and path.exists():
+            os.replace(path, keep)
+        os.replace(beside, path)
+        flush_folder(path.parent)
+    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+        raise OSError(f"could not write {path}: {error}") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def flush_folder(folder):
+    """A rename is on the disk only when the folder is (Windows cannot be asked for that)."""
+    if os.name != "nt":
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def save(path, content, keep=None):
+    """Write a checkpoint."""
+    write(path, lambda file: torch.save(content, file), "wb", keep)
+
+
+def load(path):
+    """Read a checkpoint of ours, without running any code that may be in it.
+
+    ValueError if the file is not there, damaged, or something else.
+    """
+    if not path.is_file():
+        raise ValueError(f"no checkpoint at {path}; train first, or name its folder with --out")
+    try:
+        with ZipFile(path) as archive:
+            records = archive.infolist()
+            for record in progress(records, f"checking {path.name}", len(records)):
+                with archive.open(record) as file:
+                    while file.read(2**20):  # compares the checksum at the end
+                        pass
+        with warnings.catch_warnings():  # of a foreign pickle; the refusal below says it better
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # cut off, flipped, not a checkpoint, or a pickle that runs code
+        reason = (str(error) or type(error).__name__).splitlines()[0][:100]
+        raise ValueError(f"{path} is damaged or no checkpoint of train.py ({reason})") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{path} is no checkpoint of train.py (it does not say {FORMAT!r})")
+    return content
+
+
+def newest(*paths):
+    """Path and content of the first of these checkpoints that is there and whole.
+
+    What is passed over is said.  ValueError if there is none.
+    """
+    there = [path for path in paths if path.exists()] or paths[:1]
+    for path, next_one in zip(there, there[1:]):
+        try:
+            return path, load(path)
+        except ValueError as error:
+            print(f"{error}; using {next_one}")
+    return there[-1], load(there[-1])
+
+
+class Lock:
+    """Keeps other runs out of a folder until it is closed or the process ends, however that ends.
+
+        with Lock(folder) as lock:
+            lock.take()         ValueError if another process holds it
+    """
+
+    def __init__(self, folder):
+        self.folder, self.file = folder, None
+
+    def take(self):
+        """Lock the folder, which exists, if that is not done yet -> what the last owner signed."""
+        if self.file is None:
+            self.file = open(self.folder / "lock", "a+")
+            try:
+                if fcntl:
+                    fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"{self.folder} belongs to a run that is going on ({self.read()}):"
+                                 " wait for its end, or name another folder with --out") from None
+            except OSError as error:  # a network file system that knows no locks
+                print(f"{self.folder} cannot be locked ({error}): let no other run use it")
+        return self.read()
+
+    def read(self):
+        """What the last owner signed."""
+        self.file.seek(0)
+        return self.file.read()
+
+    def sign(self, name):
+        """Say whose folder it is, for those who find it locked."""
+        self.file.truncate(0)
+        self.file.write(name)
+        self.file.flush()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        if self.file:
+            self.file.close()
+
+
+def random_state(device):
+    """The random state of every rank, a row each: to draw on as if nothing had happened."""
+    return {"random": ranks.gather(torch.get_rng_state()[None]), "random_cuda": (
+        ranks.gather(torch.cuda.get_rng_state()[None]) if device == "cuda" else None)}
+
+
+def set_random_state(content, seed):
+    """The same back; with another number of ranks a new one from the seed."""
+    rows, rows_cuda = content["random"], content["random_cuda"]
+    if len(rows) != ranks.COUNT:
+        torch.manual_seed(seed + ranks.RANK)
+        print(f"saved by {len(rows)} ranks, now there are {ranks.COUNT}: dropout draws anew")
+        return
+    torch.set_rng_state(rows[ranks.RANK].clone())  # torch reads a row of a larger tensor wrongly
+    if rows_cuda is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(rows_cuda[ranks.RANK].clone())
+
+
+class Stop:
+    """Ctrl-C and SIGTERM end the run, but not in mid-step, so that what is saved is whole.
+
+    A second one leaves at once; the checkpoint on disk is whole at any moment.
+    """
+
+    def __enter__(self):
+        self.number, self.busy = 0, False
+        self.handlers = {number: signal.signal(number, self.handle)
+                         for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def handle(self, number, frame):
+        """Called by Python on the signal."""
+        if self.number:
+            os._exit(128 + number)
+        self.number = number
+        if not self.busy and ranks.COUNT == 1:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def held_back(self):
+        """`with stop.held_back():` lets the block finish first; several ranks stop together."""
+        self.busy = True
+        yield
+        self.busy = False
+        self.number = int(*ranks.largest(self.number))
+        if self.number:
+            raise KeyboardInterrupt
+
+    def __exit__(self, *exception):
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,125 @@
+"""Training on many GPUs: what the processes of one run, its ranks, say to each other.
+
+    torchrun --nproc-per-node=8 train.py --dataset enwik8 --batch 24
+
+starts train.py eight times and tells each its number and how many there are.  Each has a GPU, the
+whole model, and its share of the B lanes with their memory.  In the backward pass torch's
+DistributedDataParallel adds the gradients of all, so all make the same step: N ranks with B / N
+lanes are one rank with B.  Only what they must agree on is here; started without torchrun there is
+one rank, and nothing is said.
+"""
+import os
+import sys
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+RANK, COUNT = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def join(device):
+    """Meet the other ranks; only the first prints from here on."""
+    if COUNT > 1:
+        if device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+        if RANK > 0:
+            sys.stdout = open(os.devnull, "w")
+
+
+def leave():
+    """Part from the other ranks."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def lost(error):
+    """Whether an error says that the connection to another rank broke."""
+    return COUNT > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
+
+
+def launch():
+    """The torchrun that started this process: the same for its restarts, not for another's."""
+    return f"{os.getppid()}-{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+
+
+def restarted():
+    """Whether torchrun has started the ranks again after one has failed (--max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
+def my_lanes(B):
+    """The slice of this rank's lanes among all B.  ValueError if they cannot be dealt evenly."""
+    if B % COUNT:
+        fits = ", ".join(str(n) for n in range(1, B + 1) if B % n == 0)
+        raise ValueError(f"--batch {B}: so many lanes cannot be dealt out evenly to {COUNT} ranks; "
+                         f"{fits} ranks can take them, or --batch {B - B % COUNT or COUNT} fits")
+    return slice(RANK * B // COUNT, (RANK + 1) * B // COUNT)
+
+
+def learner(model, x, y):
+    """The model, with gradients that are the mean over the ranks after backward().
+
+    In its first backward pass DistributedDataParallel sees in which order gradients arrive, and
+    sorts them anew, which changes how their sums are rounded.  So a first pass is made here, on one
+    lane of x, y (B, T): a run that is resumed then adds in the same order as one that is not.
+    """
+    if COUNT == 1:
+        return model
+    cuda = [torch.cuda.current_device()] if model.u.is_cuda else []
+    parallel = DistributedDataParallel(model, cuda or None, gradient_as_bucket_view=True)
+    with torch.random.fork_rng(cuda):
+        parallel(x[:1], None, y[:1])[0].sum().backward()
+    model.zero_grad()
+    return parallel
+
+
+def synchronized(model, last):
+    """A context for the forward pass: the gradients travel after the last micro-batch only."""
+    return nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()
+
+
+def everybody(*numbers):
+    """Some numbers of each rank -> a list of all ranks' numbers, the same to the bit on all."""
+    if COUNT == 1:
+        return [numbers]
+    mine = torch.tensor(numbers, dtype=torch.float64, device=where())
+    others = [torch.empty_like(mine) for _ in range(COUNT)]
+    dist.all_gather(others, mine)
+    return [z.tolist() for z in others]
+
+
+def where():
+    """The device through which this group talks."""
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+def mean(number):
+    """The mean of a number over the ranks."""
+    return sum(z for (z,) in everybody(number)) / COUNT
+
+
+def largest(*numbers):
+    """Of each number the largest over the ranks."""
+    return [max(column) for column in zip(*everybody(*numbers))]
+
+
+def first(value):
+    """Whatever the first rank has, on all."""
+    box = [value]
+    if COUNT > 1:
+        dist.broadcast_object_list(box, src=0, device=torch.device(where()))
+    return box[0]
+
+
+def gather(z):
+    """A tensor (n, ...) of each rank -> all their rows in order, on the CPU of the first; or None.
+    """
+    if COUNT == 1:
+        return z.cpu()
+    z = z.to(where()).contiguous()
+    parts = [torch.empty_like(z) for _ in range(COUNT)] if RANK == 0 else None
+    dist.gather(z, parts)
+    return torch.cat(parts).cpu() if RANK == 0 else None
