@@ -178,11 +178,13 @@ def test_two_ranks_are_one(tmp_path, micro_batch):
     assert two[4] == 4
 
 
-def whole_run(argv, stop_at=0, stop_rank=0, break_at=0):
-    """train.main(argv); at a step one rank gets a SIGTERM, or has a bug."""
+def whole_run(argv, stop_at=0, stop_rank=0, break_at=0, where="train_step"):
+    """train.main(argv); at a step, or a call of another function, one rank gets a SIGTERM, or
+    fails.
+    """
     if ranks.RANK:
         train.progress = lambda items, label, total: items
-    real, calls = train.train_step, [0]
+    real, calls = getattr(train, where), [0]
 
     def step(*arguments):
         calls[0] += 1
@@ -192,7 +194,7 @@ def whole_run(argv, stop_at=0, stop_rank=0, break_at=0):
             raise ValueError("the cables have been mixed up")
         return real(*arguments)
 
-    train.train_step = step
+    setattr(train, where, step)
     return train.main(argv)
 
 
@@ -213,6 +215,27 @@ def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
     assert curve(out) == pytest.approx(curve(tmp_path / "one"), abs=2e-3)
     assert float(said.splitlines()[-1].split()[1]) == pytest.approx(float(figure.split()[1]),
                                                                     abs=2e-3)
+
+
+def test_a_signal_in_an_evaluation_waits_for_its_end(text, tmp_path):
+    """The others would wait for this rank's part for ever."""
+    argv = [*FLAGS, "--text", str(text), "--steps", "12", "--out", str(tmp_path / "run")]
+    statuses, said = on_ranks(2, tmp_path, whole_run, argv, 2, 1, 0, "evaluate")
+    assert statuses == [143, 143] and "stopped after step 8, saved" in said[0]
+    assert train.load(tmp_path / "run" / "checkpoint.pt")["state"]["evaluated"] == 8
+
+
+def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
+    """Each rank something else, the same again from the same seed."""
+    content = {"random": torch.get_rng_state()[None], "random_cuda": None}
+    monkeypatch.setattr(ranks, "COUNT", 2)
+    drawn = []
+    for rank, seed in ((0, 5), (1, 5), (0, 6), (1, 5)):
+        monkeypatch.setattr(ranks, "RANK", rank)
+        train.set_random_state(content, seed)
+        drawn.append(torch.rand(1).item())
+    assert drawn[1] == drawn[3] != drawn[0] != drawn[2]
+    assert "saved by 1 ranks, now there are 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("count", [2, 4])
