@@ -33,8 +33,8 @@ FORMAT = "transformer-xl-from-scratch 3"  # what a checkpoint of ours calls itse
 def write(path, fill, mode="w", keep=None):
     """Write a file beside, flush it, rename it: `path` holds the new content or the old one.
 
-    fill(file) writes the content; what `path` held gets the name `keep`, if given.  OSError, and
-    nothing left over, if that fails.
+    fill(file) writes the content; what `path` held gets the name `keep`, if given (so that for a
+    moment it has only this).  OSError, and nothing left over, if that fails.
     """
     beside = path.with_suffix(".part")
     try:
@@ -84,6 +84,8 @@ def load(path):
         with warnings.catch_warnings():  # of a foreign pickle; the refusal below says it better
             warnings.simplefilter("ignore")
             content = torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:  # says nothing about the file
+        raise
     except Exception as error:  # cut off, flipped, not a checkpoint, or a pickle that runs code
         reason = (str(error) or type(error).__name__).splitlines()[0][:100]
         raise ValueError(f"{path} is damaged or no checkpoint of train.py ({reason})") from None
@@ -170,7 +172,9 @@ def set_random_state(content, seed):
 class Stop:
     """Ctrl-C and SIGTERM end the run, but not in mid-step, so that what is saved is whole.
 
-    A second one leaves at once; the checkpoint on disk is whole at any moment.
+    A second one leaves at once; the checkpoint on disk is whole at any moment.  Several ranks may
+    each get a signal, or get it twice (from the cluster and from torchrun, which hands it on), so
+    there the first is enough, and it waits for a place where all ranks meet.
     """
 
     def __enter__(self):
@@ -179,11 +183,11 @@ class Stop:
                          for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def handle(self, number, frame):
+    def handle(self, signal_number, frame):
         """Called by Python on the signal."""
-        if self.number:
-            os._exit(128 + number)
-        self.number = number
+        if self.number and ranks.COUNT == 1:
+            os._exit(128 + signal_number)
+        self.number = self.number or signal_number
         if not self.busy and ranks.COUNT == 1:
             raise KeyboardInterrupt
 
@@ -193,8 +197,9 @@ class Stop:
         self.busy = True
         yield
         self.busy = False
-        self.number = int(*ranks.largest(self.number))
-        if self.number:
+        agreed = int(*ranks.largest(self.number))  # of ranks some may not have heard of it
+        if agreed:
+            self.number = agreed
             raise KeyboardInterrupt
 
     def __exit__(self, *exception):

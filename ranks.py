@@ -10,7 +10,8 @@ one rank, and nothing is said.
 """
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -24,14 +25,17 @@ def join(device):
     if COUNT > 1:
         if device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+        # how long ranks wait for each other, as when the first fetches a corpus; if one ends,
+        # torchrun ends the others at once
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(hours=2))
         if RANK > 0:
             sys.stdout = open(os.devnull, "w")
 
 
 def leave():
-    """Part from the other ranks."""
+    """Part from the other ranks; none does before the first has heard them all."""
     if dist.is_initialized():
+        first(None)
         dist.destroy_process_group()
 
 
@@ -41,7 +45,9 @@ def lost(error):
 
 
 def launch():
-    """The torchrun that started this process: the same for its restarts, not for another's."""
+    """The process number of torchrun, and what it calls itself: the same after a restart of its
+    ranks, another for another torchrun.
+    """
     return f"{os.getppid()}-{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
 
 
@@ -70,10 +76,20 @@ def learner(model, x, y):
         return model
     cuda = [torch.cuda.current_device()] if model.u.is_cuda else []
     parallel = DistributedDataParallel(model, cuda or None, gradient_as_bucket_view=True)
-    with torch.random.fork_rng(cuda):
+    with torch.random.fork_rng(cuda):  # all ranks must come here: they exchange gradients
         parallel(x[:1], None, y[:1])[0].sum().backward()
     model.zero_grad()
     return parallel
+
+
+@contextmanager
+def first_alone():
+    """The first rank goes through the block before the others enter it: it may write files."""
+    if RANK > 0:
+        first(None)
+    yield
+    if RANK == 0:
+        first(None)
 
 
 def synchronized(model, last):

@@ -11,8 +11,8 @@
 
 A run lives in one folder (--out): checkpoint.pt and the one before it, previous.pt, best.pt (best
 validation loss), metrics.tsv and curve.png; how they survive a crash stands in checkpoint.py.  The
-file reads in the order of a run: settings, learning rate, step, evaluation, what a checkpoint
-holds, metrics, then one loop.  Losses are in nats inside, and shown as bits per character
+file reads in the order of a run: settings, what it will take, learning rate, step, evaluation, what
+a checkpoint holds, metrics, using a checkpoint, and the training loop (train_in).  Losses are in nats inside, and shown as bits per character
 (bpc) where tokens are bytes, or as perplexity (ppl) where they are words.
 """
 import argparse
@@ -142,7 +142,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(argv):
-    """The command line -> the flags that were given, as a dict; nothing else is in it."""
+    """The command line -> the flags that were given, as a dict; nothing else is in it.
+
+    So `"resume" in given` asks whether somebody typed --resume.
+    """
     parser = Parser(prog="train.py", argument_default=argparse.SUPPRESS, allow_abbrev=False,
                     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 
@@ -398,6 +401,8 @@ def compiled(model, run, x, y):
     except Exception as error:  # no compiler, or one that fails: many types, the reason first
         print(f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
         learner = model
+    if any(ranks.largest(learner is model)):  # one rank's failure is that of all
+        learner = model
     else:
         print(f"compiled in {time.monotonic() - start:.0f} s")
     model.zero_grad()
@@ -591,7 +596,7 @@ def circumstances(argv_text, model, corpus, device):
             f"# {parameters:,} parameters, {corpus.name}\n")
 
 
-# ---- the two things a command can do ------------------------------------------------------------
+# ---- using a checkpoint, and what the training loop shares with it ------------------------------
 
 def folder(given, name, run):
     """Where the run lives: --out, or runs/DATASET-MODEL beside this file."""
@@ -599,13 +604,14 @@ def folder(given, name, run):
     return Path(given["out"]) if "out" in given else RUNS / f"{corpus}-{name}"
 
 
-def read_corpus(given, run, vocab=None):
-    """The run's corpus; ValueError if its symbols are not those the checkpoint was trained on."""
+def read_corpus(given, run, content=None):
+    """The run's corpus; ValueError if it is not the one that a checkpoint was trained on."""
     corpus = corpora.load(run.text or run.dataset, root=given.get("data_dir", RUNS.parent / "data"),
                           drop_newlines=run.drop_newlines)
-    if vocab is not None and vocab != corpus.vocab:
-        raise ValueError(f"{corpus.name} has other symbols ({len(corpus.vocab)}) than the text the "
-                         f"checkpoint was trained on ({len(vocab)}): it has changed since")
+    if content and (content["vocab"], content["text"]) != (corpus.vocab, corpora.checksum(corpus)):
+        raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it has "
+                         f"changed since ({len(content['vocab'])} symbols then, {len(corpus.vocab)}"
+                         " now); put the old one back, or train anew in another folder")
     return corpus
 
 
@@ -674,9 +680,13 @@ def use(given, device):
         new = continue_text(model, prompt, run, given)
         print(corpora.decode(torch.cat([prompt, new]), content["vocab"]))
     if "eval_only" in given:
-        print(test_line(model, read_corpus(given, run, content["vocab"]), run))
+        with ranks.first_alone():
+            corpus = read_corpus(given, run, content)
+        print(test_line(model, corpus, run))
     return 0
 
+
+# ---- the training loop --------------------------------------------------------------------------
 
 def report(model, corpus, run, out, given):
     """The end of a run: curve, sample, what to try next, and last of all the test figure."""
@@ -709,7 +719,7 @@ def to_resume(out, given, lock):
     """
     last, before = out / "checkpoint.pt", out / "previous.pt"
     there = last.exists() or before.exists()
-    again = there and ranks.restarted() and lock.take().endswith(ranks.launch())
+    again = there and ranks.restarted() and lock.take().endswith(f" {ranks.launch()}")
     if "resume" not in given and not again:
         if there:
             raise ValueError(f"{out} holds a run already: add --resume to go on with it, or keep "
@@ -737,7 +747,7 @@ def too_large(config, run, device):
     return ValueError(
         f"out of memory with {size} lanes at a time, which need about {need(size) / 1e9:.1f} GB; "
         + (f"--micro-batch {smaller[-1]} needs about {need(smaller[-1]) / 1e9:.1f} GB and gives "
-           "the same result" if size > 1 else "a shorter --segment or a smaller model may fit"))
+           "the same result, up to the draws of dropout" if size > 1 else "a shorter --segment or a smaller model may fit"))
 
 
 def train(given, device):
@@ -755,7 +765,8 @@ def train_in(out, path, lock, given, device, name, config, run):
     if path is not None:
         content = load(path)
         must_agree(given, content, "--resume", {"micro_batch"})
-        name, (config, run, state) = content["name"], unpack(content, path)
+        name = content["name"]
+        config, run, state = unpack(content, path)
         run = replace(run, micro_batch=given.get("micro_batch", run.micro_batch))
     elif device == "cpu" and run.dataset in MODELS_OF and "model" not in given:
         large = MODELS_OF[run.dataset][0]
@@ -764,8 +775,9 @@ def train_in(out, path, lock, given, device, name, config, run):
               f"{RUNS_OF[large].segment} tokens (--model {large} forces it)")
 
     mine = ranks.my_lanes(run.batch)
-    corpus = read_corpus(given, run, content and content["vocab"])
-    stream = training_lanes(corpus, run, state.epoch, device)
+    with ranks.first_alone():  # it may fetch and unpack
+        corpus = read_corpus(given, run, content)
+    text, stream = corpora.checksum(corpus), training_lanes(corpus, run, state.epoch, device)
     lanes(corpus.valid, 1), lanes(corpus.test, 1)  # too short for a prediction? say so now
     check_sampling(given, len(corpus.vocab))
     torch.manual_seed(run.seed)
@@ -779,7 +791,10 @@ def train_in(out, path, lock, given, device, name, config, run):
         out.mkdir(parents=True, exist_ok=True)
         lock.take()
         if path is None:
-            to_resume(out, given, lock)  # nobody else has begun a run there since
+            to_resume(out, given, lock)  # again, now under the lock: nobody was faster
+            for left in ("best.pt", "metrics.tsv"):  # of a run whose checkpoints are gone
+                if (out / left).exists():
+                    os.replace(out / left, out / f"old-{left}")
         lock.sign(f"process {os.getpid()}, started by {ranks.launch()}")
         for part in out.glob("*.part"):  # of a save that was killed
             part.unlink()
@@ -791,7 +806,7 @@ def train_in(out, path, lock, given, device, name, config, run):
     if content is None:
         if ranks.RANK:
             torch.manual_seed(run.seed + ranks.RANK)  # its own dropout; the weights are the first's
-        if run.dtype == "auto":
+        if run.dtype == "auto":  # all ranks try, since they step together; the first decides
             run = replace(run, dtype=ranks.first(choose_dtype(model, run, *next_segment())))
     else:
         state.memory = state.memory and [layer[mine].to(device) for layer in state.memory]
@@ -803,10 +818,10 @@ def train_in(out, path, lock, given, device, name, config, run):
         out / "metrics.tsv", circumstances("python train.py " + " ".join(sys.argv[1:]), model,
                                            corpus, device), state.lines)
 
-    def line(rate="", norm="", train="", train_max="", skipped="", valid=""):
+    def line(rate="", norm="", train_loss="", train_max="", skipped="", valid_loss=""):
         """One line of metrics.tsv, in the order of COLUMNS."""
-        print(state.step, state.tokens, f"{state.seconds:.1f}", rate, norm, train, train_max,
-              skipped, valid, sep="\t", file=metrics)
+        print(state.step, state.tokens, f"{state.seconds:.1f}", rate, norm, train_loss, train_max,
+              skipped, valid_loss, sep="\t", file=metrics)
         state.lines += 1
 
     def keep(file, with_optimizer=True):
@@ -817,7 +832,7 @@ def train_in(out, path, lock, given, device, name, config, run):
         """
         content = {"format": FORMAT, "name": name, "config": asdict(config), "run": asdict(run),
                    "vocab": corpus.vocab, "model": model.state_dict(),
-                   "state": vars(state) | {"memory": None}}
+                   "text": text, "state": vars(state) | {"memory": None}}
         if with_optimizer:
             content["state"]["memory"] = state.memory and [ranks.gather(z) for z in state.memory]
             content |= {"optimizer": optimizer.state_dict()} | random_state(device)
@@ -839,7 +854,7 @@ def train_in(out, path, lock, given, device, name, config, run):
                         state.evaluated, better = state.step, loss < state.best
                         state.best = loss if better else state.best  # also if loss is NaN
                         value = f"{shown(loss, corpus.unit):.4f}"
-                        line(valid=value)
+                        line(valid_loss=value)
                         print(f"step {state.step:,} | validation {value} {corpus.unit}", flush=True)
                         if better:
                             keep("best.pt", with_optimizer=False)
@@ -869,16 +884,17 @@ def train_in(out, path, lock, given, device, name, config, run):
                         line(f"{rate:.3g}", f"{norm:.3g}", f"{mean:.4f}",
                              f"{shown(state.loss_max, corpus.unit):.4f}", state.skipped)
                         state.loss_sum, state.loss_count, state.loss_max = 0.0, 0, 0.0
-                if state.skipped_in_a_row == 10:
+                if state.skipped_in_a_row >= 10:
                     raise ValueError(f"ten steps in a row, up to step {state.step}, had a loss or "
-                                     "gradient that is not finite, so training stops; what "
-                                     f"{out / 'checkpoint.pt'} holds is from before. Try a smaller "
-                                     "--lr")
+                                     "gradient that is not finite, so training stops; none of "
+                                     f"them has reached the weights, nor those saved in {out}. "
+                                     "Begin anew with a smaller --lr and another --out")
                 if time.monotonic() - last_line > 5:
                     last_line = time.monotonic()
                     print(log_line(run, state, shown(loss, corpus.unit), corpus.unit), flush=True)
         except KeyboardInterrupt:
             keep("checkpoint.pt")
+            ranks.first(None)  # no rank leaves before the first has written
             print(f"\nstopped after step {state.step:,}, saved; go on with\n"
                   f"  python train.py --resume --out {out}")
             return 128 + stop.number
@@ -918,8 +934,9 @@ def main(argv=None):
                       "with --out; go on with --resume if there is a checkpoint")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate" in str(error):
+            # the last is what torch says on a CPU: can't allocate memory
             return failed("out of memory: a smaller model, --batch, --segment, --eval-segment or "
-                          "--eval-mem-len takes less, --dry-run says how much")
+                          "--eval-mem-len takes less; --dry-run says what training takes")
         if ranks.lost(error):
             return failed("another rank has ended, so this one ends, too")
         raise

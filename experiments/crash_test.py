@@ -84,19 +84,36 @@ def ended(number):
 def kill_at(number, out, draw, in_a_save, longest):
     """Wait for the moment, then kill -> whether it was alive until then, and in a save."""
     until = time.monotonic() + draw.uniform(0, longest)
-    saves, before = draw.randint(1, 6), False  # the so-manyth save that is seen
+    saves_to_wait, before, old = draw.randint(1, 6), set(), parts(out)
     while (status := ended(number)) is None:
-        saving = any((out / name).exists() for name in PARTS)
-        saves -= saving and not before
+        saving = parts(out) - old  # (what an earlier kill has left is no save of this run)
+        saves_to_wait -= bool(saving - before)
         before = saving
-        if (saving and saves <= 0) if in_a_save else time.monotonic() > until:
+        if (saving and saves_to_wait <= 0) if in_a_save else time.monotonic() > until:
             time.sleep(draw.uniform(0, 0.003) if in_a_save else 0)
             os.kill(number, signal.SIGKILL)
             os.waitpid(number, 0)
-            return True, any((out / name).exists() for name in PARTS)
+            return True, bool(parts(out) - old)
     if status:
-        raise SystemExit(f"a run ended by itself with status {status}: see {out}.log")
+        failed(f"ended by itself with status {status}", out)
     return False, False
+
+
+def parts(out):
+    """The files that are being written, each with the number of its content on the disk."""
+    found = set()
+    for name in PARTS:
+        try:
+            found.add((name, os.stat(out / name).st_ino))
+        except FileNotFoundError:  # done meanwhile
+            pass
+    return found
+
+
+def failed(what, out):
+    """End with what a run has printed last."""
+    log = Path(f"{out}.log").read_text()[-2000:]
+    raise SystemExit(f"crash_test.py: {out.name} {what}; it has printed\n{log}")
 
 
 def damage(path, draw):
@@ -129,8 +146,7 @@ def main(argv=None):
         begun = time.monotonic()
         whole = start([*argv, "--out", str(folder / "whole")], folder / "whole.log")
         if os.waitpid(whole, 0)[1]:
-            print(f"crash_test.py: the untouched run failed: see {folder / 'whole.log'}")
-            return 1
+            failed("failed", folder / "whole")
         longest = time.monotonic() - begun
 
         kills = saves = damaged = resumed = runs = 0
@@ -149,8 +165,7 @@ def main(argv=None):
             else:
                 alive, status = False, os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
                 if status:
-                    print(f"crash_test.py: a run ended with status {status}: see {out}.log")
-                    return 1
+                    failed(f"ended with status {status}", out)
             if not alive:  # it came to its end
                 found += runs_differ(folder / "whole", out)
                 runs += 1

@@ -4,6 +4,7 @@
 
 The ranks are processes on this machine that talk through gloo, as GPUs do through NCCL.
 """
+import faulthandler
 import os
 import signal
 import socket
@@ -34,9 +35,10 @@ FLAGS = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment"
 
 def rank_main(rank, count, port, log, function, arguments):
     """The process of one rank: what torchrun would set, then function(*arguments)."""
-    signal.alarm(100)  # no test hangs for longer
     file = open(f"{log}-{rank}", "w", buffering=1)
     sys.stdout = sys.stderr = file
+    faulthandler.dump_traceback_later(50, file=file)  # says where a test hangs
+    signal.alarm(100)
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank),
                    "WORLD_SIZE": str(count)}
@@ -50,6 +52,7 @@ def on_ranks(count, tmp_path, function, *arguments, patience=60):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = tmp_path / "log"
+    log.with_name("log-0").unlink(missing_ok=True)
     context = get_context("forkserver")  # a clean process that imports all this once
     context.set_forkserver_preload(["test_ranks", "torch._dynamo"])
     with pytest.MonkeyPatch.context() as patch:
@@ -59,6 +62,8 @@ def on_ranks(count, tmp_path, function, *arguments, patience=60):
                 for r in range(count)]
     for child in children:
         child.start()
+    while not log.with_name("log-0").exists():
+        time.sleep(0.01)  # not counted: the first time the server imports torch
     end = time.monotonic() + patience
     for child in children:
         child.join(max(0, end - time.monotonic()))
