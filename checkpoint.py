@@ -91,7 +91,20 @@ def load(path):
         raise ValueError(f"{path} is damaged or no checkpoint of train.py ({reason})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of train.py (it does not say {FORMAT!r})")
+    for where, z in tensors_in(content):
+        if (z.layout, z.device.type) != (torch.strided, "cpu") or not (
+                z.dtype == torch.uint8 or z.dtype == torch.float32 and z.isfinite().all()):
+            raise ValueError(f"{path} has in {where} other than finite numbers of float32")
     return content
+
+
+def tensors_in(value, where=""):
+    """All tensors in nested dicts and lists -> [(where, tensor)]."""
+    if isinstance(value, torch.Tensor):
+        return [(where, value)]
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(
+        value, list) else ()
+    return [found for key, inner in pairs for found in tensors_in(inner, f"{where}/{key}")]
 
 
 def newest(*paths):
@@ -167,6 +180,36 @@ def set_random_state(content, seed):
     torch.set_rng_state(rows[ranks.RANK].clone())  # torch reads a row of a larger tensor wrongly
     if rows_cuda is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(rows_cuda[ranks.RANK].clone())
+
+
+def take_up(content, path, optimizer, shape):
+    """Adam's moments and the random state of a checkpoint back.  ValueError, and nothing is written
+    yet, if they, or the memory of shape (N, B, D), do not fit the model of this run.
+
+    torch would end the process without a word if moments had another shape than their weights.
+    """
+    try:
+        memory = content["state"]["memory"]
+        if memory and (len(memory), *memory[0].shape[::2]) != shape or len(
+                {rows.shape for rows in memory or ()}) > 1 or memory and memory[0].dim() != 3:
+            raise ValueError(f"the memory is not of (N, B, D) = {shape}")
+        if not all(isinstance(z, dict) for z in content["optimizer"]["state"].values()):
+            raise ValueError("moments of another form")
+        optimizer.load_state_dict(content["optimizer"])
+        (group,) = optimizer.param_groups
+        for weight in group["params"] if optimizer.state else ():
+            moments = optimizer.state[weight]
+            if {moments["exp_avg"].shape, moments["exp_avg_sq"].shape} != {weight.shape} or (
+                    moments["step"].numel() != 1):
+                raise ValueError("moments of another shape")
+        settings = {key: value for key, value in group.items() if key not in ("params", "lr")}
+        if settings != {key: optimizer.defaults[key] for key in settings}:
+            raise ValueError(f"settings of Adam {settings}")
+        set_random_state(content, content["run"]["seed"] + content["state"]["step"])
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"{path} cannot be gone on with: {type(error).__name__} {reason}"
+                         ) from None
 
 
 class Stop:

@@ -201,7 +201,7 @@ def fetch(file, root):
     Always, because it may have been put there by hand.  Raises ValueError.
     """
     path = Path(root, file.name)
-    if not path.exists():
+    if not path.is_file():  # a pipe there would never end
         path.parent.mkdir(parents=True, exist_ok=True)
         download(file, path)
     try:
@@ -224,6 +224,8 @@ def members(archive):
     else:
         with tarfile.open(archive, "r|gz") as file:  # "|": in one pass, gzip cannot go back
             for info in file:
+                if file.offset > 1100 * archive.stat().st_size:  # gzip packs 1,032 to 1 at most
+                    raise ValueError(f"{info.name!r} ends behind the end, at {file.offset:,}")
                 plain = info.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
                 yield info.name, info.size, plain, lambda: file.extractfile(info)
 
@@ -252,8 +254,7 @@ def unpack(archive, source, wanted):
             raise ValueError(f"holds {found[:3]}, expected {next(iter(missing))!r}")
     except OSError as error:
         raise ValueError(f"{path} cannot be unpacked from {archive} ({error})") from None
-    except (ValueError, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError,
-            RuntimeError) as error:
+    except Exception as error:  # broken bytes give a dozen types: of zipfile, tarfile, zlib, lzma
         raise ValueError(f"{archive} is not the archive of {source.archive.addresses[0]} ({error});"
                          " delete it and run again") from None
 
@@ -265,7 +266,7 @@ def unpacked(source, root):
     wrong only if somebody put another one there.  They write nothing: root may be read-only.
     """
     files = {Path(root, file.name): file for file in source.files}
-    if wanted := {path: file for path, file in files.items() if not path.exists()}:
+    if wanted := {path: file for path, file in files.items() if not path.is_file()}:
         unpack(fetch(source.archive, root), source, wanted)
     for path, file in files.items():
         if file.size not in (None, path.stat().st_size):
@@ -312,6 +313,18 @@ class Corpus:
         `<S>` of each sentence, and words outside its vocabulary as `<UNK>`).
         """
         return "bpc" if isinstance(self.vocab[0], int) else "ppl"
+
+
+def checksum(corpus):
+    """CRC-32 of all tokens and of where they are cut: another number for another text."""
+    number, splits = 0, (corpus.train, corpus.valid, corpus.test)
+    with progress("comparing the text", sum(split.nbytes for split in splits)) as advance:
+        for split in splits:
+            number = zlib.crc32(str(len(split)).encode(), number)
+            for piece in split.split(BLOCK):
+                number = zlib.crc32(piece.numpy(), number)
+                advance(piece.nbytes)
+    return number
 
 
 def tensor(data):
@@ -566,14 +579,15 @@ def encode_once(cache, sources, token):
     """
     part, journal = Path(f"{cache}.part"), Path(f"{cache}.json")
     done, now = read_journal(journal), checksums(sources)
-    made = cache if cache.exists() else part
+    made = cache if cache.is_file() else part
     try:
-        if (done.get("sources") != now or not made.exists()
-                or made.stat().st_size < 4 * done["tokens"]):
+        held = made.stat().st_size // 4 if made.is_file() else 0  # tokens
+        if (done.get("sources") != now or held < done["tokens"]
+                or made == cache and held > done["tokens"]):
             cache.unlink(missing_ok=True)  # before anything else: it is no longer true
             part.write_bytes(np.int32(token["<S>"]))
             done = {"sources": now, "texts": 0, "tokens": 1}
-        if not cache.exists():
+        if not cache.is_file():
             append(sources[1:], part, journal, done, token)
             os.replace(part, cache)
     except OSError as error:
@@ -584,10 +598,12 @@ def encode_once(cache, sources, token):
 
 
 def read_journal(path):
-    """Return what the journal says, or {} if there is none that can be read."""
+    """Return what the journal says, or {} if there is none that makes sense."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        done = json.loads(path.read_text())
+        sane = type(done["texts"]) is type(done["tokens"]) is int and done["texts"] >= 0
+        return done if sane and done["tokens"] > 0 else {}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}
 
 
@@ -660,8 +676,9 @@ def encode(text, vocab):
     Raises ValueError for empty text and for characters or words that the corpus lacks.
     """
     if isinstance(vocab[0], int):
-        lacking = [c for c in dict.fromkeys(text) if not set(c.encode()) <= set(vocab)]
-        tokens, unit, advice = text.encode().translate(byte_table(vocab)), "character", ""
+        how = "utf-8", "surrogatepass"  # surrogates: what Python makes of an argument not in UTF-8
+        lacking = [c for c in dict.fromkeys(text) if not set(c.encode(*how)) <= set(vocab)]
+        tokens, unit, advice = text.encode(*how).translate(byte_table(vocab)), "character", ""
     else:
         token = {word: i for i, word in enumerate(vocab)}
         words = split_words(unix(text), next(s for s in SEPARATORS if s in token))
@@ -679,7 +696,12 @@ def encode(text, vocab):
 
 def checked(tokens, vocab):
     """Return tokens as a tensor on the CPU; ValueError if one is not in vocab."""
-    tokens = torch.as_tensor(tokens).cpu()
+    try:
+        tokens = torch.as_tensor(tokens).cpu()
+    except Exception as error:  # for what cannot be a tensor torch has many types
+        raise ValueError(f"tokens cannot be made of {type(tokens).__name__} ({error})") from None
+    if tokens.dim() != 1 or tokens.dtype.is_floating_point and len(tokens) or tokens.is_complex():
+        raise ValueError(f"tokens must be integers (n,), got {tokens.dtype} {tuple(tokens.shape)}")
     for token in tokens.aminmax() if tokens.numel() else ():
         if not 0 <= int(token) < len(vocab):  # int, because 256 is 0 in uint8
             raise ValueError(f"token {token} outside vocabulary of {len(vocab)}")

@@ -1,9 +1,23 @@
 """The sizes of a Transformer-XL, those of the paper by name, and a refusal of what does not fit."""
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 
 import torch
 
 from evaluation_memory import EvaluationMemory
+
+MOST = 2**63 - 1  # the largest integer that torch knows
+KINDS = {int: Integral, float: Real, tuple: (tuple, list)}  # so NumPy's numbers are numbers, too
+
+
+def check_types(settings):
+    """ValueError if a field of a dataclass holds another type than it names, its default aside."""
+    for field in fields(settings):
+        kind, value = field.type, getattr(settings, field.name)
+        if value is not field.default and (not isinstance(value, KINDS.get(kind, kind))
+                                           or isinstance(value, bool) and kind is not bool):
+            got = " ".join(repr(value).split())[:80]  # one line, whatever it is
+            raise ValueError(f"{field.name} must be of type {kind.__name__}, got {got}")
 
 
 @dataclass(frozen=True)
@@ -31,16 +45,24 @@ class Config:
     tie_projections: bool = True  # one matrix for both ways of a tail; read if div_val > 1
 
     def __post_init__(self):
-        sizes = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val")
-        for name, value in vars(self).items():
-            lowest = 0 if name == "mem_len" else 1
-            if name in (*sizes, "mem_len") and value < lowest:
-                raise ValueError(f"{name} must be at least {lowest}, got {value}")
+        check_types(self)
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            lowest = {"mem_len": 0, "clamp_len": -MOST}.get(name, 1)
+            if field.type is int and not lowest <= value <= MOST:
+                bound = f"at least {lowest}" if value < lowest else f"at most {MOST}"
+                raise ValueError(f"{name} must be {bound}, got {value}")
             if name.startswith("dropout") and not 0 <= value < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
         if self.d_model % 2:
             raise ValueError(f"d_model must be even (sine and cosine halves), got {self.d_model}")
+        widest = max(self.vocab_size, 2 * self.n_head * self.d_head, self.d_inner, self.d_model)
+        if self.d_model * widest > 2**48:
+            raise ValueError(f"d_model {self.d_model} times {widest}, a matrix of this model, is "
+                             "more than any machine holds")
         edges = (0, *self.cutoffs, self.vocab_size)
+        if not all(isinstance(edge, Integral) for edge in edges):
+            raise ValueError(f"cutoffs must be integers, got {self.cutoffs}")
         if any(first >= end for first, end in zip(edges, edges[1:])):
             raise ValueError("cutoffs must ascend, above 0 and below the vocabulary size "
                              f"{self.vocab_size}, got {self.cutoffs}")
@@ -85,13 +107,23 @@ CONFIGS["lm1b-large"] = replace(CONFIGS["lm1b-base"], n_layer=24, d_model=1280, 
                                 d_head=80, d_inner=8192, dropout=0.05, dropout_attention=0.05)
 
 
+def described(z):
+    """What a call was handed, for its refusal."""
+    if not isinstance(z, torch.Tensor):
+        return type(z).__name__
+    layout = "" if z.layout == torch.strided else f", {z.layout}"
+    return f"{z.dtype} {tuple(z.shape)} on {z.device}{layout}"
+
+
 def check(x, memory, y, model, evaluating):
     """Refuse, with the numbers, what would fail far from its cause or not at all: ValueError."""
-    config = model.config
+    config, device = model.config, model.u.device
     for z in (x,) if y is None else (x, y):
-        if z.dtype != torch.int64 or z.dim() != 2 or z.shape != x.shape or 0 in z.shape:
-            raise ValueError("x and y must be int64 of one shape (B, T), both at least 1; got "
-                             f"{z.dtype} {tuple(z.shape)}, x is {tuple(x.shape)}")
+        if not (isinstance(z, torch.Tensor) and z.shape == x.shape and 0 not in z.shape
+                and (z.dtype, z.dim(), z.device, z.layout)
+                == (torch.int64, 2, device, torch.strided)):
+            raise ValueError("x and y must be int64 of one shape (B, T), both at least 1, on the "
+                             f"model's {device}; got {described(z)}, x is {described(x)}")
         if z.device.type == "cpu":  # on a GPU each call would wait for the answer
             for token in (z.min().item(), z.max().item()):
                 if not 0 <= token < config.vocab_size:
@@ -109,6 +141,9 @@ def check(x, memory, y, model, evaluating):
         raise ValueError(f"memory must be a list of {config.n_layer} tensors, one for each layer, "
                          f"with gradients on or in training mode; got {type(memory).__name__}")
     for rows in memory:
-        if rows.dim() != 3 or rows.shape != (len(x), memory[0].shape[1], config.d_model):
+        if not isinstance(rows, torch.Tensor) or (
+                (rows.dtype, rows.device, rows.layout) != (model.u.dtype, device, torch.strided)
+                or rows.dim() != 3
+                or rows.shape != (len(x), memory[0].shape[1], config.d_model)):
             raise ValueError(f"memory must be (B, m, D) = ({len(x)}, m, {config.d_model}) in each "
-                             f"layer, got {tuple(rows.shape)}")
+                             f"layer, {model.u.dtype} on {device}, got {described(rows)}")

@@ -12,8 +12,9 @@
 A run lives in one folder (--out): checkpoint.pt and the one before it, previous.pt, best.pt (best
 validation loss), metrics.tsv and curve.png; how they survive a crash stands in checkpoint.py.  The
 file reads in the order of a run: settings, what it will take, learning rate, step, evaluation, what
-a checkpoint holds, metrics, using a checkpoint, and the training loop (train_in).  Losses are in nats inside, and shown as bits per character
-(bpc) where tokens are bytes, or as perplexity (ppl) where they are words.
+a checkpoint holds, metrics, using a checkpoint, and the training loop (train_in).  Losses are in
+nats inside, and shown as bits per character (bpc) where tokens are bytes, or as perplexity (ppl)
+where they are words.
 """
 import argparse
 import copy
@@ -23,6 +24,7 @@ import platform
 import subprocess
 import sys
 import time
+import warnings
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import import_module
@@ -40,8 +42,8 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 import corpora
 import ranks
-from checkpoint import (
-    FORMAT, Lock, Stop, load, newest, random_state, save, set_random_state, write)
+from checkpoint import FORMAT, Lock, Stop, load, newest, random_state, save, take_up, write
+from sizes import MOST, check_types
 
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
 RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments
@@ -78,12 +80,15 @@ class Run:
     dtype: str = "auto"
 
     def __post_init__(self):
+        check_types(self)
         for field in fields(self):
             value, least = getattr(self, field.name), 0
             if field.name in ("batch", "segment", "eval_segment", "eval_every", "log_every"):
                 least = 1
             if field.type in (int, float) and not least <= value < math.inf:
                 raise ValueError(f"{flag(field.name)} must be at least {least}, got {value}")
+            if field.type is int and value > MOST:
+                raise ValueError(f"{flag(field.name)} must be at most {MOST}, got {value}")
         if not self.lr > 0 or not self.clip > 0:
             raise ValueError(f"--lr and --clip must be above 0, got {self.lr} and {self.clip}")
         if sum(length > 0 for length in (self.steps, self.tokens, self.minutes)) != 1:
@@ -208,6 +213,11 @@ def parse(argv):
     given = vars(parser.parse_args(argv))
     if "cutoffs" in given:
         given["cutoffs"] = tuple(given["cutoffs"])
+    for name, value in given.items():
+        if isinstance(value, str) and value != value.encode(errors="ignore").decode():
+            parser.error(f"{flag(name)} {value!r} is not UTF-8")
+        if isinstance(value, list):  # argparse makes [] of --text=--
+            parser.error(f"{flag(name)} needs a value")
     return given
 
 
@@ -486,6 +496,12 @@ class State:
     best: float = math.inf  # lowest validation loss so far, in nats
     evaluated: int = 0  # the step of the last validation
 
+    def __post_init__(self):
+        check_types(self)
+        for name, value in vars(self).items():
+            if name not in ("memory", "best") and not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be at least 0, got {value}")
+
     def spike(self, loss):
         """Whether a loss is more than twice the mean since the last line, of ten steps or more."""
         return self.loss_count >= 10 and loss > 2 * self.loss_sum / self.loss_count
@@ -506,18 +522,31 @@ class State:
 def unpack(content, path):
     """A checkpoint's content -> Config, Run, State.  ValueError if something else is in it."""
     try:
-        return Config(**content["config"]), Run(**content["run"]), State(**content["state"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} does not hold what a checkpoint of train.py holds: {error}"
-                         ) from None
+        config, run, state = (
+            kind(**content[name]) for kind, name in
+            ((Config, "config"), (Run, "run"), (State, "state")))
+        vocab, kinds = content["vocab"], {type(symbol) for symbol in content["vocab"]}
+        if not (isinstance(content["name"], str) and isinstance(vocab, list)
+                and len(vocab) == len(set(vocab)) == config.vocab_size
+                and (kinds == {int} and 0 <= min(vocab) <= max(vocab) < 256
+                     or kinds == {str} and {"<eos>", "<S>"} & set(vocab))):
+            raise ValueError(f"no vocabulary of {config.vocab_size} bytes or words")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} does not hold what a checkpoint of train.py holds: "
+                         f"{type(error).__name__} {error}") from None
+    return config, run, state
 
 
 def restore(content, path, device):
     """A checkpoint's content -> its model, on the device.  ValueError if they do not fit."""
     try:
-        model = TransformerXL(Config(**content["config"]))
+        config = Config(**content["config"])
+        held = sum(z.numel() for z in content["model"].values())
+        if lesson_5.count_parameters(config) > held:  # before a large one is built for nothing
+            raise TypeError(f"{held:,} numbers")
+        model = TransformerXL(config)
         model.load_state_dict(content["model"])
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} holds the weights of another model than it says "
                          f"({content.get('name')}): {str(error).splitlines()[0]}") from None
     return model.to(device)
@@ -556,7 +585,8 @@ def draw(path, unit, title):
                                  ("valid", "o-", "validation, with the memory of evaluation")):
         points = [(int(row["tokens"]) / 1e6, float(row[column])) for row in rows if row[column]]
         axes.plot(*zip(*points) if points else ((), ()), style, markersize=4, label=label)
-    axes.set(xlabel="tokens read (millions)", ylabel=f"loss ({unit})", title=title)
+    axes.set(xlabel="tokens read (millions)", ylabel=f"loss ({unit})",
+             title=title.replace("$", r"\$"))  # it stands around formulas
     axes.set(xlim=(0, None))
     if unit == "bpc":
         axes.set(ylim=(0, None))
@@ -565,7 +595,9 @@ def draw(path, unit, title):
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set(major_formatter="{x:,.0f}", minor_locator=NullLocator())
     axes.legend()
-    figure.savefig(path.with_name("curve.png"), dpi=120)
+    with warnings.catch_warnings():  # of a letter in a file's name that the font lacks
+        warnings.simplefilter("ignore")
+        figure.savefig(path.with_name("curve.png"), dpi=120)
 
 
 def clock(seconds):
@@ -609,9 +641,10 @@ def read_corpus(given, run, content=None):
     corpus = corpora.load(run.text or run.dataset, root=given.get("data_dir", RUNS.parent / "data"),
                           drop_newlines=run.drop_newlines)
     if content and (content["vocab"], content["text"]) != (corpus.vocab, corpora.checksum(corpus)):
-        raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it has "
-                         f"changed since ({len(content['vocab'])} symbols then, {len(corpus.vocab)}"
-                         " now); put the old one back, or train anew in another folder")
+        raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it "
+                         f"has changed since ({len(content['vocab'])} symbols then, "
+                         f"{len(corpus.vocab)} now); put the old one back, or train anew "
+                         "in another folder")
     return corpus
 
 
@@ -637,9 +670,16 @@ def continue_text(model, prompt, run, given):
     """Sample after prompt (P,) with the memory of evaluation -> the new tokens (n,)."""
     device = model.u.device
     generator = torch.Generator(device).manual_seed(given.get("seed", run.seed))
-    with evaluating(model, run):
-        return model.generate(prompt.to(device), given.get("n_tokens", 500), given.get("top_k"),
-                              given.get("temperature", 1.0), generator).cpu()
+    try:
+        with evaluating(model, run):
+            return model.generate(prompt.to(device), given.get("n_tokens", 500),
+                                  given.get("top_k"), given.get("temperature", 1.0),
+                                  generator).cpu()
+    except RuntimeError as error:
+        if "probability tensor" not in str(error):
+            raise
+        raise ValueError("the model's logits are not finite, so it cannot be sampled; train it "
+                         "with a smaller --lr") from None
 
 
 def best(out):
@@ -660,6 +700,9 @@ def check_sampling(given, V):
     """Refuse what `generate` would refuse, now and not after days of training.  ValueError."""
     if given.get("n_tokens", 0) < 0:
         raise ValueError(f"--n-tokens must be 0 or more, got {given['n_tokens']}")
+    if 0 < given.get("temperature", 1.0) < 1e-30:  # logits divided by it overflow
+        raise ValueError(f"--temperature must be at least 1e-30, got {given['temperature']}; "
+                         "--top-k 1 takes the best symbol always")
     lesson_5.sample_top_k(torch.zeros(1, V), given.get("top_k", 1), given.get("temperature", 1.0),
                           torch.Generator())
 
@@ -670,11 +713,12 @@ def use(given, device):
     out = folder(given, name, defaults)
     path, content = best(out)
     lengths = {"eval_segment", "eval_mem_len", "eval_clamp_len"} & given.keys()
+    _, run, state = unpack(content, path)
     must_agree(given, content, "--sample" if "sample" in given else "--eval-only",
                lengths | {"seed"})
-    run = replace(unpack(content, path)[1], **{name: given[name] for name in lengths})
+    run = replace(run, **{name: given[name] for name in lengths})
     model = restore(content, path, device).eval()
-    print(f"{path}: step {content['state']['step']:,}")
+    print(f"{path}: step {state.step:,}")
     if "sample" in given:
         prompt = corpora.encode(given["sample"], content["vocab"])
         new = continue_text(model, prompt, run, given)
@@ -747,7 +791,8 @@ def too_large(config, run, device):
     return ValueError(
         f"out of memory with {size} lanes at a time, which need about {need(size) / 1e9:.1f} GB; "
         + (f"--micro-batch {smaller[-1]} needs about {need(smaller[-1]) / 1e9:.1f} GB and gives "
-           "the same result, up to the draws of dropout" if size > 1 else "a shorter --segment or a smaller model may fit"))
+           "the same result, up to the draws of dropout" if size > 1
+           else "a shorter --segment or a smaller model may fit"))
 
 
 def train(given, device):
@@ -764,9 +809,9 @@ def train_in(out, path, lock, given, device, name, config, run):
     content, state = None, State()
     if path is not None:
         content = load(path)
-        must_agree(given, content, "--resume", {"micro_batch"})
-        name = content["name"]
         config, run, state = unpack(content, path)
+        name = content["name"]
+        must_agree(given, content, "--resume", {"micro_batch"})
         run = replace(run, micro_batch=given.get("micro_batch", run.micro_batch))
     elif device == "cpu" and run.dataset in MODELS_OF and "model" not in given:
         large = MODELS_OF[run.dataset][0]
@@ -784,8 +829,18 @@ def train_in(out, path, lock, given, device, name, config, run):
     if device == "cuda":
         torch.set_float32_matmul_precision("high")  # what stays float32 may use TF32
     config = replace(config, vocab_size=len(corpus.vocab))
+    if hasattr(os, "sysconf"):
+        need = 16 * lesson_5.count_parameters(config)
+        if need > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+            raise ValueError(f"a model of {need / 16:,.0f} parameters takes {need / 1e9:,.0f} GB, "
+                             "more than this machine has; --dry-run says how much of what")
     model = TransformerXL(config).to(device) if content is None else restore(content, path, device)
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
+    if content is not None:
+        if state.column >= stream.shape[1] - 1:
+            raise ValueError(f"{path} stands at column {state.column} of lanes that are "
+                             f"{stream.shape[1]} long")
+        take_up(content, path, optimizer, (config.n_layer, run.batch, config.d_model))
     print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters on {corpus.name}")
     if ranks.RANK == 0:
         out.mkdir(parents=True, exist_ok=True)
@@ -810,13 +865,11 @@ def train_in(out, path, lock, given, device, name, config, run):
             run = replace(run, dtype=ranks.first(choose_dtype(model, run, *next_segment())))
     else:
         state.memory = state.memory and [layer[mine].to(device) for layer in state.memory]
-        optimizer.load_state_dict(content["optimizer"])
-        set_random_state(content, run.seed + state.step)
         print(f"going on from step {state.step:,}, {clock(state.seconds)} of training")
     valid = corpus.valid[: run.eval_tokens + 1] if run.eval_tokens else corpus.valid
+    command = " ".join(" ".join(["python train.py", *sys.argv[1:]]).split())  # in one line
     metrics = open(os.devnull, "w") if ranks.RANK else open_metrics(
-        out / "metrics.tsv", circumstances("python train.py " + " ".join(sys.argv[1:]), model,
-                                           corpus, device), state.lines)
+        out / "metrics.tsv", circumstances(command, model, corpus, device), state.lines)
 
     def line(rate="", norm="", train_loss="", train_max="", skipped="", valid_loss=""):
         """One line of metrics.tsv, in the order of COLUMNS."""
@@ -908,7 +961,7 @@ def failed(sentence):
     if ranks.RANK:
         time.sleep(2)  # torchrun ends this process meanwhile, if the first rank has failed
         sentence = f"rank {ranks.RANK}: {sentence}"
-    print(f"train.py: {sentence}", file=sys.stderr)
+    print("train.py: " + " ".join(str(sentence).split()), file=sys.stderr)  # one line, always
     return 1
 
 

@@ -255,8 +255,8 @@ def main(argv=None):
         if given.file:
             evaluate(given.file, given)
         else:
-            path = train.to_evaluate(Path(given.run))
-            model = train.restore(train.load(path), path, "cpu")
+            path, content = train.best(Path(given.run))
+            model = train.restore(content, path, "cpu")
             state = official_state(model, given.port)
             train.save(Path(given.to), state)
             print(f"{given.to}: {len(state)} tensors of {path}")

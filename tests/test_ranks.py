@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import checkpoint
 import ranks
 from crash_test import differences, runs_differ
 
@@ -70,6 +71,12 @@ def on_ranks(count, tmp_path, function, *arguments, patience=60):
         if child.is_alive():
             child.kill()
     return [c.exitcode for c in children], [Path(f"{log}-{r}").read_text() for r in range(count)]
+
+
+@pytest.fixture(autouse=True)
+def no_curve(monkeypatch):
+    """Drawing takes longer than all else in these runs."""
+    monkeypatch.setattr(train, "draw", lambda *arguments: None)
 
 
 @pytest.fixture
@@ -165,7 +172,7 @@ def four_steps(path, micro_batch):
     ranks.leave()
 
 
-@pytest.mark.parametrize("micro_batch", [0, 1])
+@pytest.mark.parametrize("micro_batch", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_two_ranks_are_one(tmp_path, micro_batch):
     """Losses, gradients, weights, the memory in the order of the stream, evaluation; and gradients
     travel once a step, however many micro-batches there are.
@@ -200,6 +207,7 @@ def whole_run(argv, stop_at=0, stop_rank=0, break_at=0, where="train_step"):
         return real(*arguments)
 
     setattr(train, where, step)
+    train.draw = lambda *arguments: None
     return train.main(argv)
 
 
@@ -222,6 +230,7 @@ def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
                                                                     abs=2e-3)
 
 
+@pytest.mark.slow
 def test_a_signal_in_an_evaluation_waits_for_its_end(text, tmp_path):
     """The others would wait for this rank's part for ever."""
     argv = [*FLAGS, "--text", str(text), "--steps", "12", "--out", str(tmp_path / "run")]
@@ -237,12 +246,13 @@ def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
     drawn = []
     for rank, seed in ((0, 5), (1, 5), (0, 6), (1, 5)):
         monkeypatch.setattr(ranks, "RANK", rank)
-        train.set_random_state(content, seed)
+        checkpoint.set_random_state(content, seed)
         drawn.append(torch.rand(1).item())
     assert drawn[1] == drawn[3] != drawn[0] != drawn[2]
     assert "saved by 1 ranks, now there are 2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_resumed_on_as_many_ranks_to_the_bit(text, tmp_path, count):
     """Dropout on: parameters, optimizer, every rank's random state, memory, metrics."""
@@ -257,6 +267,7 @@ def test_resumed_on_as_many_ranks_to_the_bit(text, tmp_path, count):
     assert differences(content["random"][0], content["random"][1]), "each rank draws its own"
 
 
+@pytest.mark.slow
 def test_a_failing_rank_ends_all(text, tmp_path):
     """Within seconds, and its reason is the one that is read."""
     argv = [*FLAGS, "--text", str(text), "--steps", "12", "--out", str(tmp_path / "run")]
@@ -287,6 +298,7 @@ def bad_step(path):
     ranks.leave()
 
 
+@pytest.mark.slow
 def test_a_bad_step_on_one_rank_is_none_on_all(tmp_path):
     """Neither weights nor memory of any rank move."""
     assert on_ranks(2, tmp_path, bad_step, tmp_path / "out")[0] == [0, 0]

@@ -146,7 +146,7 @@ def test_other_words_than_the_checkpoints_are_refused(tmp_path, monkeypatch, cap
     path.write_text(path.read_text().replace("w3", "W3"))
     capsys.readouterr()
     assert train.main([*given, "--eval-only"]) == 1
-    assert "other symbols" in capsys.readouterr().err
+    assert "it has changed since" in capsys.readouterr().err
     assert train.main([*given, "--sample", "w1 hello"]) == 1
     assert "the corpus has no 'hello'" in capsys.readouterr().err
 
