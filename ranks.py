@@ -21,13 +21,23 @@ RANK, COUNT = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1
 
 
 def join(device):
-    """Meet the other ranks; only the first prints from here on."""
+    """Meet the other ranks; only the first prints from here on.  ValueError if they do not come."""
     if COUNT > 1:
         if device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        # how long ranks wait for each other, as when the first fetches a corpus; if one ends,
-        # torchrun ends the others at once
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(hours=2))
+        wait = timedelta(minutes=2)
+        try:
+            # torchrun keeps one store of addresses for all its restarts, and there a rank would
+            # find those of ranks that are dead: so each restart has a part of its own
+            store, *_ = next(dist.rendezvous("env://", timeout=wait))
+            dist.init_process_group(
+                "nccl" if device == "cuda" else "gloo", timeout=wait, rank=RANK, world_size=COUNT,
+                store=dist.PrefixStore(f"start {restarts()}", store))
+        except RuntimeError as error:
+            raise ValueError(f"the {COUNT} ranks do not find each other: {error}") from None
+        # from here on they wait for each other longer, as when the first fetches a corpus; if one
+        # ends, torchrun ends the others at once
+        dist.distributed_c10d._set_pg_timeout(timedelta(hours=2))
         if RANK > 0:
             sys.stdout = open(os.devnull, "w")
 
@@ -51,9 +61,9 @@ def launch():
     return f"{os.getppid()}-{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
 
 
-def restarted():
-    """Whether torchrun has started the ranks again after one has failed (--max-restarts)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+def restarts():
+    """How often torchrun has started the ranks again after one had failed (--max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def my_lanes(B):

@@ -763,7 +763,7 @@ def to_resume(out, given, lock):
     """
     last, before = out / "checkpoint.pt", out / "previous.pt"
     there = last.exists() or before.exists()
-    again = there and ranks.restarted() and lock.take().endswith(f" {ranks.launch()}")
+    again = there and ranks.restarts() and lock.take().endswith(f" {ranks.launch()}")
     if "resume" not in given and not again:
         if there:
             raise ValueError(f"{out} holds a run already: add --resume to go on with it, or keep "
