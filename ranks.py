@@ -43,7 +43,11 @@ def join(device):
 
 
 def leave():
-    """Part from the other ranks; none does before the first has heard them all."""
+    """Part from the other ranks; none does before the first has heard them all.
+
+    The learner must be gone: if it were the last to hold the connections, it would close them
+    while holding the interpreter, for which a thread of gloo may wait.
+    """
     if dist.is_initialized():
         first(None)
         dist.destroy_process_group()

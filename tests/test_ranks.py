@@ -44,7 +44,9 @@ def rank_main(rank, count, port, log, function, arguments):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank),
                    "WORLD_SIZE": str(count)}
     ranks.RANK, ranks.COUNT = rank, count
-    sys.exit(function(*arguments))
+    status = function(*arguments)
+    ranks.leave()
+    sys.exit(status)
 
 
 def on_ranks(count, tmp_path, function, *arguments, patience=60, again=True):
@@ -160,8 +162,8 @@ def four_steps(path, micro_batch):
         def count(state, bucket):
             sent.append(bucket.index())
             ranks.dist.all_reduce(bucket.buffer().div_(ranks.COUNT))
-            done = torch.futures.Future()  # not that of gloo: its thread would call back, and at
-            done.set_result(bucket.buffer())  # the end wait for the interpreter, which waits for it
+            done = torch.futures.Future()
+            done.set_result(bucket.buffer())
             return done
         learner.register_comm_hook(None, count)
     memory, results = None, []
@@ -174,7 +176,6 @@ def four_steps(path, micro_batch):
     loss = train.evaluate_on_ranks(model, stream.flatten(), run, "testing")
     if ranks.RANK == 0:
         torch.save((results, memory, model.state_dict(), loss, len(sent)), path)
-    ranks.leave()
 
 
 @pytest.mark.parametrize("micro_batch", [pytest.param(0, marks=pytest.mark.slow), 1])
@@ -300,7 +301,6 @@ def bad_step(path):
         results.append((loss, memory is before, model.u.detach().sum().item()))
         hook.remove()
     torch.save(results, f"{path}-{ranks.RANK}")
-    ranks.leave()
 
 
 @pytest.mark.slow
