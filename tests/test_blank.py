@@ -245,6 +245,7 @@ def hand_in(folder, name, *wanted, change=lambda text: text):
     (folder / name).write_text(change("\n".join(parts)))
 
 
+@pytest.mark.slow
 def test_xl_code_takes_a_file_of_functions_and_says_so(tmp_path):
     """Right and wrong functions, one a method; what is not handed in is ours, and not counted.
 
@@ -272,6 +273,7 @@ def test_an_endless_loop_is_entered_once(tmp_path):
     assert "tests wait for reach" in out
 
 
+@pytest.mark.slow
 def test_xl_code_takes_lesson_files_and_never_falls_back_to_ours(tmp_path):
     """A blank stays blank, a missing function is missing, though we have both; others import it."""
     folder = tmp_path / "in"

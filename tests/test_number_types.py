@@ -9,6 +9,7 @@ import pytest
 number_types = import_module("number_types")
 
 
+@pytest.mark.slow
 def test_both_runs_and_their_distance(tmp_path, monkeypatch, capsys):
     """The printed distance is that of the two metrics files; a second call trains nothing again."""
     monkeypatch.setattr(number_types.lesson_1, "RUNS", tmp_path)

@@ -120,6 +120,7 @@ def test_eval_only_and_sample_need_no_flags_but_the_folder(text, tmp_path, capsy
     assert samples[0] == samples[1] and samples[0].startswith("abc") and len(samples[0]) == 12
 
 
+@pytest.mark.slow
 def test_the_command_itself(text, tmp_path, process_of_its_own):
     """`python train.py` in a process of its own: status 0, and the figure last."""
     command = [sys.executable, str(ROOT / "train.py"), *TINY, "--text", str(text), "--out",
