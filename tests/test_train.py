@@ -629,11 +629,24 @@ def test_a_run_is_not_overwritten_and_not_changed(text, tmp_path, capsys):
         ["--resume", "--lr", "0.5", "--out", str(out), "--device", "cpu"]))
     assert "--model is tiny there, not laptop" in failure(capsys, train.main(
         ["--resume", "--model", "laptop", "--out", str(out), "--device", "cpu"]))
-    text.write_text("x" * 2000)
-    for flag in ("--resume", "--eval-only"):
-        assert "it has changed since" in failure(capsys, train.main(
-            [flag, "--out", str(out), "--device", "cpu"]))
+    written = text.read_text()
+    for other in ("x" * 2000, written + written[:9], written[:-9], written[::-1]):
+        text.write_text(other)  # other symbols; or the same, but not at the same places
+        for flag in ("--resume", "--eval-only"):
+            assert "it has changed since" in failure(capsys, train.main(
+                [flag, "--out", str(out), "--device", "cpu"]))
     assert (out / "checkpoint.pt").read_bytes() == before
+
+
+def test_a_best_model_without_its_run_is_kept(text, tmp_path):
+    """Somebody has deleted the large checkpoints: a new run there puts what is left aside."""
+    out = tmp_path / "run"
+    run(text, out, "--steps", "3", "--eval-every", "1")
+    left = {name: (out / name).read_bytes() for name in ("best.pt", "metrics.tsv")}
+    (out / "checkpoint.pt").unlink(), (out / "previous.pt").unlink()
+    assert run(text, out, "--steps", "3", "--seed", "1") == 0
+    assert left == {name: (out / f"old-{name}").read_bytes() for name in left}
+    assert (out / "best.pt").read_bytes() != left["best.pt"]
 
 
 # ---- bad input ----------------------------------------------------------------------------------
