@@ -45,7 +45,8 @@ def rank_main(rank, count, port, log, function, arguments):
                    "WORLD_SIZE": str(count)}
     ranks.RANK, ranks.COUNT = rank, count
     status = function(*arguments)
-    ranks.leave()
+    if not status:  # a rank that has failed just ends
+        ranks.leave()
     sys.exit(status)
 
 
