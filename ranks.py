@@ -8,6 +8,7 @@ DistributedDataParallel adds the gradients of all, so all make the same step: N 
 lanes are one rank with B.  Only what they must agree on is here; started without torchrun there is
 one rank, and nothing is said.
 """
+import gc
 import os
 import sys
 from contextlib import contextmanager, nullcontext
@@ -45,12 +46,23 @@ def join(device):
 def leave():
     """Part from the other ranks; none does before the first has heard them all.
 
-    The learner must be gone: if it were the last to hold the connections, it would close them
-    while holding the interpreter, for which a thread of gloo may wait.
+    The learner must be gone before: if it were the last to hold the connections, it would close
+    them while Python itself ends, or holding the interpreter for which a thread of gloo waits.
     """
     if dist.is_initialized():
+        gc.collect()  # the learner refers to itself
         first(None)
         dist.destroy_process_group()
+
+
+def end(status):
+    """End the process.  A rank ends at once: its threads of gloo may not outlive Python's own end
+    (seen once in six runs: abort, and torchrun took it for a failure).
+    """
+    sys.stdout.flush(), sys.stderr.flush()
+    if COUNT > 1:
+        os._exit(status)
+    sys.exit(status)
 
 
 def lost(error):
