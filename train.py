@@ -143,7 +143,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         """Raise what main prints."""
-        raise ValueError(f"{message} (python train.py --help lists all flags)")
+        raise ValueError(f"{message} (python {self.prog} --help lists all flags)")
 
 
 def parse(argv):
@@ -757,7 +757,7 @@ def report(model, corpus, run, out, given):
 
 
 def to_resume(out, given, lock):
-    """The path of the checkpoint to go on from, or None for a new run; ValueError if refused.
+    """Path and content of the checkpoint to go on from, None for a new run; ValueError if refused.
 
     After torchrun has restarted its ranks a run goes on by itself, if it is this torchrun's.
     """
@@ -768,14 +768,14 @@ def to_resume(out, given, lock):
         if there:
             raise ValueError(f"{out} holds a run already: add --resume to go on with it, or keep "
                              "it and name another folder with --out")
-        return None
+        return None, None
     if there:
         lock.take()
-    path, _ = newest(last, before)
+    path, content = newest(last, before)
     if path == before and last.exists():  # it is damaged, and must not become the one before
         os.replace(last, out / "damaged.pt")
         print(f"kept the damaged one as {out / 'damaged.pt'}")
-    return path
+    return path, content
 
 
 def too_large(config, run, device):
@@ -800,15 +800,17 @@ def train(given, device):
     name, config, run = settings(given, device)
     out = folder(given, name, run)
     with Lock(out) as lock:
-        path = ranks.first(to_resume(out, given, lock) if ranks.RANK == 0 else None)
-        return train_in(out, path, lock, given, device, name, config, run)
+        path, content = to_resume(out, given, lock) if ranks.RANK == 0 else (None, None)
+        path = ranks.first(path)
+        if path is not None and content is None:  # the other ranks read what the first has chosen
+            content = load(path)
+        return train_in(out, path, content, lock, given, device, name, config, run)
 
 
-def train_in(out, path, lock, given, device, name, config, run):
-    """Train in a folder, from the start or from the checkpoint at path."""
-    content, state = None, State()
-    if path is not None:
-        content = load(path)
+def train_in(out, path, content, lock, given, device, name, config, run):
+    """Train in a folder, from the start or from the checkpoint at path with its content."""
+    state = State()
+    if content is not None:
         config, run, state = unpack(content, path)
         name = content["name"]
         must_agree(given, content, "--resume", {"micro_batch"})
@@ -822,7 +824,8 @@ def train_in(out, path, lock, given, device, name, config, run):
     mine = ranks.my_lanes(run.batch)
     with ranks.first_alone():  # it may fetch and unpack
         corpus = read_corpus(given, run, content)
-    text, stream = corpora.checksum(corpus), training_lanes(corpus, run, state.epoch, device)
+    text = corpora.checksum(corpus) if content is None else content["text"]  # compared just now
+    stream = training_lanes(corpus, run, state.epoch, device)
     lanes(corpus.valid, 1), lanes(corpus.test, 1)  # too short for a prediction? say so now
     check_sampling(given, len(corpus.vocab))
     torch.manual_seed(run.seed)
@@ -845,7 +848,7 @@ def train_in(out, path, lock, given, device, name, config, run):
     if ranks.RANK == 0:
         out.mkdir(parents=True, exist_ok=True)
         lock.take()
-        if path is None:
+        if content is None:
             to_resume(out, given, lock)  # again, now under the lock: nobody was faster
             for left in ("best.pt", "metrics.tsv"):  # of a run whose checkpoints are gone
                 if (out / left).exists():

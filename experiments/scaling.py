@@ -289,17 +289,10 @@ def figure(names, m, given):
 WHAT = {"speed": speed_table, "limits": limits_table, "check": check_table, "figure": figure}
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse, with one line for a mistake instead of the usage page."""
-
-    def error(self, message):
-        """Raise what main prints."""
-        raise ValueError(message)
-
-
 def main(argv=None):
     """Print a table.  Exit status 1 and one line for a mistake."""
-    parser = Parser(description="Scaling of training, on paper.", allow_abbrev=False)
+    parser = train.Parser(prog="experiments/scaling.py", allow_abbrev=False,
+                          description="Scaling of training, on paper.")
     parser.add_argument("--what", choices=WHAT, default="speed")
     parser.add_argument("--model", choices=RUNS_OF, metavar="NAME", help="default: the paper's")
     parser.add_argument("--tokens-per-second", type=float, help="of one GPU, measured")
