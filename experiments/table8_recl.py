@@ -1,0 +1,201 @@
+"""Table 8 of the paper, figures 3 and 4: how long is the context that a model makes use of?
+
+recl.py says what is measured.  Five models with about the same number of parameters: ours; with
+Shaw's encoding; without recurrence; Al-Rfou's vanilla, which has places for T tokens and of longer
+contexts is given the last T; an LSTM (the paper's stands in another group).  The first three attend
+over the one of five lengths, T to 16 T, that is best on the validation split; RECL is measured on
+the test split.
+
+    python experiments/table8_recl.py                      a quarter of an hour on two cores
+    python experiments/table8_recl.py --dataset copies     where the length is known
+    python experiments/table8_recl.py --size paper         WikiText-103; GPUs
+
+What makes it cheap.  One pass over a window gives the losses after 1, 2, 3 ... tokens of context,
+all exact, since nothing stands before the window.  The windows begin a step apart, so a position
+that is the last of a step is met once with each context.
+"""
+import statistics
+import sys
+from dataclasses import replace
+from math import exp
+
+import torch
+import torch.nn as nn
+from matplotlib.figure import Figure
+
+import study
+import table6_ablation
+from ablation_model import AblationModel, AdaptiveSoftmax, FullSoftmax
+from recl import f, recl
+from study import copies
+
+NAME = "table8_recl"
+# name: recurrence, encoding, loss, the paper's RECL at r = 0.1, 0.5 and 1.0
+MODELS = {"ours": (True, "ours", "full", (700, 600, 500)),
+          "shaw": (True, "shaw", "full", (400, 400, 300)),
+          "no recurrence": (False, "ours", "full", (300, 300, 300)),
+          "vanilla": (False, "al-rfou", "half", (128, 128, 128)),
+          "lstm": (True, "lstm", "full", (400, 300, 200))}
+STYLES = dict(zip(MODELS, ("o-", "s-", "^:", "v:", "x--")))
+FRACTIONS = (0.1, 0.5, 1.0)
+# contexts, and windows that are read side by side and in all; models and training are table 6's
+SIZES = {"tiny": (range(4, 25, 4), 8, 40), "laptop": (range(16, 257, 16), 100, 4000),
+         "copies": (range(24, 145, 24), 100, 1000), "paper": (range(100, 1601, 100), 16, 2000)}
+
+
+# ---- the models, and what they lose after so many tokens ----------------------------------------
+
+class LSTM(nn.Module):
+    """The baseline with a state: two layers of torch's, as wide as `parameters` allow, tied."""
+
+    def __init__(self, config, parameters):
+        super().__init__()
+        self.config = config
+        self.words = (AdaptiveSoftmax if config.cutoffs else FullSoftmax)(config)
+        for weight in self.words.parameters():
+            nn.init.normal_(weight, std=0.02)
+        D = config.d_model
+        # two layers, and a matrix back to D
+        sizes = {4 * width * (D + 3 * width + 4) + width * D: width for width in range(8, 4096, 8)}
+        width = sizes[max(size for size in sizes if size <= parameters)]
+        self.lstm = nn.LSTM(D, width, num_layers=2, batch_first=True)
+        self.out = nn.Linear(width, D, bias=False)
+
+    def forward(self, x, memory, y):
+        """As the other models; memory is a list of two states and two cells, each (B, width)."""
+        h = self.words.embed(x) * self.config.d_model**0.5
+        state = memory and tuple(torch.stack(z) for z in (memory[:2], memory[2:]))
+        h, state = self.lstm(h, state)
+        return self.words.losses(self.out(h), y), [z.detach() for part in state for z in part]
+
+
+def make(name, setting, given):
+    """The untrained model of this name."""
+    recurrence, encoding, loss, _ = MODELS[name]
+    T = setting.run.segment
+    ours = AblationModel(replace(setting.config, mem_len=T), T)
+    if encoding == "lstm":
+        model = LSTM(setting.config, sum(z.numel() for z in ours.layers.parameters()))
+    else:
+        model = AblationModel(replace(setting.config, mem_len=T if recurrence else 0), T, encoding,
+                              loss == "half")
+    return model.to(given.device)
+
+
+def best_length(model, setting, corpus):
+    """The attention length (T to 16 T) with the lowest validation loss, in tokens."""
+    T = setting.run.segment
+    tokens = study.pieces(corpus.valid, 16 * T, setting.count, setting.n)
+    mask = study.counted(corpus, tokens, 16 * T)
+    losses = {T * k: study.memory_losses(model, tokens, 16 * T, setting.run, segment=max(64, T),
+                                         mem_len=T * k - 1, same_length=True).cpu()[mask].mean()
+              for k in (1, 2, 4, 8, 16)}
+    return min(losses, key=losses.get)
+
+
+def losses_by_context(model, tokens, contexts, run, attention, side_by_side, bar):
+    """-ln p in nats after exactly c tokens, for each c in contexts: (contexts, positions).
+
+    contexts are step, 2 step, 3 step ...; positions are the tokens (n,) at I step, (I + 1) step ...
+    for I contexts, each met with all of them.
+    """
+    step, most, I = contexts[0], contexts[-1], len(contexts)
+    windows = tokens.unfold(0, most + 1, step).long()  # (W, most + 1)
+    P = len(windows) - I + 1
+
+    def read(windows):
+        for part in windows.split(side_by_side):
+            yield study.memory_losses(model, part, 0, run, segment=max(64, run.segment),
+                                      mem_len=attention - 1, same_length=True).cpu()
+            bar.advance("reading windows", part.numel())
+
+    if getattr(model, "places", None) is not None:  # it has T places: the last T tokens
+        by_length = {L: torch.cat([losses[:, -1] for losses in read(
+            tokens[I * step - L :].unfold(0, L + 1, step)[:P].long())])
+            for L in {min(c, model.T) for c in contexts}}
+        return torch.stack([by_length[min(c, model.T)] for c in contexts])
+    table = torch.cat([losses[:, step - 1 :: step] for losses in read(windows)])  # (W, I)
+    # the loss of window w at column i is that of position w + i + 1, counted in steps
+    return torch.stack([table[I - 1 - i : I - 1 - i + P, i] for i in range(I)])
+
+
+# ---- the experiment -----------------------------------------------------------------------------
+
+def draw(losses, contexts, path, title):
+    """Figures 3 and 4: losses are those of each seed, (models, contexts, positions)."""
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for i, (name, style) in enumerate(STYLES.items()):
+        gains = [[exp(f(z, i, c, c, 0.1)) - exp(f(z, i, c, c + 1, 0.1))
+                  for c in range(len(contexts) - 1)] for z in losses]
+        left.plot(contexts[:-1], [statistics.mean(z) for z in zip(*gains)], style, markersize=4,
+                  label=name)
+        means = [z[i].double().mean(-1).exp().tolist() for z in losses]
+        right.plot(contexts, [statistics.mean(z) for z in zip(*means)], style, markersize=4,
+                   label=name)
+    left.set(xlabel=f"context c (tokens), to c + {contexts[0]}", xlim=(0, None), ylim=(0, None),
+             ylabel="gain in perplexity a token", title=f"figure 3: hardest tenth, {title}")
+    right.set(xlabel="context (tokens)", ylabel="perplexity a token (not from 0)", xlim=(0, None),
+              title=f"figure 4: all positions, {title}")
+    left.legend()
+    right.grid(axis="y", alpha=0.4)
+    figure.savefig(path, dpi=120)
+    print(f"figure: {path}")
+
+
+def experiment(argv):
+    """Train what is missing, read, print the table, draw."""
+    given, corpus = study.checked(study.flags_of(NAME, __doc__, ("tiny", "laptop", "paper"))
+                                  .parse_args(argv), NAME)
+    setting, own = table6_ablation.setting_of(given.size, corpus)
+    contexts, side_by_side, W = SIZES[own]
+    step, most = contexts[0], contexts[-1]
+    first = copies.PLACE if own == "copies" else 0  # so that copies are among the positions
+    need = first + step * (W - 1) + most + 1
+    if len(corpus.test) < need:
+        raise ValueError(f"the test split has {len(corpus.test):,} tokens, {need:,} are needed")
+    study.pieces(corpus.valid, 16 * setting.run.segment, setting.count, setting.n)  # long enough?
+    tokens = corpus.test[first:need]
+    mask = study.counted(corpus, tokens[None], most - 1)[0, ::step][: W - len(contexts) + 1]
+    setting = replace(setting, run=study.number_type(make("ours", setting, given), setting.run))
+    bar = study.Bar(len(MODELS) * len(given.seeds) * setting.run.steps)
+    models = {}
+    for seed in given.seeds:
+        for name, (recurrence, encoding, loss, _) in MODELS.items():
+            torch.manual_seed(seed)
+            stem = f"{'recurrence' if recurrence else 'none'}-{encoding}-{loss}-{seed}"
+            models[seed, name] = study.fit(make(name, setting, given), corpus, replace(
+                setting.run, seed=seed), given.out / f"{stem}.pt", bar)
+    bar, losses, lengths = study.Bar(4 * len(given.seeds) * W * most), [], {}
+    for seed in given.seeds:
+        group = []
+        for name in MODELS:
+            model = models[seed, name]
+            T = setting.run.segment
+            lengths[seed, name] = T if name in ("vanilla", "lstm") else best_length(
+                model, setting, corpus)
+            group.append(losses_by_context(model, tokens, contexts, setting.run,
+                                           lengths[seed, name], side_by_side, bar)[:, mask])
+        losses.append(torch.stack(group))
+    bar.clear()
+    print(f"{corpus.name}; {int(mask.sum()):,} positions, contexts {step}, {2 * step} ... {most}; "
+          f"segments of {setting.run.segment} in training\nRECL in tokens for seeds "
+          f"{given.seeds}; {most} stands for at least {most}\n{'model':15}{'parameters':>11}"
+          f"{'attends':>9}" + "".join(f"{f'r = {r}':>18}" for r in FRACTIONS) + "   paper")
+    found = {r: [recl(z, contexts, r) for z in losses] for r in FRACTIONS}
+    for i, (name, (*_, paper)) in enumerate(MODELS.items()):
+        attends = statistics.median(lengths[seed, name] for seed in given.seeds)
+        print(f"{name:15}{sum(z.numel() for z in models[given.seeds[0], name].parameters()):11,}"
+              f"{'all' if name == 'lstm' else int(attends):>9}"
+              + "".join(f"{' '.join(str(z[i]) for z in found[r]):>18}" for r in FRACTIONS)
+              + "   " + " / ".join(map(str, paper)))
+    draw(losses, contexts, given.out / "recl.png", corpus.name.split(" (")[0])
+
+
+def main(argv=None):
+    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
+    return study.ended(NAME, experiment, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
