@@ -1,0 +1,166 @@
+"""What the paper leaves open: how much memory, in training and after, and how deep a model?
+
+Memory has two lengths, that of training and that of evaluation, and N layers pass on what they have
+read, so depth lengthens the reach as well.  For models of several depths, trained with several
+memory lengths, this draws the loss over the memory length of evaluation: where is the gain, and
+where does it end?  Two options of the authors' code are tried with it:
+
+    clamp_len      distances above those of training count as the largest of training (M + T - 1);
+                   in the paper's runs it is about half to two thirds of M + T
+    same_length    every query sees M + 1 keys; without it the first of a segment sees fewer
+
+    python experiments/memory_length.py                      a quarter of an hour on two cores
+    python experiments/memory_length.py --dataset copies     where the gains are known to the token
+    python experiments/memory_length.py --size paper         WikiText-103; GPUs
+
+Lesson 5's model, losses in nats a token on the validation split.  "ends at" is the shortest memory
+within 0.002 nats of the best.
+"""
+import statistics
+import sys
+from dataclasses import replace
+
+import torch
+from matplotlib.figure import Figure
+
+import study
+from ablation_model import lesson_5
+from study import Config, Setting, copies, train
+
+NAME = "memory_length"
+SMALL = Config(9, d_model=128, n_head=4, d_head=32, d_inner=512)
+# depths, memory lengths of training, and what is common; lengths are memories of evaluation
+SIZES = {
+    "tiny": ((1, 2), (0, 8), Setting(
+        replace(SMALL, d_model=16, n_head=2, d_head=8, d_inner=16),
+        train.Run(batch=4, segment=8, steps=6), (1, 4, 8, 16), 2, 30)),
+    "laptop": ((1, 2, 4), (0, 16, 32), Setting(
+        SMALL, train.Run(batch=64, segment=16, steps=1000),
+        (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256), 16, 960)),
+    "copies": ((2, 3), (48, 96), Setting(
+        replace(SMALL, d_model=64, n_head=2, d_inner=128),
+        train.Run(batch=16, segment=48, steps=2000),
+        (12, 19, 20, 32, 43, 44, 56, 67, 68, 80, 91, 92, 110, 128), 16, 960)),
+    "paper": ((4, 8, 16), (0, 150, 600), Setting(
+        lesson_5.CONFIGS["wt103-standard"], train.WT103,
+        (40, 80, 150, 300, 450, 640, 900, 1200, 1600), 16, 12_000))}
+COLORS = ("tab:orange", "tab:blue", "tab:green")
+
+
+def evaluate(model, setting, corpus, M):
+    """Mean losses in nats: {memory length: loss} without and with clamp; as trained, and the same
+    with same_length.
+    """
+    before, run = setting.lengths[-1], setting.run
+    tokens = study.pieces(corpus.valid, before, setting.count, setting.n)
+    mask = study.counted(corpus, tokens, before)
+
+    def loss(**changes):
+        return study.memory_losses(model, tokens, before, run, **changes).cpu()[mask].mean().item()
+
+    by_length = [{length: loss(mem_len=length, same_length=True, clamp_len=clamp,
+                               segment=max(64, run.segment)) for length in setting.lengths}
+                 for clamp in (0, M + run.segment - 1)]
+    return *by_length, loss(), loss(same_length=True)
+
+
+def where(losses):
+    """{memory length: loss} -> the lowest loss, and the shortest memory within 0.002 of it."""
+    lowest = min(losses.values())
+    return lowest, next(length for length, loss in losses.items() if loss <= lowest + 0.002)
+
+
+def mean(results, part):
+    """The mean over the seeds of one of the tables by length."""
+    return {length: statistics.mean(result[part][length] for result in results)
+            for length in results[0][part]}
+
+
+def report(results, setting, floor):
+    """Print a line for each model: what memory brings, where that ends, what the options bring."""
+    shortest, longest = setting.lengths[0], setting.lengths[-1]
+    print("nats a token, mean ± half the range over the seeds; above best: with the longest "
+          f"memory, M {longest}\n N  M in training{'best':>16}{f'gain over M {shortest}':>18}"
+          f"{'ends at M':>11}{'above best':>16}{'..., clamped':>16}{'same_length, as trained':>25}")
+    for (N, M), seeds in results.items():
+        best = [min(*free.values(), *clamped.values()) for free, clamped, *_ in seeds]
+        both = {length: min(mean(seeds, part)[length] for part in (0, 1))
+                for length in setting.lengths}
+        numbers = [best, [min(z[0][shortest], z[1][shortest]) - low for z, low in zip(seeds, best)],
+                   *([z[part][longest] - low for z, low in zip(seeds, best)] for part in (0, 1)),
+                   [same - trained for *_, trained, same in seeds]]
+        low, gain, *others = map(study.spread, numbers)
+        print(f"{N:2}{M:15}{low:>16}{gain:>18}{where(both)[1]:11}{others[0]:>16}{others[1]:>16}"
+              f"{others[2]:>25}")
+    if floor:
+        print("what M + 1 tokens tell: " + ", ".join(
+            f"M {M}: {loss:.3f}" for M, loss in floor.items()))
+
+
+def draw(results, setting, floor, path, title):
+    """A panel for each depth: loss over the memory length, a color for each memory of training."""
+    depths = list(dict.fromkeys(N for N, _ in results))
+    figure = Figure(figsize=(4 * len(depths) + 1, 4), layout="constrained")
+    panels = figure.subplots(1, len(depths), sharey=True, squeeze=False)[0]
+    for axes, depth in zip(panels, depths):
+        for color, ((N, M), seeds) in zip(COLORS, (z for z in results.items() if z[0][0] == depth)):
+            for part, style, name in ((0, "o-", ""), (1, "x:", ", clamped")):
+                for z in seeds:
+                    axes.plot(*zip(*z[part].items()), style[1:], color=color, alpha=0.25)
+                axes.plot(*zip(*mean(seeds, part).items()), style, color=color, markersize=4,
+                          label=f"trained with M {M}{name}")
+        if floor:
+            axes.step(*zip(*floor.items()), color="black", where="post",
+                      label="what M + 1 tokens tell")
+        axes.set(xscale="log", title=f"N = {depth}, {title}", xlabel="M at evaluation (log scale)")
+        ticks = setting.lengths[::2]
+        axes.set_xticks(ticks, ticks, fontsize=8)
+        axes.minorticks_off()
+        axes.grid(axis="y", alpha=0.4)
+    panels[0].set(ylabel=f"nats a token{' (not from 0)' * (not floor)}")
+    if floor:
+        panels[0].set(ylim=(-0.1, 3.5))
+    panels[0].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    print(f"figure: {path}")
+
+
+def experiment(argv):
+    """Train what is missing, evaluate, print, draw."""
+    given, corpus = study.checked(
+        study.flags_of(NAME, __doc__, ("tiny", "laptop", "paper")).parse_args(argv), NAME)
+    known = corpus.name.startswith("copies")
+    depths, memories, setting = SIZES["copies" if known and given.size == "laptop" else given.size]
+    common = replace(setting.config, vocab_size=len(corpus.vocab))
+    study.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
+
+    def make(N, M):
+        return lesson_5.TransformerXL(replace(common, n_layer=N, mem_len=M)).to(given.device)
+
+    setting = replace(setting, run=study.number_type(make(depths[0], memories[-1]), setting.run))
+    runs = sum(depths) * len(memories) * len(given.seeds)  # a run takes as long as it is deep
+    bar, results = study.Bar(runs * setting.run.steps), {}
+    for N in depths:
+        for M in memories:
+            results[N, M] = []
+            for seed in given.seeds:
+                torch.manual_seed(seed)
+                model = study.fit(make(N, M), corpus, replace(setting.run, seed=seed),
+                                  given.out / f"N{N}-M{M}-{seed}.pt", bar, weight=N)
+                results[N, M].append(evaluate(model, setting, corpus, M))
+    bar.clear()
+    print(f"{corpus.name}; segments of {setting.run.segment}, {setting.run.steps:,} steps of "
+          f"{setting.run.batch} lanes, seeds {given.seeds}, {setting.run.dtype}")
+    counted = corpus.valid[setting.lengths[-1] :][: setting.count * setting.n]
+    floor = {M: copies.best_loss(counted, M + 1) for M in setting.lengths} if known else {}
+    report(results, setting, floor)
+    draw(results, setting, floor, given.out / "memory_length.png", corpus.name.split(" (")[0])
+
+
+def main(argv=None):
+    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
+    return study.ended(NAME, experiment, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
