@@ -7,24 +7,16 @@ meet the same machine:
     python experiments/benchmark.py --what train --size S
     python experiments/benchmark.py --what eval --against experiments/plain.py
     python experiments/benchmark.py --size wt103-large --dtype bf16 --device cuda --micro-batch 32
-    python experiments/benchmark.py --what window --size enwik8-12L --repetitions 3
 
 What is measured: all memories full, tokens as rare as 1 / rank; the middle of the repetitions after
 a warm-up and, in brackets, the fastest and the slowest.  A step is forward, backward, clip, Adam;
 evaluation is a segment of one lane with its losses (four in a row), generation one token (sixteen
 in a row).  Memory is what a process of its own takes at most, above what it takes at a tiny size.
 
---what window is the paper's table 9: evaluation in segments of 128 with a memory of each length
-against windows of that length, read afresh for each prediction (sliding_window.py), and the plain
-form.  Each has as many lanes as pay most for it.  The figure goes to runs/speed.png.
-
 FLOPs are the model's, the same for every implementation (train.flops_per_step): for one token and
 layer, forward, 2 (2 D HC + 2 D FF + (K/T) 2 D HC + 3 K HC) with K = M + T keys, and 2 D V for the
 output; three times that in training.  A key that is read counts as projected, R's projection does
 not, cells behind the mask do.  So an implementation that keeps its keys may show more than it does.
-What arithmetic allows in table 9 is counted otherwise, for what each side has to do: L (2 D HC + 2
-D FF + 2 D HC + L HC) for a window of L absolute positions, of which a query sees half on average;
-2 D HC + 2 D FF + 2 D HC + 3 K HC for a token that is read after a memory of L.
 """
 import argparse
 import math
@@ -38,7 +30,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 lesson_1, lesson_5, train = (import_module(name) for name in (
@@ -81,7 +72,6 @@ METHODS = {"train": "step", "eval": "evaluate", "generate": "generate"}
 IN_A_ROW = {"train": 1, "eval": 4, "generate": 16}
 RATE_AT = {"cpu": 2048, "cuda": 8192}  # the sizes of the product that speeds are compared with
 FOLDER = Path(__file__).resolve().parent
-LENGTHS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # table 9: how many times slower
 
 
 def make(size, dtype, device):
@@ -153,60 +143,6 @@ def flops(size, what):
     B, T = size.eval_batch, size.eval_segment if what == "eval" else 1
     config = replace(size.config, mem_len=size.eval_mem_len)
     return train.flops_per_step(config, B, T) / 3, B * T
-
-
-def allowed(config, L, T=128):
-    """How many times slower the window must be for each token by arithmetic, see above."""
-    D, HC = config.d_model, config.n_head * config.d_head
-    projections = 2 * D * HC + 2 * D * config.d_inner + 2 * D * HC
-    return L * (projections + L * HC) / (projections + 3 * (L + T) * HC)
-
-
-def milliseconds_a_token(size, given):
-    """Of each side of table 9: the least over the numbers of lanes that fit into the memory."""
-    sides = {"ours": ("", "eval"), "plain": (FOLDER / "plain.py", "eval"),
-             "window": (FOLDER / "sliding_window.py", "generate")}
-    best = dict.fromkeys(sides, math.inf)
-    for lanes in given.lanes:
-        sized = replace(size, eval_batch=lanes)
-        try:
-            calls = {name: getattr(load(path)(sized, given.dtype, given.device), METHODS[what])
-                     for name, (path, what) in sides.items()}
-            seconds = measure(calls, given.repetitions, given.device)
-        except torch.OutOfMemoryError:
-            break
-        for name, (_, what) in sides.items():
-            milliseconds = 1000 * statistics.median(seconds[name]) / flops(sized, what)[1]
-            best[name] = min(best[name], milliseconds)
-    return best
-
-
-def window(size, given):
-    """Table 9: print a line for each length, and draw tokens a second over the length."""
-    print(f"milliseconds a token, {given.size}, {given.dtype}, {given.device}, best of "
-          f"{given.lanes} lanes, T 128\nlength      ours     plain    window  window / ours  "
-          "arithmetic allows  paper (24 layers, GPU)")
-    speeds = {"ours": [], "plain": [], "window": []}
-    for length in given.lengths:
-        best = milliseconds_a_token(replace(size, eval_mem_len=length, eval_segment=128), given)
-        print(f"{length:6}" + "".join(f"{z:10.3f}" for z in best.values())
-              + f"{best['window'] / best['ours']:15,.0f}{allowed(size.config, length):19,.0f}"
-              f"{LENGTHS.get(length, '-'):>24}", flush=True)
-        for name, milliseconds in best.items():
-            speeds[name].append(1000 / milliseconds)
-    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
-    for name, style, label in (("ours", "o-", "ours: the memory is projected once"),
-                               ("plain", "s--", "plain: it is projected in every call"),
-                               ("window", "^:", "sliding window: no memory")):
-        axes.plot(given.lengths, speeds[name], style, label=label)
-    axes.set(yscale="log", xlabel="memory, or length of the window (tokens)",
-             ylabel="tokens per second (log scale)", xlim=(0, None),
-             title=f"Evaluation of {given.size}, {given.dtype}, {given.device}")
-    axes.grid(axis="y", alpha=0.4)
-    axes.legend()
-    lesson_1.RUNS.mkdir(exist_ok=True)
-    axes.figure.savefig(lesson_1.RUNS / "speed.png", dpi=120)
-    print(f"figure: {lesson_1.RUNS.name}/speed.png")
 
 
 def matmul_rate(dtype, device):
@@ -290,7 +226,7 @@ def measure(calls, repetitions, device, in_a_row=1):
 def main(argv=None):
     """Print a line for each implementation."""
     parser = argparse.ArgumentParser(description="Speed of training, evaluation and generation.")
-    parser.add_argument("--what", choices=[*METHODS, "window"], default="train")
+    parser.add_argument("--what", choices=METHODS, default="train")
     parser.add_argument("--size", choices=SIZES, default="S")
     parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -298,16 +234,10 @@ def main(argv=None):
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--micro-batch", type=int, default=0, help="lanes at a time in training")
     parser.add_argument("--compile", action="store_true", help="both models, in --what train")
-    parser.add_argument("--lanes", type=int, nargs="+", default=[1, 4], help="in --what window")
-    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS),
-                        help="in --what window: of memory and window, in tokens")
     parser.add_argument("--against", nargs="*", default=[], metavar="FILE.py")
     given = parser.parse_args(argv)
     torch.set_num_threads(given.threads)
     size = replace(SIZES[given.size], micro_batch=given.micro_batch)
-    if given.what == "window":
-        window(size, given)
-        return 0
     operations, tokens = flops(size, given.what)
     try:
         files = {"ours": "", **{Path(path).stem: path for path in given.against}}

@@ -7,7 +7,7 @@ what the last position needs.  Its losses mean nothing here (no such model is tr
 has to compute counts.
 
     python experiments/benchmark.py --what generate --against experiments/sliding_window.py
-    python experiments/benchmark.py --what window
+    python experiments/table9_eval_speed.py
 """
 import torch
 import torch.nn as nn

@@ -5,7 +5,6 @@
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -111,46 +110,6 @@ def test_the_window_reads_all_of_it_and_keeps_the_last_position():
     model.layers[0].register_forward_pre_hook(lambda m, args: lengths.append(args[0].shape))
     assert model.generate().shape == (3,) and len(model.evaluate()) == size.eval_segment
     assert set(lengths) == {(3, 7, 32)} and len(lengths) == 1 + size.eval_segment
-
-
-def test_what_arithmetic_allows_in_table_9():
-    """By hand for N = 1, D = HC = 2, FF = 3, and rounded for the paper's 24 layers."""
-    config = lesson_5.Config(5, n_layer=1, d_model=2, n_head=1, d_head=2, d_inner=3)
-    assert benchmark.allowed(config, 10, T=2) == 10 * (28 + 10 * 2) / (28 + 3 * 12 * 2)
-    large = benchmark.CONFIGS["enwik8-24L"]
-    assert [round(benchmark.allowed(large, L)) for L in benchmark.LENGTHS] == [
-        678, 1352, 1919, 2422]
-
-
-def test_table_9_in_small(capsys, monkeypatch, tmp_path):
-    """A line for each length with both times, their ratio and the bound; a figure."""
-    monkeypatch.setattr(benchmark.lesson_1, "RUNS", tmp_path)
-    flags = ["--what", "window", "--size", "tiny", "--repetitions", "1", "--lanes", "1", "2",
-             "--lengths", "5", "9", "--threads", str(torch.get_num_threads())]
-    assert benchmark.main(flags) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:4]] == ["5", "9"]
-    for line in lines[2:4]:
-        length, ours, plain_form, window, ratio, bound, paper = line.split()
-        assert float(window) > float(ours) > 0 and float(plain_form) > 0 and paper == "-"
-        assert float(ratio) == pytest.approx(float(window) / float(ours), rel=0.2, abs=1)
-        assert int(bound) == round(benchmark.allowed(benchmark.SIZES["tiny"].config, int(length)))
-    assert (tmp_path / "speed.png").stat().st_size > 0
-
-
-def test_lanes_that_do_not_fit_are_left_out(monkeypatch):
-    """The best number of lanes before memory runs out counts."""
-    given = SimpleNamespace(lanes=[1, 2, 4], repetitions=1, dtype="float32", device="cpu")
-
-    def measure(calls, repetitions, device):
-        lanes = calls["ours"].__self__.size.eval_batch
-        if lanes == 4:
-            raise torch.OutOfMemoryError("no room")
-        return {name: [8.0 * lanes**0.5] for name in calls}
-    monkeypatch.setattr(benchmark, "measure", measure)
-    best = benchmark.milliseconds_a_token(benchmark.SIZES["tiny"], given)
-    assert best["window"] == pytest.approx(8000 / 2**0.5)  # two lanes, a token each
-    assert best["ours"] == pytest.approx(best["window"] / 8)  # eight tokens each
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):

@@ -1,0 +1,119 @@
+"""Table 9 of the paper: how much slower is a sliding window than a memory?
+
+A model without memory can give each prediction a long context only by reading a window of it afresh
+(Al-Rfou et al. 2018; sliding_window.py, as fast as we can make it).  Ours reads segments of 128 on
+with a memory of that length, and keeps its keys and values projected (evaluation_memory.py); the
+plain form, as public code writes it, projects the whole memory in every call (plain.py).
+
+    python experiments/table9_eval_speed.py                       a few minutes on two cores
+    python experiments/table9_eval_speed.py --size enwik8-12L --repetitions 3      half an hour
+    python experiments/table9_eval_speed.py --size paper --dtype bf16 --device cuda \\
+        --lanes 1 4 10 16 32                                      the paper's 24 layers, on a GPU
+
+Nothing is extrapolated: each length is measured, turn by turn, with random tokens and weights, and
+each side has as many lanes as pay most for it.  The paper gives ratios on one GPU; beside them
+stands what arithmetic allows, the ratio of the multiplications that each side has to do for a token
+and layer: L (2 D HC + 2 D FF + 2 D HC + L HC) for a window of L absolute positions, of which a
+query sees half on average; 2 D HC + 2 D FF + 2 D HC + 3 K HC for a token read after a memory of L.
+"""
+import math
+import statistics
+import sys
+from dataclasses import replace
+
+import torch
+from matplotlib.figure import Figure
+
+import benchmark
+import study
+
+NAME = "table9_eval_speed"
+PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times slower
+SIZES = {"tiny": "tiny", "laptop": "S", "enwik8-12L": "enwik8-12L", "paper": "enwik8-24L"}
+SEGMENT = 128
+# name: file, its method, how it is drawn, what it is
+SIDES = {"ours": ("", "eval", "o-", "ours: the memory is projected once"),
+         "plain": ("plain.py", "eval", "s--", "plain: it is projected in every call"),
+         "window": ("sliding_window.py", "generate", "^:", "sliding window: no memory")}
+
+
+def allowed(config, L, T=SEGMENT):
+    """How many times slower the window must be for each token, by arithmetic: see above."""
+    D, HC = config.d_model, config.n_head * config.d_head
+    projections = 2 * D * HC + 2 * D * config.d_inner + 2 * D * HC
+    return L * (projections + L * HC) / (projections + 3 * (L + T) * HC)
+
+
+def milliseconds_a_token(size, given):
+    """{side: the times of its repetitions}, with the lanes that pay most and fit into memory."""
+    best = {side: [math.inf] for side in SIDES}
+    for lanes in given.lanes:
+        sized = replace(size, eval_batch=lanes)
+        try:
+            calls = {side: getattr(benchmark.load(file and benchmark.FOLDER / file)(
+                sized, given.dtype, given.device), benchmark.METHODS[what])
+                for side, (file, what, *_) in SIDES.items()}
+            seconds = benchmark.measure(calls, given.repetitions, given.device)
+        except torch.OutOfMemoryError:
+            break
+        for side, (_, what, *_) in SIDES.items():
+            tokens = benchmark.flops(sized, what)[1]
+            best[side] = min(best[side], [1000 * z / tokens for z in seconds[side]],
+                             key=statistics.median)
+    return best
+
+
+def experiment(argv):
+    """Print a line for each length, and draw tokens a second over the length."""
+    flags = study.train.Parser(prog=f"experiments/{NAME}.py", allow_abbrev=False,
+                               description="Evaluation with a memory and with a sliding window.")
+    flags.add_argument("--size", choices=SIZES, default="laptop")
+    flags.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
+    flags.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    flags.add_argument("--repetitions", type=int, default=5)
+    flags.add_argument("--lanes", type=int, nargs="+", default=[1, 4], help="tried, ascending")
+    flags.add_argument("--lengths", type=int, nargs="+", default=list(PAPER), help="in tokens")
+    flags.add_argument("--out", default=study.RUNS / NAME, metavar="FOLDER")
+    given = flags.parse_args(argv)
+    if min(given.repetitions, *given.lanes, *given.lengths) < 1:
+        raise ValueError("--repetitions, --lanes and --lengths must be at least 1")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
+    out = study.Path(given.out)
+    out.mkdir(parents=True, exist_ok=True)
+    size, speeds = benchmark.SIZES[SIZES[given.size]], {side: [] for side in SIDES}
+    config = size.config
+    print(f"milliseconds a token, median of {given.repetitions}; {SIZES[given.size]} (N "
+          f"{config.n_layer}, D {config.d_model}), {given.dtype}, {given.device}, T {SEGMENT}, "
+          f"best of {given.lanes} lanes\nlength      ours     plain    window  window / ours  "
+          "[range]          arithmetic allows  paper (24 layers, GPU)")
+    for length in given.lengths:
+        times = milliseconds_a_token(
+            replace(size, eval_mem_len=length, eval_segment=SEGMENT), given)
+        middle = {side: statistics.median(z) for side, z in times.items()}
+        low, high = (a(times["window"]) / b(times["ours"]) for a, b in ((min, max), (max, min)))
+        print(f"{length:6}" + "".join(f"{z:10.3f}" for z in middle.values())
+              + f"{middle['window'] / middle['ours']:15,.0f}  "
+              f"{f'[{low:,.0f} ... {high:,.0f}]':15}{allowed(config, length):19,.0f}"
+              f"{PAPER.get(length, '-'):>24}", flush=True)
+        for side in SIDES:
+            speeds[side].append(1000 / middle[side])
+    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
+    for side, (*_, style, label) in SIDES.items():
+        axes.plot(given.lengths, speeds[side], style, label=label)
+    axes.set(yscale="log", xlabel="memory, or length of the window (tokens)", xlim=(0, None),
+             ylabel="tokens per second (log scale)",
+             title=f"Evaluation of {SIZES[given.size]}, {given.dtype}, {given.device}")
+    axes.grid(axis="y", alpha=0.4)
+    axes.legend()
+    axes.figure.savefig(out / "speed.png", dpi=120)
+    print(f"figure: {out / 'speed.png'}")
+
+
+def main(argv=None):
+    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
+    return study.ended(NAME, experiment, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
