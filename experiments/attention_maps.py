@@ -1,0 +1,244 @@
+"""Figures 5, 6 and 7 of the paper (appendix D): where a trained model looks, and what makes it.
+
+A query's attention is a probability for each of the M + 1 keys that it sees, at the distances 0
+(itself) to M.  The average over many queries says how far back a head looks.
+
+    figure 5    this average for each head
+    figure 6    the three heads that look furthest (by the mean distance of their average) at one
+                position of real text: at which tokens
+    figure 7    a score is the sum of four terms (lesson 3).  The same average of attentions made
+                from (a), (b) or (d) alone, beside the whole; the paper leaves out (c), and so do we
+
+An average hides what a single query picks: (a) can be sharp for each and yet uniform over all.
+
+    python experiments/attention_maps.py           trains a model for a minute first, and keeps it
+    python experiments/attention_maps.py --checkpoint runs/stdlib-laptop     a run of train.py
+    python experiments/attention_maps.py --checkpoint runs/wt103-wt103-standard --memory 640
+
+The last one is the paper's.  The text is the validation split of the model's own corpus, read with
+same_length on the CPU; colours are logarithmic.  One model is described and nothing compared:
+other seeds, other heads.
+"""
+import argparse
+import sys
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from math import ceil, log, log2
+from pathlib import Path
+
+import torch
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+import study
+from study import checkpoint, corpora, lanes, lesson_1, train
+
+shift_padded = import_module("05_full_model").shift_padded
+NAME, HERE = "attention_maps", study.RUNS / "attention_maps"
+PIECES, SEGMENT = 8, 64  # places of the split that are read side by side; tokens at a time
+PARTS = {"whole": "k-", "(a) alone": "C0:", "(b) alone": "C1--", "(d) alone": "C2-."}
+
+
+# ---- attention by distance ----------------------------------------------------------------------
+
+def terms(attention, h, k, Q, u, v):
+    """What lesson 5's attention adds up, from its arguments: (a) to (d), scaled, (4, H, B, T, K).
+
+    h (B, T, D), k (H, B, K, C), Q (H, K + 1, C), u, v (H, C).
+    """
+    q = attention.heads(attention.W_q(h))  # (H, B, T, C)
+    u, v = (bias[:, None, None].expand_as(q) for bias in (u, v))  # the same for every query
+    k, Q = k.transpose(-1, -2), Q[:, None].transpose(-1, -2)  # (H, B, C, K), (H, 1, C, K + 1)
+    a, b, c, d = q @ k, shift_padded(q @ Q), u @ k, shift_padded(v @ Q)
+    return torch.stack([a, b, c, d]) / attention.C**0.5
+
+
+@torch.no_grad()
+def averages(model, tokens, n):
+    """Attention by distance, the mean over the last n of tokens (B, L) of each lane; L - n >= M.
+
+    So all n have a full memory.  (4, N, H, M + 1) float64, PARTS in front; each row sums to 1.
+    """
+    c, memory, hooks = model.config, None, []
+    sums = torch.zeros(4, c.n_layer, c.n_head, c.mem_len + 1, dtype=torch.float64)
+
+    def look(layer, attention, given):
+        h, k, _, Q, u, v, hidden = given
+        table = terms(attention, h, k, Q, u, v)[..., ~hidden]  # a query's keys as in the text
+        table = table.unflatten(-1, (h.shape[1], c.mem_len + 1)).flip(-1)  # nearest first
+        for i, score in enumerate((table.sum(0), *table[[0, 1, 3]])):
+            sums[i, layer] += score.double().softmax(-1).sum((1, 2))
+
+    past, counted = (part.split(SEGMENT, dim=1) for part in tokens.long().tensor_split([-n], dim=1))
+    parts = [*past, *counted]
+    try:
+        for i, x in enumerate(lesson_1.progress(parts, "reading segment", len(parts))):
+            if i == len(past):  # lesson 5 hands out no scores: take what it makes them from
+                hooks = [layer.attention.register_forward_pre_hook(partial(look, number))
+                         for number, layer in enumerate(model.layers)]
+            _, memory = model(x, memory, last_only=True)  # logits of one token are enough
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sums / (n * len(tokens))
+
+
+def measures(p, whole):
+    """Of p (..., M + 1): entropy in bits, mean distance in tokens, and how far it is from the
+    whole, as total variation (the share of p that lies elsewhere there): (..., 3)."""
+    entropy, distances = torch.special.entr(p).sum(-1) / log(2), torch.arange(p.shape[-1])
+    return torch.stack([entropy, p @ distances.to(p), (p - whole).abs().sum(-1) / 2], dim=-1)
+
+
+# ---- figures ------------------------------------------------------------------------------------
+
+def draw_heads(p, names):
+    """Figure 5: p (heads, M + 1), a row for each head."""
+    figure = Figure(figsize=(9, 1.4 + 0.16 * max(12, len(p))), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(p.clamp(min=1e-5).numpy(), cmap="magma", norm=LogNorm(1e-5, 1),
+                        aspect="auto", interpolation="nearest")
+    axes.set_yticks(range(len(p)), names)
+    axes.set(xlabel="distance of the key (tokens back; 0 is the query itself)",
+             title="Average attention of each head (*: the three that look furthest)")
+    figure.colorbar(image, cax=axes.inset_axes((1.02, 0, 0.02, 1)), label="probability")
+    return figure
+
+
+def label(symbol):
+    """A symbol of the vocabulary, visible: a character for a byte, a word and the gap behind it."""
+    if isinstance(symbol, str):
+        return "¶" if symbol in corpora.SEPARATORS else symbol + " "
+    return {9: "→", 10: "¶", 32: "·"}.get(symbol, chr(symbol) if 32 < symbol < 127 else "▯")
+
+
+def draw_text(p, labels, names, title, width=80):
+    """Figure 6: p (heads, M + 1) behind the M + 1 labels, in lines that end at width or at a ¶."""
+    places, row, column = [], 0, 0
+    for text in labels:
+        if column and column + len(text) > width:
+            row, column = row + 1, 0
+        places.append((row, column))
+        row, column = (row + 1, 0) if text == "¶" else (row, column + len(text))
+    rows = places[-1][0] + 1
+    figure = Figure(figsize=(11, len(p) * (18 * rows / width + 0.5) + 0.4), layout="constrained")
+    figure.suptitle(title, parse_math=False)
+    for axes, head, name in zip(figure.subplots(len(p), squeeze=False)[:, 0], p.flip(-1), names):
+        floor, grid = 0.1 / len(head), torch.full((rows, width), torch.nan)
+        norm = LogNorm(floor, head.max().item())
+        for text, (row, column), value in zip(labels, places, head.clamp(min=floor).tolist()):
+            grid[row, column : column + len(text)] = value
+            axes.text(column - 0.5, row, text[:width], fontsize=1100 / width, family="monospace",
+                      color="white" if norm(value) > 0.6 else "black", va="center",
+                      parse_math=False)  # $ is no formula here
+        image = axes.imshow(grid.numpy(), cmap="Oranges", norm=norm, aspect="auto")
+        axes.set(xticks=[], yticks=[], title=name)
+        figure.colorbar(image, cax=axes.inset_axes((1.02, 0, 0.02, 1)), label="probability")
+    return figure
+
+
+def draw_terms(p, names):
+    """Figure 7: p (4, heads, M + 1), a panel for each head, a line for each of PARTS."""
+    figure = Figure(figsize=(11, 6.5), layout="constrained")
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    for axes, head, name in zip(panels.flat, p.unbind(1), names):
+        for row, (part, style) in zip(head, PARTS.items()):
+            axes.plot(row.numpy(), style, label=part)
+        axes.axhline(1 / p.shape[-1], color="grey", linewidth=0.8, label="all keys alike")
+        axes.set(title=name, yscale="log", xlabel="distance of the key (tokens back)",
+                 ylabel="probability (logarithmic)")
+        axes.label_outer()
+    panels[0, 0].legend()
+    return figure
+
+
+# ---- the experiment -----------------------------------------------------------------------------
+
+def checked(given, tokens):
+    """The position to show, if the flags fit the split to read, tokens (n,); else ValueError."""
+    M, n = given.memory, len(tokens)
+    if M < 1 or given.queries < 1:
+        raise ValueError(f"--memory and --queries must be at least 1, got {M} and {given.queries}")
+    if n <= (need := PIECES * (M + ceil(given.queries / PIECES))):
+        raise ValueError(f"--memory {M} and --queries {given.queries} need {need + 1:,} tokens of "
+                         f"the validation split, it has {n:,}")
+    position = n // 2 if given.position is None else given.position
+    if not M <= position <= n - 2:
+        raise ValueError(f"--position must be {M} to {n - 2}, with a memory before it and a target "
+                         f"behind it, got {position}")
+    return position
+
+
+def trained(given):
+    """Path and content of the checkpoint to look at; without --checkpoint one is trained first."""
+    path = Path(given.checkpoint or HERE)
+    if path.is_file():
+        return path, checkpoint.load(path)
+    kept = any(path.glob("*.pt"))
+    if given.checkpoint and not kept:
+        raise ValueError(f"no checkpoint at {path}; python train.py --out {path} makes one")
+    if not kept or not given.checkpoint and not (path / "curve.png").exists():  # drawn at the end
+        checked(given, corpora.load("stdlib").valid)  # before a minute is gone
+        flags = train.parse([*(["--resume"] if kept else ["--minutes", "1"]), "--out", str(path)])
+        if train.train(flags, "cuda" if torch.cuda.is_available() else "cpu"):
+            raise KeyboardInterrupt  # it was stopped, and has saved
+    return train.best(path)
+
+
+def experiment(argv):
+    """Read the validation split, print numbers, draw."""
+    flags = train.Parser(prog=f"experiments/{NAME}.py", description=__doc__, allow_abbrev=False,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, kind, default, text in (
+            ("checkpoint", str, None, "a run's folder or a file in it (default: train one)"),
+            ("memory", int, 256, "M, in tokens (default: 256)"),
+            ("queries", int, 4096, "how many are averaged (default: 4096)"),
+            ("position", int, None, "the token that looks in figure 6 (default: the middle one)"),
+            ("out", Path, HERE, "folder for the figures (default: runs/attention_maps)")):
+        flags.add_argument(f"--{name}", type=kind, default=default, help=text)
+    given = flags.parse_args(argv)
+    path, content = trained(given)
+    config, run, state = train.unpack(content, path)
+    model, corpus = train.restore(content, path, "cpu").eval(), train.read_corpus({}, run, content)
+    tokens, M, H, position = corpus.valid, given.memory, config.n_head, checked(given, corpus.valid)
+    given.out.mkdir(parents=True, exist_ok=True)
+    model.config = replace(config, mem_len=M, same_length=True, clamp_len=run.eval_clamp_len)
+
+    n = ceil(given.queries / PIECES)
+    p = averages(model, lanes(tokens, PIECES)[:, : M + n], n).flatten(1, 2)  # (4, N * H, M + 1)
+    numbers = measures(p, p[0])  # (4, N * H, 3)
+    wide = numbers[0, :, 1].topk(min(3, p.shape[1])).indices.tolist()
+    names = [f"layer {i // H + 1} head {i % H + 1}" for i in range(p.shape[1])]
+    print(f"{path}: step {state.step:,}, {corpus.name}\n{PIECES * n:,} queries of the validation "
+          f"split, each with M = {M} tokens before it\n{'':35}entropy (bits)   mean distance   "
+          f"apart from the whole\n{'all keys alike':35}{log2(M + 1):14.2f}{M / 2:16.1f}")
+    mean = f"mean of {len(names)} heads"
+    for name, rows in [(mean, numbers.mean(1)), *((names[i], numbers[:, i]) for i in wide)]:
+        for part, row in zip(PARTS, rows.tolist()):
+            print("{:24} {:10}{:14.2f}{:16.1f}{:23.2f}".format(name, part, *row))
+    print("the paper (16 layers of 10 heads, WikiText-103, M 640): (a) almost uniform, (b) like "
+          "the whole, (d) flatter and longer")
+
+    first = max(0, position - config.n_layer * M)  # N layers reach N * M tokens back
+    seen = averages(model, tokens[None, first : position + 1], 1)[0].flatten(0, 1)[wide]
+    *labels, target = (label(corpus.vocab[i]) for i in tokens[position - M : position + 2])
+    print(f"position {position:,}: {''.join(labels[-40:])}, next {target}")
+    title = f"Where the last of {M + 1} tokens looks; the next one, to be predicted, is {target}"
+    chosen = [f"{names[i]}: mean distance {numbers[0, i, 1]:.0f} tokens" for i in wide]
+    rows = torch.cat([p.mean(1, keepdim=True), p[:, wide]], dim=1)
+    for name, figure in (
+            ("5_heads", draw_heads(p[0], [z + " *" * (i in wide) for i, z in enumerate(names)])),
+            ("6_text", draw_text(seen, labels, chosen, title)),
+            ("7_terms", draw_terms(rows, [mean, *chosen]))):
+        figure.savefig(given.out / f"figure{name}.png", dpi=120)
+        print(f"figure: {given.out / f'figure{name}.png'}")
+
+
+def main(argv=None):
+    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
+    return study.ended(NAME, experiment, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
