@@ -1,0 +1,109 @@
+"""Generation with memory and without, on the text of which all is known (beside generation.py).
+
+A model of minutes brings no name of real prose back, with memory or without, so there generation.py
+says nothing of memory.  Here is the same question for the text of copies.py, which such a model
+learns: each new token should be, nine times in ten, the symbol that stood 24, 48, 72 or 96 tokens
+before it, by its kind.  How often is it?
+
+    with memory       lesson 5's generate with M = 128
+    without memory    the same weights and prompts, each token from the last T = 64 alone, read anew
+
+    python experiments/generation_copies.py      three minutes on two cores; models as in
+                                                 memory_length.py --dataset copies
+"""
+import sys
+from dataclasses import replace
+
+import torch
+from matplotlib.figure import Figure
+
+import copies
+import generation
+import memory_length
+import study
+from ablation_model import lesson_5
+
+NAME, M = "generation_copies", 128
+# prompts, their length, and new tokens after each
+SIZES = {"tiny": (2, 100, 20), "laptop": (16, 200, 500)}
+COLORS = {"with memory": "tab:blue", "without memory": "tab:orange", "true continuation": "black"}
+
+
+def repeated(tokens, start):
+    """The share of tokens (B, n) from column `start` on that repeat what stood their kind's
+    distance before: one for each of DISTANCES.  Column 0 is of the first kind; start >= 96.
+    """
+    B, n = tokens.shape
+    shares = []
+    for kind, d in enumerate(copies.DISTANCES):
+        places = torch.arange(start, n)
+        places = places[places % len(copies.DISTANCES) == kind]
+        shares.append((tokens[:, places] == tokens[:, places - d]).double().mean().item())
+    return shares
+
+
+def draw(found, path):
+    """Bars for each distance, the mean of the seeds, which are dots."""
+    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
+    for i, (kind, values) in enumerate(found.items()):
+        for k, column in enumerate(zip(*values)):
+            x = k + 0.25 * (i - 1)
+            axes.bar(x, sum(column) / len(column), 0.22, color=COLORS[kind], alpha=0.5,
+                     label=None if k else kind)
+            axes.plot([x] * len(column), column, "o", color=COLORS[kind], markersize=4)
+    axes.axhline(1 / copies.EACH, color="gray", linestyle=":", label="by chance")
+    axes.set(xticks=range(len(copies.DISTANCES)), ylim=(0, 1), xticklabels=copies.DISTANCES,
+             xlabel="distance that a kind repeats (tokens)",
+             ylabel="share of new tokens that repeat it",
+             title="What a generated text repeats: memory of 128, or the last 64 tokens")
+    axes.legend()
+    axes.figure.savefig(path, dpi=120)
+    print(f"figure: {path}")
+
+
+def experiment(argv):
+    """Train what is missing, generate, print, draw."""
+    given, corpus = study.checked(study.flags_of(NAME, __doc__, SIZES).parse_args(
+        ["--dataset", "copies", *(sys.argv[1:] if argv is None else argv)]), NAME)
+    if not given.synthetic:
+        raise ValueError("this experiment is for --dataset copies; generation.py is for others")
+    *_, setting = memory_length.SIZES["copies" if given.size == "laptop" else given.size]
+    T, (B, P, n) = setting.run.segment, SIZES[given.size]
+    config = replace(setting.config, vocab_size=len(corpus.vocab), n_layer=2, mem_len=T)
+    stride = len(corpus.test) // B // 4 * 4  # each prompt begins with the first kind
+    true = corpus.test[: B * stride].view(B, stride)[:, : P + n].long()
+    found = {kind: [] for kind in COLORS}
+    found["true continuation"].append(repeated(true, P))
+    bar = study.Bar((setting.run.steps + n) * len(given.seeds))
+    for seed in given.seeds:
+        torch.manual_seed(seed)
+        model = lesson_5.TransformerXL(config).to(given.device)
+        run = study.number_type(model, setting.run, given.out)
+        model = study.fit(model, corpus, replace(run, seed=seed),
+                          given.out / f"N2-M{T}-{seed}.pt", bar)
+        prompt = true[:, :P].to(given.device)
+        flags = {"seed": seed, "n_tokens": n, "top_k": len(corpus.vocab), "temperature": 1.0}
+        with study.evaluating_with(model, mem_len=M, same_length=True):
+            draws = torch.Generator(given.device).manual_seed(seed)
+            new = model.generate(prompt, n, top_k=flags["top_k"], generator=draws).cpu()
+        found["with memory"].append(repeated(torch.cat([true[:, :P], new], 1), P))
+        new = generation.without_memory(model, prompt, run, flags)
+        found["without memory"].append(repeated(torch.cat([true[:, :P], new], 1), P))
+        bar.advance("generating", n)
+    bar.clear()
+    print(f"{corpus.name}; {B} prompts of {P} tokens, {n} new ones each, seeds {given.seeds}\n"
+          f"{'share that repeats what stood':30}"
+          + "".join(f"{f'{d} before':>16}" for d in copies.DISTANCES))
+    for kind, values in found.items():
+        print(f"{kind:30}" + "".join(f"{study.spread(z):>16}" for z in zip(*values)))
+    print(f"{'by chance':30}{1 / copies.EACH:>8}")
+    draw(found, given.out / "generation_copies.png")
+
+
+def main(argv=None):
+    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
+    return study.ended(NAME, experiment, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
