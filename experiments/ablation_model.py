@@ -105,6 +105,7 @@ class AblationModel(nn.Module):
             raise ValueError(f"{encoding} knows places, not distances, so it can have no memory; "
                              f"mem_len is {config.mem_len}")
         self.config, self.T, self.encoding, self.half_loss = config, T, encoding, half_loss
+        self.variant = f"{encoding}, {'half' if half_loss else 'full'} loss, T {T}"
         D = config.d_model
         self.words = AdaptiveSoftmax(config) if config.cutoffs else FullSoftmax(config)
         self.layers = nn.ModuleList(Layer(config, encoding, T) for _ in range(config.n_layer))
@@ -137,7 +138,8 @@ class AblationModel(nn.Module):
         distance = torch.arange(m + T, device=h.device)
         distance = distance.clamp(max=config.clamp_len) if config.clamp_len > 0 else distance
         R = self.dropout_R(sinusoid(distance, config.d_model).to(h))  # (K, D)
-        u, v = (self.u, self.v) if self.encoding == "ours" else 2 * (h.new_zeros(1, 1),)
+        zero = h.new_zeros(1, 1)  # Shaw's score has no terms (c) and (d)
+        u, v = (self.u, self.v) if self.encoding == "ours" else (zero, zero)
         hidden = hidden_keys(T, m, config.mem_len, config.same_length, x.device)  # (T, K)
         new_memory = []
         for n, layer in enumerate(self.layers):

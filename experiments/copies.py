@@ -1,15 +1,16 @@
-"""A text whose dependencies have a known length: a name comes back after so many tokens.
+"""A text whose dependencies have a known length: each symbol comes back after so many tokens.
 
-Real text of this size has little beyond a few hundred tokens, and nobody knows how much a model
-should find there.  Here everything is known.  The text comes in groups of eight tokens:
+Real text of this size has little beyond some hundred tokens, and nobody knows how much a model
+should find there.  Here everything is known.  Four kinds of symbols, eight of each, take turns; a
+token is, with probability KEPT, the symbol that stood one of DISTANCES before, its kind's own, and
+else one of its kind drawn at random:
 
-    NAME f f f marker copy f f      NAME is drawn from NAMES names, f from four fillers
+    kind               A        a        M        m        A        a        M        m   ...
+    repeats what was   24       48       72       96       24       48       72       96  tokens ago
 
-In half of the groups the marker names one of DISTANCES, and the copy is the name that stood this
-many tokens before, in lower case; in the others two more fillers stand in their place.  No name is
-copied twice, so a context of c tokens tells all about the copies with a distance of at most c, and
-nothing about the others: the best loss after c tokens, `best_loss`, is exact.  It falls by a step
-at each distance and is flat behind the last.
+So c tokens of context tell all about the kinds with a distance of at most c, and nothing about the
+others, and the lowest loss after c tokens, `best_loss`, is exact: it falls by a step at each
+distance and is flat behind the last.
 
     python experiments/copies.py      the beginning of the text
 """
@@ -23,42 +24,35 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 from corpora import Corpus
 
-NAMES, GROUP, PLACE = 8, 8, 5  # where in its group a copy stands
-DISTANCES = (21, 45, 69, 93)  # PLACE more than a multiple of GROUP: there stands a name
-VOCABULARY = [ord(symbol) for symbol in "ABCDEFGHabcdefgh1234.,;:"]
-MARKERS, FILLERS = 2 * NAMES, 2 * NAMES + len(DISTANCES)
+DISTANCES = (24, 48, 72, 96)  # multiples of the number of kinds: there stands the same kind
+EACH, KEPT = 8, 0.9
+VOCABULARY = [ord(symbol) for symbol in "ABCDEFGHabcdefghMNOPQRSTmnopqrst"]
 
 
 def text(n, seed):
-    """n groups -> tokens (8 n,) uint8: numbers of VOCABULARY."""
-    draw, tokens, copied = random.Random(seed), [], set()
-    for group in range(n):
-        tokens += [draw.randrange(NAMES)] + [FILLERS + draw.randrange(4) for _ in range(7)]
-        place = GROUP * group + PLACE
-        free = [k for k, d in enumerate(DISTANCES) if d <= place and place - d not in copied]
-        if free and draw.random() < 0.5:
-            k = draw.choice(free)
-            copied.add(place - DISTANCES[k])
-            tokens[place - 1], tokens[place] = MARKERS + k, NAMES + tokens[place - DISTANCES[k]]
+    """Tokens (n,) uint8: numbers of VOCABULARY."""
+    draw, tokens = random.Random(seed), []
+    for t in range(n):
+        kind = t % len(DISTANCES)
+        back = t - DISTANCES[kind]
+        tokens.append(tokens[back] if back >= 0 and draw.random() < KEPT
+                      else EACH * kind + draw.randrange(EACH))
     return torch.tensor(tokens, dtype=torch.uint8)
 
 
-def corpus(n=60_000):
-    """The text as a Corpus: n groups to train on, a twentieth each to validate and to test."""
+def corpus(n=1_000_000):
+    """The text as a Corpus: n tokens to train on, a twentieth each to validate and to test."""
     return Corpus(text(n, 0), text(n // 20, 1), text(n // 20, 2), VOCABULARY,
                   f"copies (distances {', '.join(map(str, DISTANCES))})")
 
 
-def is_copy(tokens):
-    """Which of the tokens are copies, bool, of the same shape."""
-    return (tokens >= NAMES) & (tokens < MARKERS)
-
-
-def best_loss(tokens, c):
-    """The lowest mean loss at the copies of tokens (n,) that c tokens of context allow, in nats."""
-    marker = tokens[(tokens >= MARKERS) & (tokens < FILLERS)].long() - MARKERS
-    return (torch.tensor(DISTANCES)[marker] > c).double().mean().item() * math.log(NAMES)
+def best_loss(c):
+    """The lowest mean loss that c tokens of context allow, in nats a token."""
+    right = KEPT + (1 - KEPT) / EACH  # the probability of the symbol that stood there
+    other = (1 - KEPT) / EACH  # and of each of the others
+    known = -right * math.log(right) - (EACH - 1) * other * math.log(other)
+    return sum(known if d <= c else math.log(EACH) for d in DISTANCES) / len(DISTANCES)
 
 
 if __name__ == "__main__":
-    print(bytes(VOCABULARY[token] for token in text(20, 0)).decode())
+    print(bytes(VOCABULARY[token] for token in text(300, 0)).decode())

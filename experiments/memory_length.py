@@ -5,16 +5,17 @@ read, so depth lengthens the reach as well.  For models of several depths, train
 memory lengths, this draws the loss over the memory length of evaluation: where is the gain, and
 where does it end?  Two options of the authors' code are tried with it:
 
-    clamp_len      distances above those of training count as the largest of training (M + T - 1);
-                   in the paper's runs it is about half to two thirds of M + T
-    same_length    every query sees M + 1 keys; without it the first of a segment sees fewer
+    clamp_len      distances above those of training count as the largest of training, M + T - 1
+                   (in the authors' scripts it is between a quarter and 0.58 of evaluation's M + T)
+    same_length    every query sees M + 1 keys; without it the first of a segment sees M + 1 and
+                   the last M + T, so it is compared with a memory of M + T / 2
 
     python experiments/memory_length.py                      a quarter of an hour on two cores
     python experiments/memory_length.py --dataset copies     where the gains are known to the token
     python experiments/memory_length.py --size paper         WikiText-103; GPUs
 
 Lesson 5's model, losses in nats a token on the validation split.  "ends at" is the shortest memory
-within 0.002 nats of the best.
+within 0.002 nats of the best; N layers reach N M + 1 tokens back.
 """
 import statistics
 import sys
@@ -28,40 +29,41 @@ from ablation_model import lesson_5
 from study import Config, Setting, copies, train
 
 NAME = "memory_length"
-SMALL = Config(9, d_model=128, n_head=4, d_head=32, d_inner=512)
+SMALL = Config(2, d_model=128, n_head=4, d_head=32, d_inner=512)
 # depths, memory lengths of training, and what is common; lengths are memories of evaluation
 SIZES = {
     "tiny": ((1, 2), (0, 8), Setting(
         replace(SMALL, d_model=16, n_head=2, d_head=8, d_inner=16),
-        train.Run(batch=4, segment=8, steps=6), (1, 4, 8, 16), 2, 30)),
+        train.Run(batch=4, segment=8, steps=6), (1, 4, 8, 16), count=2, n=30)),
     "laptop": ((1, 2, 4), (0, 16, 32), Setting(
         SMALL, train.Run(batch=64, segment=16, steps=1000),
-        (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256), 16, 960)),
-    "copies": ((2, 3), (48, 96), Setting(
-        replace(SMALL, d_model=64, n_head=2, d_inner=128),
-        train.Run(batch=16, segment=48, steps=2000),
-        (12, 19, 20, 32, 43, 44, 56, 67, 68, 80, 91, 92, 110, 128), 16, 960)),
+        (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256), count=16, n=960)),
+    "copies": ((1, 2), (32, 64), Setting(
+        replace(SMALL, d_model=64, d_inner=128), train.Run(batch=16, segment=64, steps=700),
+        (12, 22, 23, 32, 46, 47, 56, 70, 71, 80, 94, 95, 110, 128), count=16, n=960)),
     "paper": ((4, 8, 16), (0, 150, 600), Setting(
         lesson_5.CONFIGS["wt103-standard"], train.WT103,
-        (40, 80, 150, 300, 450, 640, 900, 1200, 1600), 16, 12_000))}
+        (40, 80, 150, 300, 450, 640, 900, 1200, 1600), count=16, n=12_000))}
 COLORS = ("tab:orange", "tab:blue", "tab:green")
 
 
-def evaluate(model, setting, corpus, M):
-    """Mean losses in nats: {memory length: loss} without and with clamp; as trained, and the same
-    with same_length.
+def evaluate(model, setting, corpus, M, bar):
+    """Mean losses in nats: {memory length: loss} without and with clamp; as trained, and with
+    same_length and as many keys.  It counts as a quarter of the steps of one layer's training.
     """
-    before, run = setting.lengths[-1], setting.run
+    before, T = setting.lengths[-1], setting.run.segment
     tokens = study.pieces(corpus.valid, before, setting.count, setting.n)
-    mask = study.counted(corpus, tokens, before)
 
     def loss(**changes):
-        return study.memory_losses(model, tokens, before, run, **changes).cpu()[mask].mean().item()
+        bar.advance(f"evaluating {changes}"[:60], setting.run.steps / 4 / (
+            2 + 2 * len(setting.lengths)))
+        return study.memory_losses(model, tokens, before, **changes).mean().item()
 
     by_length = [{length: loss(mem_len=length, same_length=True, clamp_len=clamp,
-                               segment=max(64, run.segment)) for length in setting.lengths}
-                 for clamp in (0, M + run.segment - 1)]
-    return *by_length, loss(), loss(same_length=True)
+                               segment=max(64, T)) for length in setting.lengths}
+                 for clamp in (0, M + T - 1)]
+    same = loss(segment=T, mem_len=M + T // 2, same_length=True)
+    return *by_length, loss(segment=T), same
 
 
 def where(losses):
@@ -81,7 +83,8 @@ def report(results, setting, floor):
     shortest, longest = setting.lengths[0], setting.lengths[-1]
     print("nats a token, mean ± half the range over the seeds; above best: with the longest "
           f"memory, M {longest}\n N  M in training{'best':>16}{f'gain over M {shortest}':>18}"
-          f"{'ends at M':>11}{'above best':>16}{'..., clamped':>16}{'same_length, as trained':>25}")
+          f"{'ends at M':>11}{'above best':>16}{'..., clamped':>16}"
+          f"{'same_length, keys as trained':>30}")
     for (N, M), seeds in results.items():
         best = [min(*free.values(), *clamped.values()) for free, clamped, *_ in seeds]
         both = {length: min(mean(seeds, part)[length] for part in (0, 1))
@@ -91,7 +94,7 @@ def report(results, setting, floor):
                    [same - trained for *_, trained, same in seeds]]
         low, gain, *others = map(study.spread, numbers)
         print(f"{N:2}{M:15}{low:>16}{gain:>18}{where(both)[1]:11}{others[0]:>16}{others[1]:>16}"
-              f"{others[2]:>25}")
+              f"{others[2]:>30}")
     if floor:
         print("what M + 1 tokens tell: " + ", ".join(
             f"M {M}: {loss:.3f}" for M, loss in floor.items()))
@@ -129,7 +132,7 @@ def experiment(argv):
     """Train what is missing, evaluate, print, draw."""
     given, corpus = study.checked(
         study.flags_of(NAME, __doc__, ("tiny", "laptop", "paper")).parse_args(argv), NAME)
-    known = corpus.name.startswith("copies")
+    known = given.synthetic
     depths, memories, setting = SIZES["copies" if known and given.size == "laptop" else given.size]
     common = replace(setting.config, vocab_size=len(corpus.vocab))
     study.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
@@ -137,9 +140,11 @@ def experiment(argv):
     def make(N, M):
         return lesson_5.TransformerXL(replace(common, n_layer=N, mem_len=M)).to(given.device)
 
-    setting = replace(setting, run=study.number_type(make(depths[0], memories[-1]), setting.run))
+    setting = replace(setting, run=study.number_type(make(depths[0], memories[-1]), setting.run,
+                                                     given.out))
     runs = sum(depths) * len(memories) * len(given.seeds)  # a run takes as long as it is deep
-    bar, results = study.Bar(runs * setting.run.steps), {}
+    bar = study.Bar((runs + len(depths) * len(memories) * len(given.seeds) / 4) * setting.run.steps)
+    results = {}
     for N in depths:
         for M in memories:
             results[N, M] = []
@@ -147,12 +152,11 @@ def experiment(argv):
                 torch.manual_seed(seed)
                 model = study.fit(make(N, M), corpus, replace(setting.run, seed=seed),
                                   given.out / f"N{N}-M{M}-{seed}.pt", bar, weight=N)
-                results[N, M].append(evaluate(model, setting, corpus, M))
+                results[N, M].append(evaluate(model, setting, corpus, M, bar))
     bar.clear()
     print(f"{corpus.name}; segments of {setting.run.segment}, {setting.run.steps:,} steps of "
           f"{setting.run.batch} lanes, seeds {given.seeds}, {setting.run.dtype}")
-    counted = corpus.valid[setting.lengths[-1] :][: setting.count * setting.n]
-    floor = {M: copies.best_loss(counted, M + 1) for M in setting.lengths} if known else {}
+    floor = {M: copies.best_loss(M + 1) for M in setting.lengths} if known else {}
     report(results, setting, floor)
     draw(results, setting, floor, given.out / "memory_length.png", corpus.name.split(" (")[0])
 

@@ -1,10 +1,12 @@
 """What the experiments share: their flags, training that goes on, losses after so many tokens.
 
 An experiment trains some models, each with several seeds, and compares them.  Every finished model
-is kept in the folder of the experiment (--out), and an unfinished one every minute: after a stop
-the same command goes on.  Training is train.py's step and learning rate.
+is saved in the folder of the experiment (--out), and an unfinished one every minute: after a stop
+the same command goes on.  Training is train.py's step and learning rate; evaluation is in float32,
+since the thresholds of the measures are finer than the rounding of bf16.
 """
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -12,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from zipfile import ZipFile
 
 import torch
 
@@ -32,11 +35,11 @@ EVERY = 60  # seconds between two savings of an unfinished model
 class Setting:
     """A size of an experiment: what is trained, and on how much it is evaluated."""
 
-    config: Config  # the vocabulary size is the corpus's, later
+    config: Config  # with the corpus's vocabulary size, later
     run: train.Run
-    lengths: tuple  # attention lengths, contexts or memories that are tried, ascending
-    count: int  # pieces that are read side by side in evaluation ...
-    n: int  # ... and predictions of each
+    lengths: tuple  # attention lengths or memories that are tried, in tokens, ascending
+    count: int  # pieces of text that are read side by side in evaluation ...
+    n: int  # ... and predictions in each
 
 
 def flags_of(name, about, sizes):
@@ -57,19 +60,23 @@ def flags_of(name, about, sizes):
 
 
 def checked(given, name):
-    """Complete the flags: dataset and folder; the corpus comes with them.  ValueError."""
+    """Complete the flags: dataset, folder, its lock; the corpus comes with them.  ValueError."""
     if given.text and given.dataset:
         raise ValueError("--text and --dataset name two corpora; give one of them")
-    if len(set(given.seeds)) < len(given.seeds) or min(given.seeds) < 0:
-        raise ValueError(f"--seeds must be different and at least 0, got {given.seeds}")
+    if len(set(given.seeds)) < len(given.seeds) or not 0 <= min(given.seeds) <= max(
+            given.seeds) <= train.MOST:
+        raise ValueError(f"--seeds must be different, from 0 to {train.MOST}, got {given.seeds}")
     if given.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
-    usual = "wt103" if given.size == "paper" else "stdlib"
-    given.dataset = Path(given.text).stem if given.text else given.dataset or usual
-    corpus = copies.corpus() if given.dataset == "copies" and not given.text else corpora.load(
-        given.text or given.dataset, root=given.data_dir)
-    given.out = Path(given.out or RUNS / f"{name}-{given.size}-{given.dataset}")
+    given.dataset = given.text or given.dataset or ("wt103" if given.size == "paper" else "stdlib")
+    given.synthetic = given.dataset == "copies" and not given.text
+    corpus = copies.corpus() if given.synthetic else corpora.load(
+        given.dataset, root=given.data_dir)
+    given.out = Path(given.out or RUNS / f"{name}-{given.size}-{Path(given.dataset).stem}")
     given.out.mkdir(parents=True, exist_ok=True)
+    given.lock = checkpoint.Lock(given.out)  # until this process ends
+    given.lock.take()
+    given.lock.sign(f"{name}.py, process {os.getpid()}")
     return given, corpus
 
 
@@ -78,7 +85,7 @@ def ended(name, experiment, argv):
     try:
         experiment(argv)
         return 0
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, torch.OutOfMemoryError) as error:
         Bar.clear()
         print(f"{name}.py: " + " ".join(str(error).split()), file=sys.stderr)
         return 1
@@ -119,15 +126,19 @@ class Bar:
 
 # ---- training -----------------------------------------------------------------------------------
 
-def kept(path, settings, device):
-    """What is left of an earlier run at path, None if nothing.  ValueError if it was another."""
+def saved(path, settings, device):
+    """What an earlier run has saved at path, None if nothing.  ValueError if it was another."""
     if not path.exists():
         return None
     try:
+        if ZipFile(path).testzip():  # compares the checksums, which torch.load does not
+            raise ValueError("checksum")
         content = torch.load(path, map_location=device, weights_only=True)
-        same = content["settings"] == settings
+        same = content["settings"] == settings and len(content["place"]) == 4
     except Exception as error:  # cut off, flipped, or something else: many types
-        raise ValueError(f"{path} is damaged ({str(error).splitlines()[0][:80]}); delete it, and "
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            raise
+        raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:80]}); delete it, and "
                          "this model is trained anew") from None
     if not same:
         raise ValueError(f"{path} was trained with other settings ({content['settings']}, now "
@@ -135,33 +146,38 @@ def kept(path, settings, device):
     return content
 
 
-def number_type(model, run):
-    """The run with the number type that is faster here, measured, where it says auto."""
-    x = torch.zeros(run.batch, run.segment, dtype=torch.int64, device=next(
-        model.parameters()).device)
-    return replace(run, dtype=train.choose_dtype(model, run, x, x)) if run.dtype == "auto" else run
+def number_type(model, run, folder):
+    """The run with the number type that is faster here; measured once, and noted in the folder."""
+    note = folder / "number_type"
+    if run.dtype == "auto" and not note.exists():
+        x = torch.zeros(run.batch, run.segment, dtype=torch.int64,
+                        device=next(model.parameters()).device)
+        note.write_text(train.choose_dtype(model, run, x, x))
+    return replace(run, dtype=note.read_text().strip()) if run.dtype == "auto" else run
 
 
 def fit(model, corpus, run, path, bar, weight=1):
-    """Train for run.steps, or take what is kept at path -> the model, evaluating.
+    """Train for run.steps, or take what is saved at path -> the model, evaluating.
 
-    A step counts as `weight` units of the bar.
-    ValueError if something else is kept there; OSError if nothing can be written.
+    A step counts as `weight` units of the bar.  ValueError if something else is saved there;
+    OSError if nothing can be written.
     """
     device = next(model.parameters()).device
     step, epoch, column, memory = 0, 0, 0, None
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
-    settings = f"{type(model).__name__} {model.config} {replace(run, dtype='')} {corpus.name}"
-    content = kept(path, settings, device)
+    settings = " ".join(map(str, (type(model).__name__, getattr(model, "variant", ""), model.config,
+                                  run, corpus.name, corpora.checksum(corpus))))
+    content = saved(path, settings, device)
     if content:
         step, epoch, column, memory = content["place"]
         model.load_state_dict(content["model"])
         bar.skip(weight * step)
     if step < run.steps:
-        stream, saved = train.training_lanes(corpus, run, epoch, device), time.monotonic()
+        stream = train.training_lanes(corpus, run, epoch, device)
+        last, pause = time.monotonic(), EVERY
         if content:
             optimizer.load_state_dict(content["optimizer"])
-            torch.set_rng_state(content["random"].cpu())
+            checkpoint.set_random_state(content, run.seed)
     model.train()
     while step < run.steps:
         if column >= stream.shape[1] - 1:  # the text begins again, without a past
@@ -173,56 +189,62 @@ def fit(model, corpus, run, path, bar, weight=1):
         loss, _, memory = train.train_step(model, optimizer, x, y, memory, run)
         step, column = step + 1, column + x.shape[1]
         bar.advance(f"{path.stem}: loss {loss:.3f}", weight)
-        if (done := step == run.steps) or time.monotonic() - saved > EVERY:
+        if (done := step == run.steps) or time.monotonic() - last > pause:
             content = {"settings": settings, "model": model.state_dict(),
                        "place": (step, epoch, column, None if done else memory)}
             if not done:
-                content |= {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
+                content |= {"optimizer": optimizer.state_dict()}
+                content |= checkpoint.random_state(device.type)
+            begun = time.monotonic()
             checkpoint.write(path, lambda file: torch.save(content, file), "wb")
-            saved = time.monotonic()
+            last = time.monotonic()
+            pause = max(EVERY, 20 * (last - begun))  # large models take a while to write
     return model.eval()
 
 
 # ---- losses after so many tokens ----------------------------------------------------------------
 
 @contextmanager
-def lengths(model, run, **changes):
-    """Inside the block the model's config has these lengths, the run's number type, no gradient."""
+def evaluating_with(model, **changes):
+    """Inside the block these settings of the model's config; float32, and nothing learns."""
     config = model.config
     try:
         model.config = replace(config, **changes)
-        with torch.no_grad(), train.autocast(run, next(model.parameters()).device.type):
+        with torch.no_grad():
             yield
     finally:
         model.config = config
 
 
 def pieces(tokens, before, count, n):
-    """Cut tokens (N,) into count pieces (count, before + n + 1): context, then n inputs to count.
+    """Cut count pieces of text (count, before + n + 1) out of tokens (N,), evenly spread.
 
-    The context of a piece is what stands before it in the text.  ValueError if that is too short.
+    The first `before` tokens of a piece are context, the next n are inputs whose predictions count.
+    ValueError if the text is too short for pieces whose counted parts do not overlap.
     """
     need = before + count * n + 1
     if len(tokens) < need:
         raise ValueError(f"the split to evaluate has {len(tokens):,} tokens, {need:,} are needed")
-    return tokens[:need].unfold(0, before + n + 1, n).long()
+    last = len(tokens) - (before + n + 1)  # where the last piece begins
+    starts = (last * i // max(1, count - 1) for i in range(count))
+    return torch.stack([tokens[start : start + before + n + 1] for start in starts]).long()
 
 
-def memory_losses(model, tokens, before, run, segment=0, **changes):
+def memory_losses(model, tokens, before, segment, **changes):
     """Read pieces (B, before + n + 1) with a memory -> losses (B, n), the context not counted.
 
-    In segments of T = run.segment, or as given; changes are those of the model's config, such as
-    mem_len=512, same_length=True.
+    In segments of T = segment; changes are those of the model's config, such as mem_len=512,
+    same_length=True.
     """
     memory, losses, device = None, [], next(model.parameters()).device
-    with lengths(model, run, **changes):
-        for x, y in segments(tokens.to(device), segment or run.segment):
+    with evaluating_with(model, **changes):
+        for x, y in segments(tokens.to(device), segment):
             loss, memory = model(x, memory, y)
-            losses.append(loss.float())
-    return torch.cat(losses, dim=1)[:, before:]
+            losses.append(loss)
+    return torch.cat(losses, dim=1)[:, before:].cpu()
 
 
-def window_losses(model, tokens, before, L, run):
+def window_losses(model, tokens, before, L):
     """The same without a memory: from windows of L tokens, the last quarter of each counted.
 
     So a prediction is made from L - L // 4 + 1 to L tokens.
@@ -231,19 +253,14 @@ def window_losses(model, tokens, before, L, run):
     n = tokens.shape[1] - 1 - before
     ends = [*range(before + stride, before + n, stride), before + n]
     windows = torch.stack([tokens[:, end - L : end + 1] for end in ends], 1)  # (B, W, L + 1)
+    at_once = max(1, min(8192, 2**27 // model.config.vocab_size) // L)  # their logits fit
     losses = []
-    with lengths(model, run, mem_len=0):
-        for z in windows.flatten(0, 1).to(device).split(max(1, 8192 // L)):
-            losses.append(model(z[:, :-1], None, z[:, 1:])[0].float()[:, L - stride :])
+    with evaluating_with(model, mem_len=0):
+        for z in windows.flatten(0, 1).to(device).split(at_once):
+            losses.append(model(z[:, :-1], None, z[:, 1:])[0][:, L - stride :].cpu())
     losses = torch.cat(losses).view(len(tokens), len(ends), stride)
     last = n - (len(ends) - 1) * stride  # the last window shares tokens with the one before
     return torch.cat([losses[:, :-1].flatten(1), losses[:, -1, stride - last :]], dim=1)
-
-
-def counted(corpus, tokens, before):
-    """Which losses (B, n) of pieces count: all, but of the text with known lengths the copies."""
-    targets = tokens[:, before + 1 :]
-    return copies.is_copy(targets) if corpus.name.startswith("copies") else targets >= 0
 
 
 def spread(values, digits=3):

@@ -63,15 +63,16 @@ def test_the_hard_positions_are_those_of_the_best_model_and_change_with_c():
     losses[:, 1, 6] = 6.0  # hard at the second
     losses[0, 1, 4], losses[1, 1, 4] = 2.0, 4.0
     losses[0, 2, 6] = 3.0
-    assert measure.f(losses, 0, 0, 0, 0.1) == measure.f(losses, 1, 0, 0, 0.1) == 5.0
-    assert measure.f(losses, 0, 0, 1, 0.1) == 2.0 and measure.f(losses, 1, 0, 1, 0.1) == 4.0
-    assert measure.f(losses, 0, 1, 2, 0.1) == 3.0
-    assert measure.f(losses, 1, 0, 1, 0.2) == pytest.approx((4 + 1) / 2)
-    assert measure.f(losses, 0, 0, 1, 0.01) == 2.0  # at least one position
-    assert measure.f(losses, 0, 0, 0, 1.0) == pytest.approx((9 * 1 + 5) / 10)
+    assert measure.hard_loss(losses, 0, 0, 0, 0.1) == measure.hard_loss(losses, 1, 0, 0, 0.1) == 5.0
+    assert measure.hard_loss(losses, 0, 0, 1, 0.1) == 2.0
+    assert measure.hard_loss(losses, 1, 0, 1, 0.1) == 4.0
+    assert measure.hard_loss(losses, 0, 1, 2, 0.1) == 3.0
+    assert measure.hard_loss(losses, 1, 0, 1, 0.2) == pytest.approx((4 + 1) / 2)
+    assert measure.hard_loss(losses, 0, 0, 1, 0.01) == 2.0  # at least one position
+    assert measure.hard_loss(losses, 0, 0, 0, 1.0) == pytest.approx((9 * 1 + 5) / 10)
     worse = losses.clone()
     worse[0, 1, 4] = 8.0
-    assert measure.f(worse, 0, 0, 1, 0.1) == 5.0  # min(b(c, t), l): a worse loss does not count
+    assert measure.hard_loss(worse, 0, 0, 1, 0.1) == 5.0  # min: a worse loss does not count
 
 
 def test_wrong_shapes_are_refused():

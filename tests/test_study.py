@@ -2,10 +2,10 @@
 
     pytest tests/test_study.py
 """
-import argparse
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -17,7 +17,6 @@ corpora, lesson_5 = import_module("corpora"), import_module("05_full_model")
 Config = lesson_5.Config
 CONFIG = Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.2)
 RUN = study.train.Run(batch=2, segment=5, steps=7, dtype="float32", warmup=2)
-FLOAT64 = replace(RUN, segment=4)
 
 
 def text(n, separator=None):
@@ -31,38 +30,42 @@ def text(n, separator=None):
 @pytest.mark.parametrize("separator", [None, 3], ids=["one text", "sentences"])
 @pytest.mark.parametrize("at", [1, 4, 6])
 def test_what_is_stopped_goes_on_to_the_bit(at, separator, tmp_path, monkeypatch):
-    """Stopped in a step, some steps after the last save; the text begins again on the way."""
-    corpus, step = text(47, separator), study.train.train_step
-    monkeypatch.setattr(study, "EVERY", 0)
+    """Stopped up to two steps after the last saving; the text begins again on the way."""
+    corpus, step, clock = text(47, separator), study.train.train_step, SimpleNamespace(now=0.0)
+    monkeypatch.setattr(study.time, "monotonic", lambda: clock.now)
 
-    def fit(path):
+    def fit(path, stop=99):
+        calls = []
+
+        def counted(*arguments):
+            if len(calls) == stop:
+                raise KeyboardInterrupt
+            calls.append(1)
+            clock.now += study.EVERY / 2.5  # so that every third step is saved
+            return step(*arguments)
+
+        monkeypatch.setattr(study.train, "train_step", counted)
         torch.manual_seed(1)
-        return study.fit(lesson_5.TransformerXL(CONFIG), corpus, RUN, path, study.Bar(7))
+        model = study.fit(lesson_5.TransformerXL(CONFIG), corpus, RUN, path, study.Bar(7))
+        return model, len(calls)
 
-    def stop_at(model, *rest):
-        if len(calls) == at:
-            raise KeyboardInterrupt
-        calls.append(1)
-        return step(model, *rest)
-
-    whole, calls = fit(tmp_path / "whole.pt").state_dict(), []
-    monkeypatch.setattr(study.train, "train_step", stop_at)
+    whole = fit(tmp_path / "whole.pt")[0].state_dict()
     with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path / "cut.pt")
-    monkeypatch.setattr(study.train, "train_step", step)
-    torch.manual_seed(99)
-    gone_on = fit(tmp_path / "cut.pt").state_dict()
-    assert all(whole[name].equal(gone_on[name]) for name in whole)
-    monkeypatch.setattr(study.train, "train_step", lambda *_: 1 / 0)  # finished: nothing is trained
-    again = fit(tmp_path / "cut.pt")
-    assert not again.training and all(
-        whole[name].equal(z) for name, z in again.state_dict().items())
+        fit(tmp_path / "cut.pt", at)
+    saved = at // 3 * 3
+    assert (tmp_path / "cut.pt").exists() == (saved > 0)
+    gone_on, steps = fit(tmp_path / "cut.pt")
+    assert steps == 7 - saved
+    assert all(whole[name].equal(z) for name, z in gone_on.state_dict().items())
+    again, steps = fit(tmp_path / "cut.pt")  # finished: nothing is trained
+    assert steps == 0 and not again.training
+    assert all(whole[name].equal(z) for name, z in again.state_dict().items())
 
 
 def test_a_text_begins_again_without_a_past(tmp_path, monkeypatch):
     """Two lanes of 11 in segments of 5: steps 0, 3 and 6 have no memory; what is done is skipped.
     """
-    step, pasts, bar = study.train.train_step, [], study.Bar(14)
+    step, pasts, bar, corpus = study.train.train_step, [], study.Bar(14), text(23)
 
     def watched(model, optimizer, x, y, memory, run):
         pasts.append((x.shape[1], memory is not None))
@@ -70,34 +73,67 @@ def test_a_text_begins_again_without_a_past(tmp_path, monkeypatch):
 
     monkeypatch.setattr(study.train, "train_step", watched)
     for _ in range(2):
-        study.fit(lesson_5.TransformerXL(CONFIG), text(23), RUN, tmp_path / "m.pt", bar, weight=2)
+        study.fit(lesson_5.TransformerXL(CONFIG), corpus, RUN, tmp_path / "m.pt", bar, weight=2)
     assert pasts == [(5, False), (5, True), (1, True)] * 2 + [(5, False)]
     assert bar.done == 14 and bar.total == 0
 
 
 def test_another_run_or_a_damaged_one_is_not_taken(tmp_path):
-    """Other steps, another model, another text, half a file; the seed is in the settings, too."""
-    path, corpus = tmp_path / "m.pt", text(60)
-    run = replace(RUN, steps=1)
-    study.fit(lesson_5.TransformerXL(CONFIG), corpus, run, path, study.Bar(1))
+    """Other steps, seed, model, or a text that has changed; half a file, and one flipped bit."""
+    path, corpus, run = tmp_path / "m.pt", text(60), replace(RUN, steps=1)
+
+    def fit(config=CONFIG, corpus=corpus, run=run):
+        study.fit(lesson_5.TransformerXL(config), corpus, run, path, study.Bar(1))
+
+    fit()
     content = path.read_bytes()
-    for config, other, words in ((CONFIG, text(60), "random"), (replace(CONFIG, d_inner=9), 0, "9"),
-                                 (CONFIG, run, "steps=2"), (CONFIG, run, "seed=5")):
-        changed = {"steps=2": {"steps": 2}, "seed=5": {"seed": 5}}.get(words, {})
-        another = replace(other, name="random 2") if isinstance(other, corpora.Corpus) else corpus
+    for other in ({"config": replace(CONFIG, d_inner=9)}, {"run": replace(run, steps=2)},
+                  {"run": replace(run, seed=5)}, {"corpus": text(60)}):
         with pytest.raises(ValueError, match="other settings.*name another folder"):
-            study.fit(lesson_5.TransformerXL(config), another, replace(run, **changed), path,
-                      study.Bar(1))
-    path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match="damaged.*delete it"):
-        study.fit(lesson_5.TransformerXL(CONFIG), corpus, run, path, study.Bar(1))
-    assert path.read_bytes() == content[: len(content) // 2]
+            fit(**other)
+    with ZipFile(path) as archive:
+        weight = max((archive.read(info) for info in archive.infolist()
+                      if "/data/" in info.filename), key=len)
+    flipped = bytearray(content)
+    flipped[content.index(weight) + 5] ^= 1
+    for broken in (content[: len(content) // 2], bytes(flipped), b""):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match="damaged.*delete it"):
+            fit()
+        assert path.read_bytes() == broken
+
+
+def test_variants_of_one_shape_are_told_apart(tmp_path):
+    """The half loss has the same weights."""
+    config = replace(CONFIG, dropout=0.0)
+    run, path = replace(RUN, steps=1), tmp_path / "m.pt"
+    for half, error in ((False, None), (True, "half loss")):
+        model = ablation_model.AblationModel(config, 5, "ours", half)
+        if error:
+            with pytest.raises(ValueError, match=error):
+                study.fit(model, text(60), run, path, study.Bar(1))
+        else:
+            study.fit(model, text(60), run, path, study.Bar(1))
+
+
+def test_the_number_type_is_measured_once(tmp_path, monkeypatch):
+    """And noted, so that a folder holds models of one type."""
+    model, answers = lesson_5.TransformerXL(CONFIG), ["bf16", "float32"]
+    monkeypatch.setattr(study.train, "choose_dtype", lambda *_: answers.pop(0))
+    auto = replace(RUN, dtype="auto")
+    assert [study.number_type(model, run, tmp_path).dtype for run in (auto, auto, RUN)] == [
+        "bf16", "bf16", "float32"]
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     """OSError from the third saving; what the second has written is whole."""
-    path, save, calls = tmp_path / "m.pt", torch.save, []
-    monkeypatch.setattr(study, "EVERY", 0)
+    path, save, calls, clock = tmp_path / "m.pt", torch.save, [], SimpleNamespace(now=0)
+    step = study.train.train_step
+    monkeypatch.setattr(study.time, "monotonic", lambda: clock.now)
+
+    def slow(*arguments):
+        clock.now += study.EVERY + 1
+        return step(*arguments)
 
     def full(content, file):
         calls.append(1)
@@ -105,6 +141,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
         if len(calls) == 3:
             raise OSError("No space left on device")
 
+    monkeypatch.setattr(study.train, "train_step", slow)
     monkeypatch.setattr(study.torch, "save", full)
     with pytest.raises(OSError, match="could not write.*No space left"):
         study.fit(lesson_5.TransformerXL(CONFIG), text(60), RUN, path, study.Bar(7))
@@ -122,13 +159,15 @@ def model_of(kind, **changes):
     return randomized(ablation_model.AblationModel(config, 4, kind)).eval()
 
 
-def test_pieces_carry_the_context_before_them():
-    """Three pieces of 4 predictions, 2 tokens of context."""
-    found = study.pieces(torch.arange(20), 2, 3, 4)
-    assert found.tolist() == [[0, 1, 2, 3, 4, 5, 6], [4, 5, 6, 7, 8, 9, 10],
-                              [8, 9, 10, 11, 12, 13, 14]]
+def test_pieces_are_spread_and_carry_their_context():
+    """Three pieces of 4 predictions after 2 tokens of context: at both ends and in the middle."""
+    found = study.pieces(torch.arange(27), 2, 3, 4)
+    assert found.tolist() == [[0, 1, 2, 3, 4, 5, 6], [10, 11, 12, 13, 14, 15, 16],
+                              [20, 21, 22, 23, 24, 25, 26]]
     with pytest.raises(ValueError, match="14 tokens, 15 are needed"):
         study.pieces(torch.arange(14), 2, 3, 4)
+    tight = study.pieces(torch.arange(15), 2, 3, 4)  # the counted inputs lie side by side
+    assert tight[:, 2:6].flatten().tolist() == list(range(2, 14))
 
 
 @pytest.mark.parametrize("kind", ["ours", "shaw"])
@@ -137,8 +176,8 @@ def test_a_memory_is_what_one_pass_over_the_piece_sees(kind, segment):
     """With same_length any cut gives the one pass's losses, behind the context."""
     model = model_of(kind)
     tokens = study.pieces(torch.randint(7, (60,)), 9, 2, 10)
-    found = study.memory_losses(model, tokens, 9, FLOAT64, segment, mem_len=4, same_length=True)
-    with study.lengths(model, FLOAT64, mem_len=4, same_length=True):
+    found = study.memory_losses(model, tokens, 9, segment, mem_len=4, same_length=True)
+    with study.evaluating_with(model, mem_len=4, same_length=True):
         wanted = model(tokens[:, :-1], None, tokens[:, 1:])[0]
     assert found.shape == (2, 10)
     assert_close(found.double(), wanted[:, 9:], "the losses", 1e-5)
@@ -150,23 +189,13 @@ def test_a_window_gives_its_last_quarter(L, stride):
     """Each prediction from a window of its own, cut out by hand; 10 is no multiple of 3."""
     model = model_of("vaswani", mem_len=0)
     tokens = study.pieces(torch.randint(7, (60,)), 12, 2, 10)
-    found, n = study.window_losses(model, tokens, 12, L, FLOAT64), 10
+    found, n = study.window_losses(model, tokens, 12, L), 10
     assert found.shape == (2, n)
     for j in range(n):
         end = min(12 + (j // stride + 1) * stride, 12 + n)  # behind the window's last input
         window = tokens[:, end - L : end]
         loss = model(window, None, tokens[:, end - L + 1 : end + 1])[0]
         assert_close(found[:, j].double(), loss[:, L - (end - 12 - j)].detach(), f"loss {j}", 1e-5)
-
-
-def test_only_copies_count_in_the_text_with_known_lengths():
-    """All targets of another text."""
-    copies = study.copies
-    corpus = copies.corpus(400)
-    tokens = study.pieces(corpus.valid, 20, 2, 50)
-    mask = study.counted(corpus, tokens, 20)
-    assert mask.shape == (2, 50) and mask.equal(copies.is_copy(tokens)[:, 21:]) and mask.any()
-    assert study.counted(text(200), tokens, 20).all()
 
 
 def test_spread_is_mean_and_half_the_range():
@@ -190,15 +219,17 @@ def test_the_bar_says_how_long_the_rest_takes(monkeypatch, capsys):
 
 
 def parsed(*argv):
-    return study.checked(study.flags_of("name", "about", ("tiny", "laptop", "paper")).parse_args(argv),
-                         "name")
+    flags = study.flags_of("name", "about", ("tiny", "laptop", "paper"))
+    return study.checked(flags.parse_args(argv), "name")
 
 
 def test_flags_and_their_folder(tmp_path, monkeypatch):
     """The folder is named after experiment, size and text."""
     monkeypatch.setattr(study, "RUNS", tmp_path)
     given, corpus = parsed("--dataset", "copies", "--seeds", "4")
-    assert given.out == tmp_path / "name-laptop-copies" and given.out.is_dir()
+    assert given.out == tmp_path / "name-laptop-copies" and given.synthetic
+    with pytest.raises(ValueError, match="belongs to a run.*name.py"):  # as long as it lives
+        parsed("--dataset", "copies")
     assert corpus.name.startswith("copies") and given.seeds == [4]
     note = tmp_path / "notes.txt"
     note.write_text("the cat sat on the mat. " * 20)
@@ -207,12 +238,17 @@ def test_flags_and_their_folder(tmp_path, monkeypatch):
         given, corpus = parsed("--size", size)
         assert corpus == usual and given.out == tmp_path / f"name-{size}-{usual}"
     monkeypatch.undo()
+    copies = tmp_path / "copies"  # a file of this name is not the synthetic text
+    copies.write_bytes(note.read_bytes())
+    given, corpus = parsed("--text", str(copies), "--out", str(tmp_path / "y"))
+    assert not given.synthetic and len(corpus.train) < 1000
     given, corpus = parsed("--text", str(note), "--out", str(tmp_path / "x"), "--size", "tiny")
     assert given.out == tmp_path / "x" and corpus.name == "notes.txt"
 
 
 @pytest.mark.parametrize("argv, words", [
-    (["--seeds", "1", "1"], "--seeds must be different"), (["--seeds", "-1"], "at least 0"),
+    (["--seeds", "1", "1"], "--seeds must be different"), (["--seeds", "-1"], "from 0"),
+    (["--seeds", str(2**63)], "--seeds must be"),
     (["--text", "a", "--dataset", "ptb"], "two corpora"), (["--size", "huge"], "invalid choice"),
     (["--dataset", "nothing"], "'nothing' is neither a file"), (["--text", "no.txt"], "no.txt"),
     (["--seeds", "x"], "invalid int"), (["--device", "cuda"], "no CUDA device")], ids=str)

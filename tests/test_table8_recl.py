@@ -14,7 +14,6 @@ table8 = import_module("table8_recl")
 study, ablation_model = table8.study, import_module("ablation_model")
 lesson_5 = import_module("05_full_model")
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=4)
-RUN = study.train.Run(batch=2, segment=4, steps=1, dtype="float32")
 
 
 @pytest.mark.parametrize("kind", ["ours", "lstm", "al-rfou"])
@@ -26,18 +25,29 @@ def test_losses_are_after_exactly_so_many_tokens(kind):
         model = ablation_model.AblationModel(
             CONFIG if kind == "ours" else replace(CONFIG, mem_len=0), 5, kind)
         model = randomized(model)
-    model, tokens = model.eval(), torch.randint(7, (30,))
-    contexts = [3, 6, 9]
-    found = table8.losses_by_context(model, tokens, contexts, RUN, 30, 2, study.Bar(10**6))
-    positions = range(9, 22, 3)
+    model, tokens = model.eval(), torch.randint(7, (400,))
+    contexts = [40, 80, 120]  # read in segments of 64, so a state is handed on
+    found = table8.losses_by_context(model, tokens, contexts, 150, 2, study.Bar(10**6))
+    positions = range(120, 281, 40)
     assert found.shape == (3, len(positions))
     for i, c in enumerate(contexts):
         for k, t in enumerate(positions):
             used = min(c, 5) if kind == "al-rfou" else c
             x, y = tokens[None, t - used : t], tokens[None, t - used + 1 : t + 1]
-            with torch.no_grad():
+            with study.evaluating_with(model, mem_len=150):
                 wanted = model(x, None, y)[0][0, -1]
             assert_close(found[i, k].double(), wanted, f"position {t} after {c}", 1e-5)
+
+
+def test_the_best_memory_is_that_of_the_lowest_loss(monkeypatch):
+    """Of T to 16 T, the query itself included."""
+    contexts = []
+    setting = table8.table6_ablation.SIZES["tiny"]
+    corpus = study.copies.corpus(40_000)
+    monkeypatch.setattr(study, "memory_losses", lambda model, tokens, before, segment, **lengths: (
+        contexts.append(lengths) or torch.full((1,), abs(lengths["mem_len"] - 30.0))))
+    assert table8.best_length(None, setting, corpus, study.Bar(10**6)) == 32
+    assert contexts == [{"mem_len": M, "same_length": True} for M in (7, 15, 31, 63, 127)]
 
 
 def test_the_lstm_hands_its_state_on_and_is_no_larger():
@@ -80,4 +90,4 @@ def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
     text.write_text("too short " * 20)
     assert table8.main(["--size", "tiny", "--text", str(text), "--out", str(tmp_path / "o")]) == 1
     error = capsys.readouterr().err.splitlines()
-    assert len(error) == 1 and "10 tokens, 181 are needed" in error[0]
+    assert len(error) == 1 and "10 tokens, 202 are needed" in error[0]
