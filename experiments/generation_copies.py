@@ -3,9 +3,10 @@
 A model of minutes brings no name of real prose back, with memory or without, so there generation.py
 says nothing of memory.  Here is the same question for the text of copies.py, which such a model
 learns: each new token should be, nine times in ten, the symbol that stood 24, 48, 72 or 96 tokens
-before it, by its kind.  How often is it?
+before it, by its kind.  How often is it?  A symbol is drawn from the eight of the kind whose turn
+it is: one of a wrong kind would shift all that follow.
 
-    with memory       lesson 5's generate with M = 128
+    with memory       one token after the other is read, M = 128
     without memory    the same weights and prompts, each token from the last T = 64 alone, read anew
 
     python experiments/generation_copies.py      three minutes on two cores; models as in
@@ -18,7 +19,6 @@ import torch
 from matplotlib.figure import Figure
 
 import copies
-import generation
 import memory_length
 import study
 from ablation_model import lesson_5
@@ -42,9 +42,28 @@ def repeated(tokens, start):
     return shares
 
 
+@torch.no_grad()
+def continued(model, prompt, n, seed, T=0):
+    """Prompt (B, P) and n tokens more, (B, P + n): with the memory of the model's config, or (T
+    above 0) each from the last T tokens alone.  P is a multiple of the number of kinds.
+    """
+    tokens, x, memory = prompt, prompt, None
+    draws = torch.Generator(prompt.device).manual_seed(seed)
+    for t in range(n):
+        if T:
+            logits, _ = model(tokens[:, -T:], last_only=True)
+        else:
+            logits, memory = model(x, memory, last_only=True)
+        kind = t % len(copies.DISTANCES)
+        of_kind = logits[:, 0].float().unflatten(-1, (-1, copies.EACH))[:, kind]  # (B, EACH)
+        x = copies.EACH * kind + torch.multinomial(of_kind.softmax(-1), 1, generator=draws)
+        tokens = torch.cat([tokens, x], dim=1)
+    return tokens
+
+
 def draw(found, path):
     """Bars for each distance, the mean of the seeds, which are dots."""
-    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
+    axes = Figure(figsize=(7, 4.3), layout="constrained").subplots()
     for i, (kind, values) in enumerate(found.items()):
         for k, column in enumerate(zip(*values)):
             x = k + 0.25 * (i - 1)
@@ -56,7 +75,7 @@ def draw(found, path):
              xlabel="distance that a kind repeats (tokens)",
              ylabel="share of new tokens that repeat it",
              title="What a generated text repeats: memory of 128, or the last 64 tokens")
-    axes.legend()
+    axes.figure.legend(loc="outside lower center", ncols=4)
     axes.figure.savefig(path, dpi=120)
     print(f"figure: {path}")
 
@@ -81,14 +100,12 @@ def experiment(argv):
         run = study.number_type(model, setting.run, given.out)
         model = study.fit(model, corpus, replace(run, seed=seed),
                           given.out / f"N2-M{T}-{seed}.pt", bar)
-        prompt = true[:, :P].to(given.device)
-        flags = {"seed": seed, "n_tokens": n, "top_k": len(corpus.vocab), "temperature": 1.0}
-        with study.evaluating_with(model, mem_len=M, same_length=True):
-            draws = torch.Generator(given.device).manual_seed(seed)
-            new = model.generate(prompt, n, top_k=flags["top_k"], generator=draws).cpu()
-        found["with memory"].append(repeated(torch.cat([true[:, :P], new], 1), P))
-        new = generation.without_memory(model, prompt, run, flags)
-        found["without memory"].append(repeated(torch.cat([true[:, :P], new], 1), P))
+        for kind, changes, window in (
+                ("with memory", {"mem_len": M, "same_length": True}, 0),
+                ("without memory", {}, T)):
+            with study.evaluating_with(model, **changes):
+                tokens = continued(model, true[:, :P].to(given.device), n, seed, window)
+            found[kind].append(repeated(tokens.cpu(), P))
         bar.advance("generating", n)
     bar.clear()
     print(f"{corpus.name}; {B} prompts of {P} tokens, {n} new ones each, seeds {given.seeds}\n"

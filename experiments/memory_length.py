@@ -55,7 +55,7 @@ def evaluate(model, setting, corpus, M, bar):
     tokens = study.pieces(corpus.valid, before, setting.count, setting.n)
 
     def loss(**changes):
-        bar.advance(f"evaluating {changes}"[:60], setting.run.steps / 4 / (
+        bar.advance(f"evaluating M {changes.get('mem_len', M)}", setting.run.steps / 4 / (
             2 + 2 * len(setting.lengths)))
         return study.memory_losses(model, tokens, before, **changes).mean().item()
 

@@ -31,6 +31,29 @@ def test_only_new_tokens_count_each_at_its_distance():
     assert experiment.repeated(tokens, 100) == [0.0, 0.5, 0.0, 1.0]
 
 
+def test_each_token_is_of_the_kind_whose_turn_it_is():
+    """After a prompt read once, or from the last T; the memory and the window give what one pass
+    over as much text gives, so the most probable symbol of the kind.
+    """
+    config = experiment.lesson_5.Config(32, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8,
+                                        mem_len=40, same_length=True)
+    model = experiment.lesson_5.TransformerXL(config).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=2.0)  # so sharp that the best symbol is drawn always
+    prompt = copies.text(48, 1).view(2, 24).long()
+    for T in (0, 12):
+        tokens = experiment.continued(model, prompt, 9, 3, T)
+        assert tokens[:, :24].equal(prompt) and tokens.shape == (2, 33)
+        assert (tokens[:, 24:] // copies.EACH).equal((torch.arange(9) % 4).expand(2, -1))
+        for t in range(24, 33):
+            with torch.no_grad():
+                logits, _ = model(tokens[:, max(0, t - T) if T else 0 : t], last_only=True)
+            best = logits[:, 0].unflatten(-1, (4, 8))[:, t % 4].softmax(-1).max(-1)
+            for row in range(2):
+                if best.values[row] > 0.999:
+                    assert tokens[row, t] == t % 4 * 8 + best.indices[row], (T, t, row)
+
+
 @pytest.mark.slow
 def test_the_experiment_in_small(tmp_path, capsys, monkeypatch):
     """A line for each kind of text, four shares each; models are saved, a figure is drawn."""

@@ -263,6 +263,16 @@ def test_a_mistake_is_one_line(argv, words, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys, monkeypatch):
+    """And what to do."""
+    monkeypatch.setattr(study.Bar, "there", False)
+    (tmp_path / "file").write_text("")
+    argv = ["--dataset", "copies", "--out", str(tmp_path / "file")]
+    assert study.ended("name", lambda argv: parsed(*argv), argv) == 1
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1 and "file" in error[0] and "another folder with --out" in error[0]
+
+
 def test_ctrl_c_says_how_to_go_on(capsys):
     """Status 130."""
     def stop(argv):
