@@ -115,8 +115,9 @@ def draw(results, setting, floor, path, title):
         if floor:
             axes.step(*zip(*floor.items()), color="black", where="post",
                       label="what M + 1 tokens tell")
-        axes.set(xscale="log", title=f"N = {depth}, {title}", xlabel="M at evaluation (log scale)")
-        ticks = setting.lengths[::2]
+        axes.set(xscale="log", title=f"N = {depth} layers, {title}",
+                 xlabel="M at evaluation (log scale)")
+        ticks = (23, 47, 71, 95, 128) if floor and 95 in setting.lengths else setting.lengths[1::2]
         axes.set_xticks(ticks, ticks, fontsize=8)
         axes.minorticks_off()
         axes.grid(axis="y", alpha=0.4)

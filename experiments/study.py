@@ -87,7 +87,8 @@ def ended(name, experiment, argv):
         return 0
     except (ValueError, OSError, torch.OutOfMemoryError) as error:
         Bar.clear()
-        advice = "; make room, or name another folder with --out" if isinstance(error, OSError) else ""
+        room = isinstance(error, OSError)
+        advice = "; make room, or name another folder with --out" if room else ""
         print(f"{name}.py: " + " ".join(str(error).split()) + advice, file=sys.stderr)
         return 1
     except KeyboardInterrupt:

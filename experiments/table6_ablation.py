@@ -201,6 +201,11 @@ def report(table, rows, results, sizes):
     return points
 
 
+def name(row):
+    """For figures and lines."""
+    return f"{row.encoding}, {row.loss}, {'recurrence' if row.recurrence else 'none'}"
+
+
 def draw(points, results, path, title):
     """Left: how far each row lies above the first, beside the paper's.  Right: over the length."""
     figure = Figure(figsize=(12, 1.8 + 0.32 * max(6, len(points))), layout="constrained")
@@ -211,19 +216,18 @@ def draw(points, results, path, title):
         lengths = list(results[row][0][1])  # al-rfou has only those of training
         right.plot(lengths, [statistics.mean(r[1][L] for r in results[row]) for L in lengths],
                    "o-" if row.recurrence else "^:", color=COLORS[row.encoding], markersize=4,
-                   fillstyle="full" if row.loss == "full" else "none",
-                   label=f"{row.encoding}, {row.loss}" + ", recurrence" * row.recurrence)
-    left.set_yticks(range(len(points)), [
-        f"{row.encoding}, {row.loss}{', recurrence' * row.recurrence}" for row, *_ in points])
+                   fillstyle="full" if row.loss == "full" else "none", label=name(row))
+    left.set_yticks(range(len(points)), [name(row) for row, *_ in points])
     left.invert_yaxis()
-    left.set(title=title,
-             xlabel="above the first row (nats a token); dots: seeds, bar: paper (words)")
+    left.set(title=title, xlabel="nats above the first row; dots: seeds, bar: paper")
     left.grid(axis="x", alpha=0.4)
     lowest = min(min(r[1].values()) for row, *_ in points for r in results[row])
     highest = max(0.05, *(max(above) for _, above, _ in points))
     right.set(xlabel="attention length (log scale)", ylabel="nats a token (not from 0)",
-              xscale="log", ylim=(lowest - 0.1 * highest, lowest + 2 * highest))
-    ticks = list(results[points[0][0]][0][1])[::2]
+              xscale="log", title="mean of the seeds",
+              ylim=(lowest - 0.1 * highest, lowest + 2 * highest))
+    tried = list(results[points[0][0]][0][1])
+    ticks = [L for L in tried if L & (L - 1) == 0] if 16 in tried else tried[::2]  # powers of two
     right.set_xticks(ticks, ticks)
     right.minorticks_off()
     right.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
@@ -254,15 +258,14 @@ def experiment(argv):
             T, MiB = longest_segment(row, setting, given)
             ending = f"-{T}" * (T > setting.run.segment)
             bar.clear()
-            print(f"{row.encoding}, {row.loss}{', recurrence' * row.recurrence}: segments of {T} "
-                  f"keep {MiB:.1f} MiB for the backward pass")
+            print(f"{name(row)}: segments of {T} keep {MiB:.1f} MiB for the backward pass")
         results[row] = []
         for seed in given.seeds:
             torch.manual_seed(seed)
             model = make(row, setting, given, T)
-            name = f"{'recurrence' if row.recurrence else 'none'}-{row.encoding}-{row.loss}{ending}"
+            stem = f"{'recurrence' if row.recurrence else 'none'}-{row.encoding}-{row.loss}{ending}"
             model = study.fit(model, corpus, replace(setting.run, segment=T, seed=seed),
-                              given.out / f"{name}-{seed}.pt", bar)
+                              given.out / f"{stem}-{seed}.pt", bar)
             sizes[row] = sum(z.numel() for z in model.parameters())
             results[row].append(evaluate(model, row, setting, corpus, T, bar))
     bar.clear()
