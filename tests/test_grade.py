@@ -195,37 +195,44 @@ def quick(our_solutions, tmp_path_factory):
 
 # ---- one row each -------------------------------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_submission_gets_its_points_and_one_sentence(quick, name):
     check_row(quick[1][name], *QUICK[name])
 
 
+@pytest.mark.slow
 def test_what_is_not_handed_in_is_empty_and_gives_nothing(quick):
     row = quick[1]["=1+1.py"]
     assert {name for name in NAMES if row[name] == "1"} == {*EARLY, "sinusoid", "rel_shift"}
     assert all(row[name] == "" for name in NAMES if name not in {*EARLY, "sinusoid", "rel_shift"})
 
 
+@pytest.mark.slow
 def test_every_nasty_call_costs_its_own_point_only(quick):
     marks = quick[1]["calls.py"]
     assert {name for name in NAMES if marks[name] == "1"} == {"rel_shift", "hidden_keys", "reach"}
     assert sum(marks[name] == "0" for name in NAMES) == 8
 
 
+@pytest.mark.slow
 def test_the_others_are_graded_after_the_worker_died_twice(quick):
     marks = quick[1]["dies.py"]
     assert [name for name in NAMES if marks[name] == "0"] == ["sinusoid", "update_memory"]
 
 
+@pytest.mark.slow
 def test_a_change_ends_the_grading_of_that_submission(quick):
     marks = quick[1]["late.py"]
     assert [marks[name] for name in (*EARLY, "sinusoid", "causal_mask", "reach")] == list("11000")
 
 
+@pytest.mark.slow
 def test_a_name_that_is_a_formula_is_defused(quick):
     assert quick[1]["=1+1.py"]["submission"] == "'=1+1.py"
 
 
+@pytest.mark.slow
 def test_no_child_is_left_running(quick):
     if not hasattr(os, "fork"):
         pytest.skip("no fork here")
