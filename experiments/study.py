@@ -268,4 +268,5 @@ def window_losses(model, tokens, before, L):
 def spread(values, digits=3):
     """Mean and half the range over the seeds, as text."""
     half = (max(values) - min(values)) / 2
-    return f"{statistics.mean(values):.{digits}f} ± {half:.{digits}f}"
+    middle = round(statistics.mean(values), digits) + 0.0  # + 0.0: no minus before a zero
+    return f"{middle:.{digits}f} ± {half:.{digits}f}"

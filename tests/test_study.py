@@ -200,6 +200,7 @@ def test_a_window_gives_its_last_quarter(L, stride):
 
 def test_spread_is_mean_and_half_the_range():
     assert study.spread([1.0, 2.0, 4.5]) == "2.500 ± 1.750"
+    assert study.spread([-0.0001, 0.0]) == "0.000 ± 0.000"
 
 
 # ---- the command line ---------------------------------------------------------------------------
