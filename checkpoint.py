@@ -67,13 +67,11 @@ def save(path, content, keep=None):
     write(path, lambda file: torch.save(content, file), "wb", keep)
 
 
-def load(path):
-    """Read a checkpoint of ours, without running any code that may be in it.
+def read(path):
+    """What torch.save has written to a file, on the CPU, without running any code in it.
 
-    ValueError if the file is not there, damaged, or something else.
+    ValueError with the reason if it is damaged, or something else.
     """
-    if not path.is_file():
-        raise ValueError(f"no checkpoint at {path}; train first, or name its folder with --out")
     try:
         with ZipFile(path) as archive:
             records = archive.infolist()
@@ -83,12 +81,21 @@ def load(path):
                         pass
         with warnings.catch_warnings():  # of a foreign pickle; the refusal below says it better
             warnings.simplefilter("ignore")
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except MemoryError:  # says nothing about the file
         raise
     except Exception as error:  # cut off, flipped, not a checkpoint, or a pickle that runs code
-        reason = (str(error) or type(error).__name__).splitlines()[0][:100]
-        raise ValueError(f"{path} is damaged or no checkpoint of train.py ({reason})") from None
+        raise ValueError((str(error) or type(error).__name__).splitlines()[0][:100]) from None
+
+
+def load(path):
+    """Read a checkpoint of ours.  ValueError if it is not there, damaged, or something else."""
+    if not path.is_file():
+        raise ValueError(f"no checkpoint at {path}; train first, or name its folder with --out")
+    try:
+        content = read(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged or no checkpoint of train.py ({error})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of train.py (it does not say {FORMAT!r})")
     for where, z in tensors_in(content):

@@ -221,6 +221,12 @@ def parse(argv):
     return given
 
 
+def check_device(device):
+    """ValueError if a GPU is asked for where torch finds none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
+
+
 def settings(given, device):
     """Given flags -> (model name, Config, Run); the vocabulary size is the corpus's, later."""
     if "text" in given and "dataset" in given:
@@ -975,8 +981,7 @@ def main(argv=None):
         if "text" in given:
             given["text"] = str(Path(given["text"]).resolve())  # the same file on --resume
         device = given.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
-        if device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
+        check_device(device)
         act = dry_run if "dry_run" in given else (
             use if given.keys() & {"eval_only", "sample"} else train)
         ranks.join(device)

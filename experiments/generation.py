@@ -156,12 +156,7 @@ def load(given):
 def draw(rows, T, path, title):
     """The table as bars, each the mean of its seeds, which are dots."""
     axes = Figure(figsize=(7.5, 4), layout="constrained").subplots()
-    for i, (kind, values) in enumerate(rows.items()):
-        for k, column in enumerate(zip(*values)):
-            x = k + 0.2 * i - 0.3
-            axes.bar(x, mean(column), 0.18, color=COLORS[kind], alpha=0.5,
-                     label=None if k else kind)
-            axes.plot([x] * len(column), column, "o", markersize=4, color=COLORS[kind])
+    study.bars(axes, rows, COLORS)
     axes.set(xticks=range(4), ylabel="share", ylim=(0, None), title=title, xticklabels=(
         "n-grams\nthat repeat", "names that\ncome back: all",
         f"... last seen in\nthe last {T} tokens", "... last seen\nbefore these"))

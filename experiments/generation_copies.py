@@ -64,12 +64,7 @@ def continued(model, prompt, n, seed, T=0):
 def draw(found, path):
     """Bars for each distance, the mean of the seeds, which are dots."""
     axes = Figure(figsize=(7, 4.3), layout="constrained").subplots()
-    for i, (kind, values) in enumerate(found.items()):
-        for k, column in enumerate(zip(*values)):
-            x = k + 0.25 * (i - 1)
-            axes.bar(x, sum(column) / len(column), 0.22, color=COLORS[kind], alpha=0.5,
-                     label=None if k else kind)
-            axes.plot([x] * len(column), column, "o", color=COLORS[kind], markersize=4)
+    study.bars(axes, found, COLORS)
     axes.axhline(1 / copies.EACH, color="gray", linestyle=":", label="by chance")
     axes.set(xticks=range(len(copies.DISTANCES)), ylim=(0, 1), xticklabels=copies.DISTANCES,
              xlabel="distance that a kind repeats (tokens)",

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from zipfile import ZipFile
 
 import torch
 
@@ -66,8 +65,7 @@ def checked(given, name):
     if len(set(given.seeds)) < len(given.seeds) or not 0 <= min(given.seeds) <= max(
             given.seeds) <= train.MOST:
         raise ValueError(f"--seeds must be different, from 0 to {train.MOST}, got {given.seeds}")
-    if given.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
+    train.check_device(given.device)
     given.dataset = given.text or given.dataset or ("wt103" if given.size == "paper" else "stdlib")
     given.synthetic = given.dataset == "copies" and not given.text
     corpus = copies.corpus() if given.synthetic else corpora.load(
@@ -128,18 +126,14 @@ class Bar:
 
 # ---- training -----------------------------------------------------------------------------------
 
-def saved(path, settings, device):
+def saved(path, settings):
     """What an earlier run has saved at path, None if nothing.  ValueError if it was another."""
     if not path.exists():
         return None
     try:
-        if ZipFile(path).testzip():  # compares the checksums, which torch.load does not
-            raise ValueError("checksum")
-        content = torch.load(path, map_location=device, weights_only=True)
+        content = checkpoint.read(path)
         same = content["settings"] == settings and len(content["place"]) == 4
-    except Exception as error:  # cut off, flipped, or something else: many types
-        if isinstance(error, MemoryError | torch.OutOfMemoryError):
-            raise
+    except (ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:80]}); delete it, and "
                          "this model is trained anew") from None
     if not same:
@@ -169,9 +163,10 @@ def fit(model, corpus, run, path, bar, weight=1):
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
     settings = " ".join(map(str, (type(model).__name__, getattr(model, "variant", ""), model.config,
                                   run, corpus.name, corpora.checksum(corpus))))
-    content = saved(path, settings, device)
+    content = saved(path, settings)
     if content:
         step, epoch, column, memory = content["place"]
+        memory = memory and [z.to(device) for z in memory]
         model.load_state_dict(content["model"])
         bar.skip(weight * step)
     if step < run.steps:
@@ -263,6 +258,17 @@ def window_losses(model, tokens, before, L):
     losses = torch.cat(losses).view(len(tokens), len(ends), stride)
     last = n - (len(ends) - 1) * stride  # the last window shares tokens with the one before
     return torch.cat([losses[:, :-1].flatten(1), losses[:, -1, stride - last :]], dim=1)
+
+
+def bars(axes, rows, colors):
+    """Draw rows {name: values of each seed}: groups of bars, the means, and the seeds as dots."""
+    gap = 0.8 / len(rows)
+    for i, (name, values) in enumerate(rows.items()):
+        for k, column in enumerate(zip(*values)):
+            x = k + gap * (i - (len(rows) - 1) / 2)
+            axes.bar(x, statistics.mean(column), 0.9 * gap, color=colors[name], alpha=0.5,
+                     label=None if k else name)
+            axes.plot([x] * len(column), column, "o", color=colors[name], markersize=4)
 
 
 def spread(values, digits=3):

@@ -121,6 +121,11 @@ def make(row, setting, given, T=0):
     return AblationModel(config, T, row.encoding, row.loss == "half").to(given.device)
 
 
+def stem(row):
+    """What the file of a row's model is called, before its seed."""
+    return f"{'recurrence' if row.recurrence else 'none'}-{row.encoding}-{row.loss}"
+
+
 def longest_segment(row, setting, given):
     """T of a row of table 10, and its MiB: at most what the first model keeps.
 
@@ -244,7 +249,8 @@ def experiment(argv):
     setting = replace(setting, run=study.number_type(make(ROWS[0], setting, given), setting.run,
                                                      given.out))
     rows = [row for row in ROWS if row.table in given.tables]
-    for corpus in (ordered, without_order(ordered)) if 7 in given.tables else (ordered,):
+    shuffled = without_order(ordered) if 7 in given.tables else ordered
+    for corpus in (ordered, shuffled):
         study.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
     print(f"{ordered.name}; segments of {setting.run.segment}, {setting.run.steps:,} steps of "
           f"{setting.run.batch} lanes, seeds {given.seeds}, {setting.run.dtype}")
@@ -253,7 +259,7 @@ def experiment(argv):
     for row in rows:
         corpus, T, ending = ordered, setting.run.segment, ""
         if row.table == 7:
-            corpus, ending = without_order(ordered), "-shuffled"
+            corpus, ending = shuffled, "-shuffled"
         if row.table == 10:
             T, MiB = longest_segment(row, setting, given)
             ending = f"-{T}" * (T > setting.run.segment)
@@ -263,9 +269,8 @@ def experiment(argv):
         for seed in given.seeds:
             torch.manual_seed(seed)
             model = make(row, setting, given, T)
-            stem = f"{'recurrence' if row.recurrence else 'none'}-{row.encoding}-{row.loss}{ending}"
             model = study.fit(model, corpus, replace(setting.run, segment=T, seed=seed),
-                              given.out / f"{stem}-{seed}.pt", bar)
+                              given.out / f"{stem(row)}{ending}-{seed}.pt", bar)
             sizes[row] = sum(z.numel() for z in model.parameters())
             results[row].append(evaluate(model, row, setting, corpus, T, bar))
     bar.clear()

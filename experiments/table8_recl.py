@@ -29,16 +29,17 @@ from matplotlib.figure import Figure
 
 import study
 import table6_ablation
-from ablation_model import AblationModel, AdaptiveSoftmax, FullSoftmax
+from ablation_model import AdaptiveSoftmax, FullSoftmax
 from recl import hard_loss, recl
+from table6_ablation import Row
 
 NAME = "table8_recl"
-# name: recurrence, encoding, loss, the paper's RECL at r = 0.1, 0.5 and 1.0
-MODELS = {"ours": (True, "ours", "full", (700, 600, 500)),
-          "shaw": (True, "shaw", "full", (400, 400, 300)),
-          "no recurrence": (False, "ours", "full", (300, 300, 300)),
-          "vanilla": (False, "al-rfou", "half", (128, 128, 128)),
-          "lstm": (True, "lstm", "full", (400, 300, 200))}
+# as rows of table 6, but with the paper's RECL at r = 0.1, 0.5 and 1.0
+MODELS = {"ours": Row(8, True, "ours", "full", (700, 600, 500)),
+          "shaw": Row(8, True, "shaw", "full", (400, 400, 300)),
+          "no recurrence": Row(8, False, "ours", "full", (300, 300, 300)),
+          "vanilla": Row(8, False, "al-rfou", "half", (128, 128, 128)),
+          "lstm": Row(8, True, "lstm", "full", (400, 300, 200))}
 STYLES = dict(zip(MODELS, ("o-", "s-", "^:", "v:", "x--")))
 FRACTIONS = (0.1, 0.5, 1.0)
 # contexts; windows that are read side by side; stretches of the text, and windows in each.  Models
@@ -75,15 +76,11 @@ class LSTM(nn.Module):
 
 def make(name, setting, given):
     """The untrained model of this name."""
-    recurrence, encoding, loss, _ = MODELS[name]
-    T = setting.run.segment
-    ours = AblationModel(replace(setting.config, mem_len=T), T)
-    if encoding == "lstm":
-        model = LSTM(setting.config, sum(z.numel() for z in ours.layers.parameters()))
-    else:
-        model = AblationModel(replace(setting.config, mem_len=T if recurrence else 0), T, encoding,
-                              loss == "half")
-    return model.to(given.device)
+    if name != "lstm":
+        return table6_ablation.make(MODELS[name], setting, given)
+    ours = table6_ablation.make(MODELS["ours"], setting, given)
+    parameters = sum(z.numel() for z in ours.layers.parameters())
+    return LSTM(setting.config, parameters).to(given.device)
 
 
 def best_length(model, setting, corpus, bar):
@@ -168,11 +165,10 @@ def experiment(argv):
     bar = study.Bar(len(MODELS) * len(given.seeds) * setting.run.steps)
     models = {}
     for seed in given.seeds:
-        for name, (recurrence, encoding, loss, _) in MODELS.items():
+        for name, row in MODELS.items():
             torch.manual_seed(seed)
-            stem = f"{'recurrence' if recurrence else 'none'}-{encoding}-{loss}-{seed}"
             models[seed, name] = study.fit(make(name, setting, given), corpus, replace(
-                setting.run, seed=seed), given.out / f"{stem}.pt", bar)
+                setting.run, seed=seed), given.out / f"{table6_ablation.stem(row)}-{seed}.pt", bar)
     bar, losses, lengths = study.Bar(len(models) * stretches * W * most), [], {}
     T = setting.run.segment
     for seed in given.seeds:
@@ -191,12 +187,12 @@ def experiment(argv):
           f"{given.seeds}; {most} stands for at least {most}\n{'model':15}{'parameters':>11}"
           f"{'memory':>9}" + "".join(f"{f'r = {r}':>18}" for r in FRACTIONS) + "   paper")
     found = {r: [recl(z, contexts, r) for z in losses] for r in FRACTIONS}
-    for i, (name, (*_, paper)) in enumerate(MODELS.items()):
+    for i, (name, row) in enumerate(MODELS.items()):
         attends = statistics.median(lengths[seed, name] for seed in given.seeds)
         print(f"{name:15}{sum(z.numel() for z in models[given.seeds[0], name].parameters()):11,}"
               f"{'state' if name == 'lstm' else int(attends):>9}"
               + "".join(f"{' '.join(str(z[i]) for z in found[r]):>18}" for r in FRACTIONS)
-              + "   " + " / ".join(map(str, paper)))
+              + "   " + " / ".join(map(str, row.paper)))
     draw(losses, contexts, given.out / "recl.png", corpus.name.split(" (")[0])
 
 

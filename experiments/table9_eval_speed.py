@@ -87,8 +87,7 @@ def experiment(argv):
     given = flags.parse_args(argv)
     if min(given.repetitions, *given.lanes, *given.lengths) < 1:
         raise ValueError("--repetitions, --lanes and --lengths must be at least 1")
-    if given.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
+    study.train.check_device(given.device)
     out = study.Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
     size, speeds = benchmark.SIZES[SIZES[given.size]], {side: [] for side in SIDES}

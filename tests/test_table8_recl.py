@@ -74,9 +74,9 @@ def test_the_table_in_small(tmp_path, capsys):
              "1"]
     assert table8.main(flags) == 0
     out = capsys.readouterr().out
-    for name, (*_, paper) in table8.MODELS.items():
+    for name, row in table8.MODELS.items():
         line = next(line for line in out.splitlines() if line.startswith(f"{name} "))
-        assert line.endswith(" / ".join(map(str, paper)))
+        assert line.endswith(" / ".join(map(str, row.paper)))
         lengths = line.removeprefix(name).split()[2:8]
         assert all(int(length) in table8.SIZES["tiny"][0] for length in lengths)
     assert (tmp_path / "out" / "recl.png").stat().st_size > 10_000
