@@ -1,0 +1,215 @@
+"""What keeps a model of 24 million parameters from learning 929,589 words by heart, part by part.
+
+Penn Treebank is small: a model as large as the paper's knows the training text after a few
+readings, and its validation loss rises from then on.  The paper names variational dropout and
+weight averaging (section 4.1) and no more; these are the parts that the literature has since
+Merity, Keskar and Socher (2018, "Regularizing and Optimizing LSTM Language Models", here MKS).
+
+    LockedDropout   one mask for all time steps of a segment (MKS 4.2; Gal & Ghahramani 2016)
+    WordDropout     whole words vanish from the input (MKS 4.3; Gal & Ghahramani 2016)
+    DropConnect     single weights vanish (Wan et al. 2013; MKS 2 on an LSTM's recurrent matrices)
+    Penalised       a price for large (AR) and for jumping (TAR) hidden states
+                    (Merity, McCann & Socher 2017; MKS 4.6)
+    segment_length  segments of random length, so that the cuts move (MKS 4.1)
+    optimizer_of    Adam with weight decay, inside the gradient or beside it (Loshchilov & Hutter
+                    2019), and a rate of its own for the embedding
+    averaged        the mean of the weights over the last steps (Polyak & Juditsky 1992; Izmailov et
+                    al. 2018), or an exponential one: torch.optim.swa_utils
+
+Lesson 5 has no option for any of them: `regularise` puts its modules in the place of the model's.
+They own no weights, and those that wrap a weight share it under its name, so that a regularised
+model's state dict is that of the plain one, which is what is evaluated.
+"""
+import math
+import random
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from fast_dropout import Dropout
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How strongly a model is regularised; the defaults are: not at all."""
+
+    word: float = 0.0  # the dropout rates: words of the embedding,
+    input: float = 0.0  # the embedded words,
+    inside: float = 0.0  # R, behind the attention, inside and behind the feed-forward network,
+    attention: float = 0.0  # the attention probabilities,
+    output: float = 0.0  # the last hidden state,
+    connect: float = 0.0  # the four matrices of each attention
+    locked: bool = True  # input and output have one mask for all time steps ...
+    locked_inside: bool = False  # ... and so have those inside
+    alpha: float = 0.0  # AR: the price of large hidden states
+    beta: float = 0.0  # TAR: the price of jumping ones
+    decay: float = 0.0  # weight decay of the matrices
+    decoupled: bool = True  # as in AdamW, else in the gradient
+    embedding_rate: float = 1.0  # the embedding's learning rate, in units of the others'
+    vary: bool = False  # segments of random length
+    average: str = ""  # "equal", "ema" or "": no averaging
+    average_from: float = 1.0  # where it begins, as a part of the run ...
+    average_rate: float = 1.0  # ... and the learning rate from there on, in units of the last one
+
+    def __post_init__(self):
+        rates = "word", "input", "inside", "attention", "output", "connect"
+        for name in (*rates, "alpha", "beta", "decay", "embedding_rate", "average_from",
+                     "average_rate"):
+            value, most = getattr(self, name), 1.0 if name in rates else math.inf
+            if not 0 <= value < most:
+                raise ValueError(f"{name} must be in [0, {most:g}), got {value}")
+        if self.average not in ("equal", "ema", "") or not 0 < self.average_from <= 1:
+            raise ValueError(f"average must be equal, ema or empty, from (0, 1], got "
+                             f"{self.average!r} from {self.average_from}")
+
+
+# ---- dropouts -----------------------------------------------------------------------------------
+
+class LockedDropout(nn.Module):
+    """Dropout with one mask for all time steps of a call: (..., T, D), mask (..., 1, D).
+
+    Each lane has its own.  A feature that is dropped is absent for the whole segment, so that it
+    cannot be read off the neighbouring word.
+    """
+
+    def __init__(self, p):
+        super().__init__()
+        self.p = p
+
+    def forward(self, z):
+        """(..., T, D) -> (..., T, D), the mean kept; in evaluation z itself."""
+        if not self.training or self.p == 0:
+            return z
+        return z * F.dropout(z.new_ones(*z.shape[:-2], 1, z.shape[-1]), self.p)
+
+
+class WordDropout(nn.Embedding):
+    """An embedding that loses words: with probability p all occurrences in a call become zeros.
+
+    The others are scaled by 1 / (1 - p).  It shares its weight with the embedding that it replaces,
+    and the output layer, tied to it, sees all words as they are.
+    """
+
+    def __init__(self, embedding, p):
+        super().__init__(*embedding.weight.shape, _weight=embedding.weight)
+        self.weight, self.p = embedding.weight, p  # _weight alone would make a second Parameter
+
+    def forward(self, x):
+        """(B, T) int64 -> (B, T, D)."""
+        kept = F.dropout(self.weight.new_ones(len(self.weight), 1), self.p, self.training)  # (V, 1)
+        return super().forward(x) * kept[x]
+
+
+class DropConnect(nn.Linear):
+    """A linear layer that loses single weights, drawn anew for each call; it shares its weight."""
+
+    def __init__(self, linear, p):
+        super().__init__(linear.in_features, linear.out_features, device="meta")  # no memory
+        self.weight, self.bias, self.p = linear.weight, linear.bias, p
+
+    def forward(self, z):
+        """(..., in) -> (..., out)."""
+        return F.linear(z, F.dropout(self.weight, self.p, self.training), self.bias)
+
+
+# lesson 5's names, and the rate of the recipe that each is given
+PLACES = {"dropout_embedding": "input", "dropout_R": "inside", "dropout_attention": "attention",
+          "dropout_output": "inside", "dropout_inner": "inside", "dropout_ff": "inside",
+          "dropout_final": "output"}
+
+
+def regularise(model, recipe):
+    """Put the recipe's dropouts in the place of lesson 5's (and of what they wrap) -> the model."""
+    for name, module in list(model.named_modules()):
+        parent, _, kind = name.rpartition(".")
+        if kind in PLACES:
+            locked = recipe.locked_inside if PLACES[kind] == "inside" else recipe.locked
+            make = LockedDropout if locked and kind != "dropout_attention" else Dropout
+            new = make(getattr(recipe, PLACES[kind]))
+        elif kind == "embedding" and recipe.word:
+            new = WordDropout(module, recipe.word)
+        elif parent.endswith("attention") and isinstance(module, nn.Linear) and recipe.connect:
+            new = DropConnect(module, recipe.connect)
+        else:
+            continue
+        setattr(model.get_submodule(parent), kind, new)
+    return model
+
+
+# ---- the price of activations -------------------------------------------------------------------
+
+def activation_penalty(hidden, dropped, alpha, beta):
+    """AR + TAR: alpha mean(dropped^2) + beta mean((h_t+1 - h_t)^2), of states (B, T, D), in nats.
+
+    AR looks at the state behind its dropout, TAR at the one before it (MKS 4.6, which has the norms
+    where their code, and this, has mean squares).
+    """
+    penalty = alpha * dropped.float().square().mean()
+    if hidden.shape[1] > 1:
+        penalty = penalty + beta * hidden.float().diff(dim=1).square().mean()
+    return penalty
+
+
+class Penalised(nn.Module):
+    """A model whose losses have the penalty added to each, so that their mean has it once.
+
+    The last hidden state is read by a forward hook of the model's last dropout.
+    """
+
+    def __init__(self, model, alpha, beta):
+        super().__init__()
+        self.model, self.alpha, self.beta = model, alpha, beta
+        model.dropout_final.register_forward_hook(self.look)
+
+    def look(self, module, inputs, output):
+        """Called by torch after the module: keep what went in and what came out."""
+        self.seen = *inputs, output
+
+    def forward(self, x, memory, y):
+        """As lesson 5's model: losses (B, T) with the penalty, and the new memory."""
+        losses, memory = self.model(x, memory, y)
+        seen, self.seen = self.seen, None  # else the graph of this step would outlive it
+        penalty = activation_penalty(*seen, self.alpha, self.beta)
+        self.penalty = penalty.detach()  # for those who want the loss without it
+        return losses + penalty, memory
+
+
+# ---- length, optimizer, averaging ---------------------------------------------------------------
+
+def segment_length(T, seed, step):
+    """The length of a step's segment: near T, in one of twenty near T / 2 (normal, T / 14 wide).
+
+    The learning rate of the step is to be scaled by length / T.  Lengths are whole tenths of T, so
+    that a compiled step meets few different ones.  The same seed and step give the same length.
+    """
+    draw, unit = random.Random(f"{seed} {step}"), max(1, T // 10)
+    length = draw.gauss(T if draw.random() < 0.95 else T / 2, T / 14)
+    return unit * max(1, round(length / unit))
+
+
+def optimizer_of(model, recipe, lr):
+    """Adam over three groups: the embedding, the other matrices, and the rest, which never decays.
+
+    A group's learning rate is that of the run times its "factor".
+    """
+    embedding = [model.words.embedding.weight]
+    matrices = [z for z in model.parameters() if z.dim() == 2 and z is not embedding[0]]
+    rest = [z for z in model.parameters() if z.dim() != 2]
+    kind = torch.optim.AdamW if recipe.decoupled else torch.optim.Adam
+    return kind([{"params": embedding, "factor": recipe.embedding_rate},
+                 {"params": matrices, "factor": 1.0},
+                 {"params": rest, "factor": 1.0, "weight_decay": 0.0}],
+                lr=lr, weight_decay=recipe.decay, fused=True)
+
+
+def averaged(model, recipe, steps):
+    """What averages a model's weights, with update_parameters(model) from torch, a step at a time.
+
+    "equal": the mean of all updates; "ema": one in which an update has lost 1 - 1/e of its weight
+    after `steps` more.
+    """
+    rule = get_ema_multi_avg_fn(1 - 1 / steps) if recipe.average == "ema" else None
+    return AveragedModel(model, multi_avg_fn=rule)
