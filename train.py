@@ -96,7 +96,7 @@ class Run:
 
 
 # The official schedules: Adam, cosine to 0, clip 0.25.  None is published for 18 layers, for
-# lm1b-medium and for ptb, whose regularisers are not here either.
+# lm1b-medium and for ptb, whose regularisers are in experiments/ptb.py.
 ENWIK8_12L = Run("enwik8", batch=22, segment=512, steps=400_000, lr=2.5e-4, warmup=0,
                  eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_every=4000,
                  eval_tokens=500_000, log_every=200)
@@ -400,13 +400,14 @@ def choose_dtype(model, run, x, y):
     return faster
 
 
-def compiled(model, run, x, y):
+def compiled(model, run, x, y, mode="default"):
     """The model for training, compiled by torch; as it is, and one line why, where that fails.
 
-    The first segments have less memory than the others, so they are compiled for, too.
+    The first segments have less memory than the others, so they are compiled for, too.  The mode is
+    torch.compile's.
     """
     print("compiling the training step, up to two minutes", flush=True)
-    start, memory, learner = time.monotonic(), None, torch.compile(model, dynamic=False)
+    start, memory, learner = time.monotonic(), None, torch.compile(model, dynamic=False, mode=mode)
     x, y = (z[: run.micro_batch or len(z)] for z in (x, y))
     try:
         with torch.random.fork_rng():  # what the trial draws, the run must not miss

@@ -58,13 +58,17 @@ def flags_of(name, about, sizes):
     return flags
 
 
+def check_seeds(seeds):
+    """ValueError unless they are different and torch takes them."""
+    if len(set(seeds)) < len(seeds) or not 0 <= min(seeds) <= max(seeds) <= train.MOST:
+        raise ValueError(f"--seeds must be different, from 0 to {train.MOST}, got {seeds}")
+
+
 def checked(given, name):
     """Complete the flags: dataset, folder, its lock; the corpus comes with them.  ValueError."""
     if given.text and given.dataset:
         raise ValueError("--text and --dataset name two corpora; give one of them")
-    if len(set(given.seeds)) < len(given.seeds) or not 0 <= min(given.seeds) <= max(
-            given.seeds) <= train.MOST:
-        raise ValueError(f"--seeds must be different, from 0 to {train.MOST}, got {given.seeds}")
+    check_seeds(given.seeds)
     train.check_device(given.device)
     given.dataset = given.text or given.dataset or ("wt103" if given.size == "paper" else "stdlib")
     given.synthetic = given.dataset == "copies" and not given.text

@@ -1,0 +1,435 @@
+"""Penn Treebank: what is trained, going on, averages, the choice on valid, one reading of test.
+
+    pytest tests/test_ptb.py
+"""
+import math
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+ptb, lesson_5 = import_module("ptb"), import_module("05_full_model")
+study, train, corpora, checkpoint = ptb.study, ptb.train, ptb.corpora, ptb.checkpoint
+TINY = ptb.SIZES["tiny"]
+
+
+def words(n, seed):
+    """n lines of twelve words, after a rule that can be learned in part."""
+    draw = torch.Generator().manual_seed(seed)
+    lines = []
+    for first in torch.randint(20, (n,), generator=draw).tolist():
+        lines.append(" ".join(f"w{(first + k) % 20}" for k in range(12)))
+    return lines
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a small ptb: as --data-dir it is found whole."""
+    data = tmp_path / "data"
+    data.mkdir()
+    source = corpora.SOURCES["ptb"]
+    for file, n in zip(source.files, (600, 30, 40)):
+        (data / file.name).write_text("\n".join(words(n, n)) + "\n")
+    monkeypatch.setitem(corpora.SOURCES, "ptb", source._replace(
+        files=tuple(file._replace(size=None, checksum=None) for file in source.files), counts=()))
+    monkeypatch.setattr(study.Bar, "there", False)
+    return data
+
+
+@pytest.fixture
+def setting(folder):
+    """(config, run, corpus) of a tiny run of some 60 steps."""
+    corpus = corpora.load("ptb", root=folder)
+    corpus = replace(corpus, train=corpus.train[:1001])
+    return (replace(TINY.config, vocab_size=len(corpus.vocab)),
+            replace(TINY.run, tokens=2000, dtype="float32"), corpus)
+
+
+def fit(setting, recipe, out, size=TINY, **changes):
+    config, run, corpus = setting
+    out.mkdir(exist_ok=True)
+    return ptb.fit(config, replace(run, **changes), recipe, size, corpus, out, "cpu")
+
+
+def watch(monkeypatch, before=lambda n: None):
+    """Record what each training step is given and leaves behind."""
+    steps, step = [], train.train_step
+
+    def watched(learner, optimizer, x, y, memory, run):
+        before(len(steps))
+        rates = [group["lr"] for group in optimizer.param_groups]
+        result = step(learner, optimizer, x, y, memory, run)
+        steps.append((x.clone(), rates, {name: z.clone() for name, z in
+                                         learner.model.state_dict().items()}, memory))
+        return result
+
+    monkeypatch.setattr(train, "train_step", watched)
+    return steps
+
+
+# ---- what is trained ----------------------------------------------------------------------------
+
+def test_the_published_architecture_within_24_1_million():
+    """The exact counts; W_kR is there; ten thousand words."""
+    counts = {name: lesson_5.count_parameters(config) for name, config in ptb.MODELS.items()}
+    assert counts == {"16x380": 23_965_064, "12x384": 23_351_824}
+    for config in ptb.MODELS.values():
+        assert config.vocab_size == 10_000 and config.mem_len == 70 and not config.cutoffs
+        assert config.dropout == config.dropout_attention == 0  # the recipe has them all
+        small = replace(config, n_layer=1, vocab_size=5)
+        assert "layers.0.attention.W_kR.weight" in lesson_5.TransformerXL(small).state_dict()
+
+
+def test_the_effects_change_one_part_each():
+    """Every change differs from the recipe in what its name says; no two are the same."""
+    for size in ("laptop", "paper"):
+        recipe = ptb.SIZES[size].recipe
+        effects = ptb.effects(recipe)
+        assert len(set(effects.values())) == len(effects), "two names for one recipe"
+        changed = {name: {field for field in vars(recipe)
+                          if getattr(other, field) != getattr(recipe, field)}
+                   for name, other in effects.items()}
+        assert changed["no word dropout"] == {"word"} and effects["no word dropout"].word == 0
+        assert changed["no AR, no TAR"] == {"alpha", "beta"}
+        assert changed["random lengths"] == {"vary"} and changed["not locked"] == {"locked"}
+        assert not any(vars(effects["nothing"])[part] for part in
+                       ("word", "input", "inside", "attention", "output", "connect", "alpha",
+                        "beta", "decay", "vary", "average"))
+
+
+def test_the_learning_rate():
+    """Warm-up, a cosine to a third at the beginning of the average, then half of that; without
+    averaging train.py's cosine to 0.
+    """
+    run = replace(TINY.run, lr=3.0, warmup=10)
+    recipe = ptb.Recipe(average="equal", average_from=0.5, average_rate=0.5)
+    found = [ptb.rate_at(run, recipe, step, done) for step, done in
+             ((0, 0.0), (4, 0.0), (10, 0.0), (99, 0.25), (99, 0.4999), (99, 0.5), (99, 0.99))]
+    assert found == pytest.approx([0.3, 1.5, 3.0, 2.0, 1.0, 0.5, 0.5], abs=1e-4)
+    plain = [ptb.rate_at(run, ptb.Recipe(), 99, done) for done in (0.0, 0.5, 1.0)]
+    assert plain == pytest.approx([3.0, 1.5, 0.0])
+
+
+def test_every_token_once_an_epoch(setting, tmp_path, monkeypatch):
+    """Two epochs in order, each from an empty memory; the rates are those of the groups."""
+    config, run, corpus = setting
+    steps = watch(monkeypatch)
+    fit(setting, ptb.Recipe(embedding_rate=2.0), tmp_path / "a")
+    read = torch.cat([x for x, *_ in steps], dim=1)
+    lanes = ptb.lanes(corpus.train, run.batch)[:, :-1]
+    assert torch.equal(read, torch.cat([lanes, lanes], dim=1))
+    assert [i for i, (*_, memory) in enumerate(steps) if memory is None] == [0, len(steps) // 2]
+    for i, (_, rates, *_) in enumerate(steps):
+        epoch, part = divmod(i, len(steps) // 2)
+        rate = ptb.rate_at(run, ptb.Recipe(), i, (1000 * epoch + 32 * part) / 2000)
+        rate *= steps[i][0].shape[1] / 8  # the last segment of an epoch has 2 tokens, not 8
+        assert rates == pytest.approx([2 * rate, rate, rate])
+
+
+def test_random_lengths_scale_the_rate(setting, tmp_path, monkeypatch):
+    """Each token still once an epoch; the rate of a step is in proportion to its length."""
+    config, run, corpus = setting
+    run = replace(run, segment=20, warmup=0)
+    steps = watch(monkeypatch)
+    fit((config, run, corpus), ptb.Recipe(vary=True), tmp_path / "a")
+    lengths = [x.shape[1] for x, *_ in steps]
+    assert sum(lengths) == 2 * 250 and len(set(lengths)) > 3
+    tokens = 0
+    for i, (x, rates, *_) in enumerate(steps):
+        wanted = ptb.rate_at(run, ptb.Recipe(), i, tokens / 2000) * x.shape[1] / 20
+        assert rates[0] == pytest.approx(wanted)
+        tokens += x.numel()
+    assert lengths[:3] == [min(250, ptb.segment_length(20, 0, step)) for step in range(3)]
+
+
+# ---- averages, and going on ---------------------------------------------------------------------
+
+@pytest.mark.parametrize("kind", ["equal", ""])
+def test_what_is_kept(setting, tmp_path, monkeypatch, kind):
+    """The mean of the weights after every update of the last part, in bf16; or the last ones."""
+    steps = watch(monkeypatch)
+    recipe = ptb.Recipe(average=kind, average_from=0.6, input=0.2) if kind else ptb.Recipe()
+    model, curve = fit(setting, recipe, tmp_path / "a")
+    tokens = [sum(x.numel() for x, *_ in steps[:i]) for i in range(len(steps))]
+    last = [weights for (_, _, weights, _), t in zip(steps, tokens) if t >= 1200]
+    assert 20 < len(last) < 30
+    for name, z in model.state_dict().items():
+        wanted = (torch.stack([weights[name] for weights in last]).mean(0) if kind
+                  else steps[-1][2][name])
+        assert (z - wanted).abs().max() <= wanted.abs().max() / 256 + 1e-7, name
+        assert torch.equal(z, z.bfloat16().float()), name
+    assert not model.training
+    assert [row["averaged"] is None for row in curve] == [
+        not kind or row["tokens"] < 1200 for row in curve]
+
+
+def test_the_curve(setting, tmp_path):
+    """A line at each validation and at the end: tokens, losses, in the file as perplexities."""
+    config, run, corpus = setting
+    model, curve = fit(setting, ptb.Recipe(alpha=0.1), tmp_path / "a", lr=0.01)
+    assert [row["step"] for row in curve][:3] == [10, 20, 30] and curve[-1]["tokens"] == 2000
+    assert curve[0]["valid"] > curve[-1]["valid"] + 0.2  # it learns
+    assert abs(curve[-1]["train"] - curve[-1]["valid"]) < 1  # no penalty in it
+    wanted = train.evaluate(model, corpus.valid[:201], run)
+    assert curve[-1]["valid"] == pytest.approx(wanted, abs=2e-3)  # the model is rounded
+    assert curve.best() == min(row["valid"] for row in curve)
+    head, *lines = (tmp_path / "a" / "curve.tsv").read_text().splitlines()
+    last = dict(zip(head.split("\t"), lines[-1].split("\t")))
+    assert float(last["valid"]) == pytest.approx(math.exp(curve[-1]["valid"]), abs=1e-3)
+    assert last["averaged"] == "" and len(lines) == len(curve)
+
+
+@pytest.mark.parametrize("at", [7, 45])
+def test_going_on_to_the_bit(setting, tmp_path, monkeypatch, at):
+    """Stopped before and within the averaging, a run goes on to the same weights and curve."""
+    recipe = replace(ptb.SMALL, average="ema", word=0.2, vary=True)
+    whole, curve = fit(setting, recipe, tmp_path / "a")
+
+    def stop(n):
+        if n == at:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(study, "EVERY", 0)
+    with monkeypatch.context() as patch:
+        watch(patch, stop)
+        with pytest.raises(KeyboardInterrupt):
+            fit(setting, recipe, tmp_path / "b")
+    torch.manual_seed(99)  # what happened in between must not matter
+    steps = watch(monkeypatch)
+    found, found_curve = fit(setting, recipe, tmp_path / "b")
+    assert 0 < len(steps) < curve[-1]["step"]
+    for (name, a), b in zip(whole.state_dict().items(), found.state_dict().values()):
+        assert torch.equal(a, b), name
+    assert [{**row, "seconds": 0} for row in curve] == [{**row, "seconds": 0}
+                                                        for row in found_curve]
+    steps.clear()
+    again, _ = fit(setting, recipe, tmp_path / "b")  # finished: nothing is trained
+    assert not steps and all(torch.equal(a, b) for a, b in zip(
+        whole.state_dict().values(), again.state_dict().values()))
+
+
+def test_a_seed_decides_everything(setting, tmp_path):
+    """The same seed gives the same weights, another one others."""
+    recipe = replace(ptb.SMALL, connect=0.1)
+    one, same, other = (
+        fit(setting, recipe, tmp_path / str(i), seed=seed, tokens=600)[0].state_dict()
+        for i, seed in enumerate((3, 3, 4)))
+    assert all(torch.equal(a, b) for a, b in zip(one.values(), same.values()))
+    assert not torch.equal(one["u"], other["u"])
+
+
+def test_another_run_in_the_folder(setting, tmp_path):
+    """A folder with another recipe's model is refused, and so is a damaged one; nothing is lost."""
+    fit(setting, ptb.Recipe(), tmp_path / "a")
+    path = tmp_path / "a" / "model.pt"
+    data = path.read_bytes()
+    with pytest.raises(ValueError, match="other settings"):
+        fit(setting, ptb.Recipe(input=0.1), tmp_path / "a")
+    assert path.read_bytes() == data
+    path.write_bytes(data[:-100])
+    with pytest.raises(ValueError, match="damaged"):
+        fit(setting, ptb.Recipe(), tmp_path / "a")
+
+
+def test_a_step_that_is_not_finite_is_passed_over(setting, tmp_path, monkeypatch):
+    """One such step reaches neither weights nor curve; the run goes on."""
+    step, calls = train.train_step, []
+
+    def bad(learner, optimizer, x, y, memory, run):
+        calls.append(1)
+        if len(calls) == 5:
+            return math.nan, 1.0, memory
+        return step(learner, optimizer, x, y, memory, run)
+
+    monkeypatch.setattr(train, "train_step", bad)
+    _, curve = fit(setting, ptb.Recipe(), tmp_path / "a", tokens=600)
+    assert all(math.isfinite(row["train"]) for row in curve) and curve[-1]["tokens"] >= 600
+
+
+def test_a_loss_that_is_not_finite(setting, tmp_path):
+    """Said with the step; nothing half-written."""
+    with pytest.raises(ValueError, match="ten steps in a row, up to step 1[0-9],"):
+        fit(setting, ptb.Recipe(), tmp_path / "a", lr=1e30, warmup=0)
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+# ---- evaluation ---------------------------------------------------------------------------------
+
+def model_of(setting, seed=0):
+    torch.manual_seed(seed)
+    model = lesson_5.TransformerXL(setting[0]).eval()
+    for z in model.parameters():
+        torch.nn.init.normal_(z, std=0.3)
+    return model
+
+
+def test_temperature_1_is_the_evaluation_of_train_py(setting):
+    """One lane, every token once; other temperatures divide the logits."""
+    config, run, corpus = setting
+    model = model_of(setting)
+    run = replace(run, eval_segment=7, eval_mem_len=11, eval_clamp_len=9)
+    tokens = corpus.valid[:100]
+    found = ptb.losses_by_temperature(model, tokens, run, (1.0, 2.0, 0.5))
+    assert found[0] == pytest.approx(train.evaluate(model, tokens, run), abs=1e-6)
+    model.config = replace(config, mem_len=11, clamp_len=9, same_length=True)
+    with torch.no_grad():
+        logits, _ = model(tokens[None, :-1].long())  # one pass: with same_length the same
+    for temperature, loss in zip((2.0, 0.5), found[1:]):
+        wanted = F.cross_entropy(logits[0] / temperature, tokens[1:].long()).item()
+        assert loss == pytest.approx(wanted, abs=1e-5)
+
+
+def test_the_choice_is_made_on_valid(setting, monkeypatch):
+    """All memories, with and without the clamp of training, all temperatures; the lowest wins."""
+    config, run, corpus = setting
+    seen = []
+
+    def losses(model, tokens, at, temperatures=ptb.TEMPERATURES):
+        assert tokens is corpus.valid
+        seen.append((at.eval_mem_len, at.eval_clamp_len))
+        return [5.0] * len(temperatures) if seen[-1] != (16, 15) else [
+            5.0, 4.0, 3.0, 4.5, 5.0, 5.0]
+
+    monkeypatch.setattr(ptb, "losses_by_temperature", losses)
+    nats, at, temperature = ptb.choose(model_of(setting), corpus.valid, run, (8, 16, 32))
+    assert seen == [(M, clamp) for M in (8, 16, 32) for clamp in (0, 15)]  # 8 + 8 - 1
+    assert (nats, at.eval_mem_len, at.eval_clamp_len) == (3.0, 16, 15)
+    assert temperature == ptb.TEMPERATURES[2]
+
+
+def test_the_test_split_is_read_once(setting, tmp_path, monkeypatch):
+    """Each reading is a line; the same weights are not read again; others are."""
+    config, run, corpus = setting
+    path, chosen = tmp_path / "readings.tsv", (4.0, run, 1.05)
+    seen, losses = [], ptb.losses_by_temperature
+    monkeypatch.setattr(ptb, "losses_by_temperature",
+                        lambda *z: seen.append(z[1:]) or losses(*z))
+    first = ptb.read_test(model_of(setting), "one", corpus, chosen, path)
+    assert seen[0][0] is corpus.test and seen[0][1:] == (run, (1.05,))
+    test = math.exp(losses(model_of(setting), corpus.test, run, (1.05,))[0])
+    for part in ("one\t", f"test {test:.2f} ppl", "valid 54.60 ppl", "T 64, M 16, clamp none, "
+                 "temperature 1.05", f"{len(corpus.test) - 1:,} predictions"):
+        assert part in first, part
+    assert ptb.read_test(model_of(setting), "again", corpus, chosen, path) == first
+    assert len(seen) == 1, "read twice"
+    second = ptb.read_test(model_of(setting, 1), "two", corpus, chosen, path)
+    assert path.read_text().splitlines() == [first, second] and len(seen) == 2
+
+
+# ---- many runs ----------------------------------------------------------------------------------
+
+def test_runs_of_other_processes_are_left_alone(tmp_path):
+    """A run that somebody works on is passed over, and asked for again at the end."""
+    jobs, done = [("a", 0), ("b, c", 0), ("d", 1)], []
+    held = tmp_path / "a-0"
+    held.mkdir()
+    other = checkpoint.Lock(held)
+    other.take()
+
+    def work(job, folder):
+        done.append(folder.name)
+        if folder.name == "d-1":
+            other.file.close()  # the other process ends meanwhile
+        return job
+
+    assert ptb.finished(jobs, tmp_path, work) == {job: job for job in jobs}
+    assert list(ptb.finished(jobs, tmp_path, work)) == jobs
+    assert done == ["b-c-0", "d-1", "a-0", "a-0", "b-c-0", "d-1"]
+    with checkpoint.Lock(held) as lock:
+        lock.take()
+        assert list(ptb.finished(jobs, tmp_path, work)) == jobs[1:]
+
+
+def test_the_recipe_can_be_changed():
+    """--set: each part by its type."""
+    found = ptb.changed(ptb.SMALL, ["word=0.25", "locked=False", "average=ema", "vary=True"])
+    assert found == replace(ptb.SMALL, word=0.25, locked=False, average="ema", vary=True)
+
+
+FLAGS = ["--size", "tiny", "--seeds", "0"]
+
+
+def ready(out):
+    """A folder for --out whose number type need not be measured."""
+    out.mkdir()
+    (out / "number_type").write_text("float32")
+    return str(out)
+
+
+def test_the_effects_in_small(folder, tmp_path, capsys):
+    """A line for each recipe, its distance from the first, the averages, a figure; no test split.
+    """
+    flags = [*FLAGS, "--data-dir", str(folder), "--out", ready(tmp_path / "o"), "--what", "effects",
+             "--only", "nothing", "recipe", "no word dropout"]
+    assert ptb.main(flags) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    rows = [line for line in lines if line.startswith(("recipe", "nothing", "no word"))]
+    assert [row.split("  ")[0] for row in rows] == ["recipe", "nothing", "no word dropout"]
+    assert rows[0].split()[-1] == "+0.000" and float(rows[1].split()[-1]) != 0
+    assert "averaging, seed 0:" in out and "test 2" not in out and "predictions" not in out
+    assert (tmp_path / "o" / "effects.png").stat().st_size > 10_000
+    assert not list((tmp_path / "o").glob("*/test.tsv"))
+    assert ptb.main(flags) == 0
+    assert capsys.readouterr().out == out  # kept, not trained again
+
+
+def test_the_recipe_in_small(folder, tmp_path, capsys):
+    """A line of the test for each seed, as in the file; again: the same lines, read once."""
+    flags = ["--size", "tiny", "--seeds", "0", "1", "--data-dir", str(folder), "--out",
+             ready(tmp_path / "o")]
+    assert ptb.main(flags) == 0
+    out = capsys.readouterr().out
+    readings = [path.read_text() for path in sorted((tmp_path / "o").glob("*/test.tsv"))]
+    assert len(readings) == 2 and "".join(readings) in out and readings[0] != readings[1]
+    assert ptb.main(flags) == 0
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize("flags, part", [
+    (["--model", "16x380"], "--model is for --size paper"), (["--what", "all"], "invalid choice"),
+    (["--what", "effects", "--only", "no luck"], "no luck"), (["--epochs", "0"], "--epochs"),
+    (["--batch", "0"], "--batch"), (["--batch", "100000"], "100"), (["--seeds", "-1"], "seed"),
+    (["--seeds", "1", "1"], "seed"), (["--size", "huge"], "invalid choice"),
+    (["--out", "/dev/null/x"], "/dev/null"), (["--set", "luck=1"], "the parts are word (float)"),
+    (["--set", "word=much"], "could not convert"), (["--set", "locked=1"], "locked (bool)"),
+    (["--set", "word=1"], "word must be in [0, 1)"), (["--set", "average=most"], "'most'"),
+    (["--set", "average_from=0"], "(0, 1]"), (["--lr", "-1"], "--lr")])
+def test_mistakes_are_one_line(folder, tmp_path, capsys, flags, part):
+    """What was wrong, on stderr; exit status 1; nothing is left behind."""
+    given = [*FLAGS, "--data-dir", str(folder), "--out", str(tmp_path / "o"), *flags]
+    assert ptb.main(given) == 1
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1 and part in error[0], error
+    assert not list((tmp_path / "o").glob("*/model.pt"))
+
+
+def test_wrong_data_are_refused(folder, tmp_path, capsys, monkeypatch):
+    """A split with other token counts: one line with the counts found and those published."""
+    source = corpora.SOURCES["ptb"]
+    monkeypatch.setitem(corpora.SOURCES, "ptb", source._replace(
+        counts=(929_589, 73_760, 82_430, 10_000)))
+    assert ptb.main([*FLAGS, "--data-dir", str(folder), "--out", str(tmp_path / "o")]) == 1
+    (error,) = capsys.readouterr().err.splitlines()
+    for number in ("7800", "390", "520", "929589", "73760", "82430"):
+        assert number in error.replace(",", ""), (number, error)
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.slow
+def test_compiling_changes_nothing(setting, tmp_path, capsys):
+    """The compiled step trains to the same weights, to rounding; dropout off, so nothing is drawn.
+    """
+    config, run, corpus = setting
+    found = []
+    for i, compiling in enumerate((None, "reduce-overhead")):
+        out = tmp_path / str(i)
+        out.mkdir()
+        found.append(ptb.fit(replace(config, n_layer=1), replace(run, tokens=160),
+                             ptb.Recipe(alpha=0.1, beta=0.1), TINY, corpus, out, "cpu",
+                             compiling)[0])
+    for (name, a), b in zip(found[0].state_dict().items(), found[1].state_dict().values()):
+        assert (a - b).abs().max() < 1e-2, name
+    assert "compiled in" in capsys.readouterr().out
