@@ -415,6 +415,8 @@ def compiled(model, run, x, y, mode="default"):
                 with autocast(run, x.device.type):
                     losses, memory = learner(x, memory, y)
                 losses.mean().backward()
+                model.zero_grad()  # CUDA graphs write over what they have returned before
+                memory = [z.clone() for z in memory]
     except Exception as error:  # no compiler, or one that fails: many types, the reason first
         print(f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
         learner = model
@@ -422,7 +424,6 @@ def compiled(model, run, x, y, mode="default"):
         learner = model
     else:
         print(f"compiled in {time.monotonic() - start:.0f} s")
-    model.zero_grad()
     return learner
 
 

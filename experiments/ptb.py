@@ -5,25 +5,28 @@ published.  This is the published architecture, W_kR included, within 24.1 milli
 model, no cache, no dynamic evaluation, with the parts of regularisers.py, and the search for how
 strong each should be.  ptb.md is its log.
 
-    python experiments/ptb.py --size paper                  the recipe: train, choose, test; a GPU
-    python experiments/ptb.py --size paper --what effects   the recipe with one part changed, each
-    python experiments/ptb.py --what effects                the same small: a twelfth of the text
-    python experiments/ptb.py --size whole                  the whole text, train.py's small model
+    python experiments/ptb.py --what effects                each part's effect, small; an hour
+    python experiments/ptb.py --size whole                  train.py's small model, the whole text
+    python experiments/ptb.py --size paper --what effects   each part's effect at full size; a GPU
+    python experiments/ptb.py --size paper --test           the recipe: train, choose, test; a GPU
 
-A run is a recipe and a seed, in a folder of its own under --out.  What is finished is kept, and an
-unfinished run goes on where it stopped.  Several processes may work in one --out: each takes the
-next run that nobody works on, so that small runs share a GPU (or the cores) side by side:
+A run is a recipe and a seed; it has a folder of its own under --out, where it is kept when it is
+finished, and saved every minute before, so that the same command goes on (to the bit on a CPU;
+on a GPU sums come in any order).  Another model, length, batch or rate needs another --out.
+Several processes may work in one --out: each takes the next run that nobody works on, so that small
+runs share a GPU (or the cores) side by side.
 
-    for i in 1 2 3; do python experiments/ptb.py --size paper & done; wait
+    for i in 1 2 3; do python experiments/ptb.py --size paper --test & done; wait
 
 (On a CPU put OMP_NUM_THREADS=1 in front: processes whose threads wait for each other are slow.)
 
-The last weights, or their average, rounded to bf16, are the model.  Memory length, clamp and
-temperature of the evaluation are chosen on the validation split.  The test split is read as one
-lane, every token, once for each finished model, by the recipe alone: test.tsv in the run's folder
-logs the reading, and a model that stands there is not read again.
+The model of a run is its last weights, or the average of those of its last part, rounded to bf16.
+Memory length, clamp and temperature of its evaluation are chosen on the validation split.  Only
+with --test is the test split read: as one lane, every token, once for each finished model.
+result.json in the run's folder has the choice and every reading.
 """
 import hashlib
+import json
 import math
 import statistics
 import sys
@@ -36,7 +39,7 @@ import torch
 from matplotlib.figure import Figure
 
 import study
-from regularisers import Penalised, Recipe, averaged, optimizer_of, regularise, segment_length
+from regularisers import Penalised, Recipe, averager, optimizer_of, regularise, segment_length
 from study import checkpoint, corpora, lanes, segments, train
 
 NAME = "ptb"
@@ -58,7 +61,6 @@ class Size:
     recipe: Recipe
     part: int = 1  # train on the first 1/part of the text
     memories: tuple = ()  # of evaluation, to choose from
-    average_steps: int = 1000  # of the exponential average
 
 
 # the authors' later code has 16 layers of 380 without W_kR; 12 of 384 suit a GPU's multiples of 64
@@ -81,25 +83,23 @@ SIZES = {
                                 mem_len=32),
                    train.Run("ptb", batch=16, segment=32, tokens=1, lr=2e-3, warmup=200,
                              eval_segment=64, eval_mem_len=64, eval_every=227, eval_tokens=20_000),
-                   epochs=18, recipe=SMALL, part=12, memories=(32, 64, 128, 256),
-                   average_steps=300),
+                   epochs=18, recipe=SMALL, part=12, memories=(32, 64, 128, 256)),
     "whole": Size(replace(CONFIGS["laptop-words"], dropout=0.0),
                   train.Run("ptb", batch=16, segment=64, tokens=1, lr=2e-3, warmup=400,
                             eval_segment=64, eval_mem_len=128, eval_every=907, eval_tokens=20_000),
-                  epochs=8, recipe=MILD, memories=(64, 128, 256, 512), average_steps=1000),
+                  epochs=8, recipe=MILD, memories=(64, 128, 256, 512)),
     "paper": Size(MODELS["12x384"],
                   train.Run("ptb", batch=20, segment=70, tokens=1, lr=3e-4, warmup=3000,
                             eval_segment=512, eval_mem_len=140, eval_every=1992, eval_tokens=0),
-                  epochs=150, recipe=RECIPE, memories=(70, 140, 280, 560, 1120),
-                  average_steps=20_000)}
+                  epochs=150, recipe=RECIPE, memories=(70, 140, 280, 560, 1120))}
 
 
 def effects(recipe):
-    """{name: recipe}: the recipe, then with one part taken out, added or changed."""
+    """{name: recipe}: the recipe, two baselines, then the recipe with one part changed, each."""
     def but(**changes):
         return replace(recipe, **changes)
 
-    changed = {
+    others = {
         "nothing": Recipe(),
         "only independent dropout": Recipe(
             input=0.2, inside=0.2, attention=0.2, output=0.2, locked=False),
@@ -121,7 +121,7 @@ def effects(recipe):
         "embedding rate x 2": but(embedding_rate=2.0),
         "embedding rate x 1": but(embedding_rate=1.0),
     }
-    return {"recipe": recipe} | {name: z for name, z in changed.items() if z != recipe}
+    return {"recipe": recipe} | {name: z for name, z in others.items() if z != recipe}
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -131,10 +131,16 @@ def rate_at(run, recipe, step, done):
 
     Without averaging the cosine ends at 0, as train.py's does.
     """
-    lowest = 1 / 3 if recipe.average else 0.0
+    if not recipe.average:
+        return train.learning_rate(run, step, done)
     cosine = train.learning_rate(run, step, min(1.0, done / recipe.average_from))
-    rate = min(lowest * run.lr + (1 - lowest) * cosine, run.lr * (step + 1) / max(1, run.warmup))
+    rate = min((run.lr + 2 * cosine) / 3, run.lr * (step + 1) / max(1, run.warmup))
     return rate * (recipe.average_rate if done >= recipe.average_from else 1.0)
+
+
+def ppl(nats):
+    """A mean loss as perplexity."""
+    return train.shown(nats, "ppl")
 
 
 class Curve(list):
@@ -144,7 +150,7 @@ class Curve(list):
         """As text, the losses as perplexities."""
         rows = ["\t".join(COLUMNS)]
         for row in self:
-            shown = {name: f"{math.exp(min(99, row[name])):.3f}" if row[name] is not None else ""
+            shown = {name: f"{ppl(row[name]):.3f}" if row[name] is not None else ""
                      for name in ("train", "valid", "averaged")}
             shown |= {"seconds": f"{row['seconds']:.1f}", "rate": f"{row['rate']:.3g}"}
             rows.append("\t".join(str((row | shown)[name]) for name in COLUMNS))
@@ -169,14 +175,15 @@ def rounded(model):
     return {name: z.bfloat16() for name, z in model.state_dict().items()}
 
 
-def fit(config, run, recipe, size, corpus, folder, device, compiling=None):
+def fit(config, run, recipe, part, corpus, folder, device, mode=None):
     """Train in a folder, from the start or from where it stopped -> plain model, its curve.
 
+    The text is the first 1 / part of the corpus's; mode is torch.compile's, None: not compiled.
     The model has the final weights (averaged, if the recipe says so), rounded to bf16.
     ValueError if the folder holds another run, OSError if nothing can be written.
     """
     path = folder / "model.pt"
-    settings = " ".join(map(str, (config, run, recipe, size.part, size.average_steps,
+    settings = " ".join(map(str, (config, run, recipe, part, device, mode,
                                   corpora.checksum(corpus))))
     content = study.saved(path, settings)
     stream = lanes(corpus.train, run.batch)  # (B, n)
@@ -192,7 +199,8 @@ def fit(config, run, recipe, size, corpus, folder, device, compiling=None):
     model = regularise(TransformerXL(config).to(device), recipe)
     penalised = Penalised(model, recipe.alpha, recipe.beta)
     optimizer = optimizer_of(model, recipe, run.lr)
-    mean = averaged(plain, recipe, size.average_steps)
+    steps_left = (1 - recipe.average_from) * run.tokens / (run.batch * run.segment)
+    mean = averager(plain, recipe, max(1, steps_left / 10))
     stream = stream.to(device)
     step, epoch, column, memory, seconds, losses, skipped = 0, 0, 0, None, 0.0, [], 0
     if content:
@@ -206,16 +214,16 @@ def fit(config, run, recipe, size, corpus, folder, device, compiling=None):
         bar.skip(content["tokens"])
     valid = corpus.valid[: run.eval_tokens + 1] if run.eval_tokens else corpus.valid
     first = next(segments(stream, run.segment))
-    learner = train.compiled(penalised, run, *first, compiling) if compiling else penalised
+    learner = train.compiled(penalised, run, *first, mode) if mode else penalised
     model.train()
 
-    def keep(finished=False):
-        """Save what going on needs, or the finished weights; the curve as text beside them."""
+    def keep(whole=False):
+        """Save what going on needs, or, of the whole run, the weights; beside them the curve."""
         best = mean.module if mean.n_averaged else model
         content = {"settings": settings, "place": (step, epoch, column, memory), "curve": [*curve],
-                   "seconds": seconds, "losses": losses, "tokens": tokens, "finished": finished,
-                   "model": rounded(best) if finished else model.state_dict()}
-        if not finished:
+                   "seconds": seconds, "losses": losses, "tokens": tokens, "finished": whole,
+                   "model": rounded(best) if whole else model.state_dict()}
+        if not whole:
             content |= {"optimizer": optimizer.state_dict(), "mean": mean.state_dict()}
             content |= checkpoint.random_state(device)
         checkpoint.save(path, content)
@@ -226,9 +234,9 @@ def fit(config, run, recipe, size, corpus, folder, device, compiling=None):
         begun, done = time.perf_counter(), tokens / run.tokens
         length = segment_length(run.segment, run.seed, step) if recipe.vary else run.segment
         x, y = next(segments(stream, length, column))
-        rate = rate_at(run, recipe, step, done) * x.shape[1] / run.segment
+        rate = rate_at(run, recipe, step, done)
         for group in optimizer.param_groups:
-            group["lr"] = rate * group["factor"]
+            group["lr"] = rate * group["factor"] * x.shape[1] / run.segment
         loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, run)
         if math.isfinite(loss + norm):
             losses.append(loss - penalised.penalty.item())
@@ -255,15 +263,15 @@ def fit(config, run, recipe, size, corpus, folder, device, compiling=None):
             keep()
             last = time.monotonic()
             pause = max(study.EVERY, 20 * (last - start))
-    keep(finished=True)
+    keep(whole=True)
     bar.clear()
     plain.load_state_dict(study.saved(path, settings)["model"])
     return plain, curve
 
 
-def loss_of(plain, learner, tokens, run):
-    """The validation loss in nats of the weights that another model of the same names has."""
-    plain.load_state_dict(learner.state_dict())
+def loss_of(plain, other, tokens, run):
+    """The validation loss in nats of another model's weights, in the plain model."""
+    plain.load_state_dict(other.state_dict())
     return train.evaluate(plain, tokens, run, "validating")
 
 
@@ -289,57 +297,93 @@ def losses_by_temperature(model, tokens, run, temperatures=TEMPERATURES):
 
 
 def choose(model, valid, run, memories):
-    """The evaluation with the lowest validation loss -> (nats, run, temperature)."""
-    training = model.config.mem_len + run.segment - 1  # the longest distance of training
-    found = []
+    """The evaluation with the lowest validation loss -> (nats, run, temperature).
+
+    A clamp is tried where it acts: at the longest distance of training (in segments of the usual
+    length), if evaluation has longer ones.
+    """
+    longest, found = model.config.mem_len + run.segment - 1, []
     for M in memories:
-        for clamp in (0, training):
+        for clamp in (0, longest) if M > longest else (0,):
             at = replace(run, eval_mem_len=M, eval_clamp_len=clamp)
             found += [(loss, at, temperature) for temperature, loss in zip(
                 TEMPERATURES, losses_by_temperature(model, valid, at))]
     return min(found, key=lambda one: one[0])
 
 
-def read_test(model, name, corpus, chosen, path):
-    """The test perplexity of a model, read once: what is in `path` is not read again -> the line.
+def result_of(model, corpus, run, memories, path, test):
+    """Choose the evaluation and, if asked, read the test split, once -> what is in result.json.
+
+    Both are done once for a model: what `path` has of these weights is not done again.  A reading
+    is noted before it begins, so that one that was interrupted can be seen.
     """
     weights = hashlib.sha256()
     for z in model.state_dict().values():
         weights.update(z.cpu().numpy().tobytes())
-    key = weights.hexdigest()[:16]
-    earlier = path.read_text().splitlines() if path.exists() else []
-    for line in earlier:
-        if key in line:
-            return line
-    nats, at, temperature = chosen
-    (test,) = losses_by_temperature(model, corpus.test, at, (temperature,))
-    line = (f"{name}\tweights {key}\tvalid {math.exp(nats):.2f} ppl\ttest {math.exp(test):.2f} ppl"
-            f"\tT {at.eval_segment}, M {at.eval_mem_len}, clamp {at.eval_clamp_len or 'none'}, "
-            f"temperature {temperature}\t{len(corpus.test) - 1:,} predictions\t"
-            f"{time.strftime('%Y-%m-%d %H:%M')}")
-    checkpoint.write(path, lambda file: file.write("\n".join([*earlier, line]) + "\n"))
+    result = json.loads(path.read_text()) if path.exists() else {}
+
+    def note():
+        checkpoint.write(path, lambda file: json.dump(result, file, indent=1))
+
+    if result.get("weights") != weights.hexdigest():
+        nats, at, temperature = choose(model, corpus.valid, run, memories)
+        result = {"weights": weights.hexdigest(), "valid": ppl(nats), "M": at.eval_mem_len,
+                  "clamp": at.eval_clamp_len, "temperature": temperature, "readings": []}
+        note()
+    if test and not any("test" in reading for reading in result["readings"]):
+        reading = {"begun": time.strftime("%Y-%m-%d %H:%M:%S")}
+        result["readings"].append(reading)
+        note()
+        at = replace(run, eval_mem_len=result["M"], eval_clamp_len=result["clamp"])
+        found = losses_by_temperature(model, corpus.test, at, (result["temperature"], 1.0))
+        reading |= dict(zip(("test", "at temperature 1"), map(ppl, found)))
+        note()
+    return result
+
+
+def said(result, corpus, memories):
+    """A result in one line."""
+    edges = {"M": memories[-1:], "temperature": (TEMPERATURES[0], TEMPERATURES[-1])}
+    on_edge = [name for name in edges if result[name] in edges[name]]
+    line = (f"valid {result['valid']:.2f} ppl (M {result['M']}, clamp {result['clamp'] or 'none'}, "
+            f"temperature {result['temperature']}"
+            + "".join(f"; {name} is at the edge of what was tried" for name in on_edge) + ")")
+    for reading in result["readings"]:
+        line += (f" | test {reading['test']:.2f} ppl, {reading['at temperature 1']:.2f} at "
+                 f"temperature 1, {len(corpus.test) - 1:,} predictions, read {reading['begun']}"
+                 if "test" in reading else f" | test: a reading begun {reading['begun']} was "
+                 "interrupted")
     return line
 
 
 # ---- many runs, and what came out ---------------------------------------------------------------
 
-def finished(jobs, out, work):
-    """work(job, folder) for every job that no other process works on -> {job: what it returned}.
+def each_run(jobs, out, work):
+    """work(job, folder) for every job that no other process works on.
 
-    A job is (name, seed).  What was taken is asked for once more when the others are done.
+    Returns {job: what it returned}, and the jobs that failed.
+    A job is (name, seed).  One that another process had is asked for again when the rest is done.
+    One that fails is said, and does not keep the others from being done.
     """
-    results = {}
+    results, failed = {}, []
     for job in [*jobs, *jobs]:
+        if job in results or job in failed:
+            continue
         folder = out / f"{'-'.join(job[0].replace(',', '').split())}-{job[1]}"
         folder.mkdir(parents=True, exist_ok=True)
-        with checkpoint.Lock(folder) as lock:
+        lock = checkpoint.Lock(folder)
+        try:
+            lock.take()
+        except ValueError:  # another process is at it
+            continue
+        with lock:
             try:
-                lock.take()
-            except ValueError:  # another process is at it
-                continue
-            if job not in results:
                 results[job] = work(job, folder)
-    return {job: results[job] for job in jobs if job in results}
+            except ValueError as error:
+                study.Bar.clear()
+                print(f"{folder.name} failed: {error}", flush=True)
+                failed.append(job)
+    return {job: results[job] for job in jobs if job in results}, failed
 
 
 def report(curves, epochs, total):
@@ -352,17 +396,17 @@ def report(curves, epochs, total):
           + f"{'best':>9}  nats above {names[0]!r}")
     for name in names:
         those = {seed: curve for (other, seed), curve in curves.items() if other == name}
-        line = [statistics.mean(math.exp(min(99, curve.after(mark))) for curve in those.values())
+        line = [statistics.mean(ppl(curve.after(mark)) for curve in those.values())
                 for mark in marks]
-        best = statistics.mean(math.exp(curve.best()) for curve in those.values())
+        best = statistics.mean(ppl(curve.best()) for curve in those.values())
         above = [curve.best() - curves[names[0], seed].best() for seed, curve in those.items()
                  if (names[0], seed) in curves]
         print(f"{name:26}" + "".join(f"{z:7.1f}" for z in line) + f"{best:9.2f}  "
               + "  ".join(f"{z:+.3f}" for z in above))
     for (name, seed), curve in curves.items():
         if name == names[0] and curve[-1]["averaged"] is not None:
-            print(f"averaging, seed {seed}: {math.exp(curve[-1]['valid']):.2f} ppl with the last "
-                  f"weights, {math.exp(curve[-1]['averaged']):.2f} with their average")
+            print(f"averaging, seed {seed}: {ppl(curve[-1]['valid']):.2f} ppl with the last "
+                  f"weights, {ppl(curve[-1]['averaged']):.2f} with their average")
 
 
 def draw(curves, path, epochs, total, title):
@@ -372,12 +416,12 @@ def draw(curves, path, epochs, total, title):
     rows = math.ceil(len(names) / columns)
     figure = Figure(figsize=(2.9 * columns + 0.4, 2.4 * rows + 0.6), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    low = math.exp(min(curve.best() for curve in curves.values()))
+    low = ppl(min(curve.best() for curve in curves.values()))
     for axes, name in zip(panels.flat, names):
         for other, color, width in ((names[0], "0.6", 1.5), (name, "tab:blue", 1.5)):
             for (which, _), curve in curves.items():
                 if which == other:
-                    line = [(tokens / total * epochs, math.exp(min(99, loss)))
+                    line = [(tokens / total * epochs, ppl(loss))
                             for tokens, loss in curve.losses()]
                     axes.plot(*zip(*line), color=color, linewidth=width)
         axes.set_title(name, fontsize=10)
@@ -400,6 +444,7 @@ def flags():
     add("--what", choices=("recipe", "effects"), default="recipe")
     add("--size", choices=SIZES, default="laptop")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    add("--test", action="store_true", help="read the test split, with --what recipe")
     add("--only", nargs="+", metavar="NAME", help="of the effects, these")
     add("--model", choices=MODELS, help="with --size paper (default: 12x384)")
     add("--set", nargs="+", default=[], metavar="PART=VALUE",
@@ -449,11 +494,19 @@ def asked(given):
     recipe = changed(size.recipe, given.set)
     recipes = effects(recipe) if given.what == "effects" else {
         " ".join(["recipe", *given.set]): recipe}
+    if given.what == "effects" and given.test:
+        raise ValueError("--test is for --what recipe: nothing is to be chosen by the test split")
+    if given.only and given.what == "recipe":
+        raise ValueError("--only is for --what effects")
     unknown = set(given.only or recipes) - set(recipes)
     if unknown:
         raise ValueError(f"--only {' '.join(map(repr, sorted(unknown)))}: the effects are "
                          f"{', '.join(map(repr, recipes))}")
-    return size, {name: z for name, z in recipes.items() if name in (given.only or recipes)}
+    recipes = {name: z for name, z in recipes.items() if name in (given.only or recipes)}
+    if given.compile and any(z.vary for z in recipes.values()):
+        raise ValueError("--compile compiles for one length of segments: leave 'random lengths' "
+                         "out (--only names what remains), or --compile")
+    return size, recipes
 
 
 def experiment(argv):
@@ -467,36 +520,36 @@ def experiment(argv):
     run = replace(size.run, tokens=total)
     out = Path(given.out or study.RUNS / f"{NAME}-{given.size}")
     out.mkdir(parents=True, exist_ok=True)
-    if given.device == "cuda":
-        torch.set_float32_matmul_precision("high")
     run = study.number_type(TransformerXL(config).to(given.device), run, out)
     print(f"{lesson_5.count_parameters(config):,} parameters, {len(corpus.train):,} tokens of "
           f"training, {size.epochs} epochs, {run.batch} lanes of {run.segment}, {run.dtype}",
           flush=True)
-    jobs = [(name, seed) for name in recipes for seed in given.seeds]
 
     def work(job, folder):
         name, seed = job
-        model, curve = fit(config, replace(run, seed=seed), recipes[name], size, corpus, folder,
-                           given.device, given.compile)
-        if given.what == "effects":
-            return curve
-        exact = replace(run, dtype="float32")
-        chosen = choose(model, corpus.valid, exact, size.memories)
-        print(read_test(model, f"{given.size} {folder.name}", corpus, chosen,
-                        folder / "test.tsv"), flush=True)
+        if given.device == "cuda":
+            torch.set_float32_matmul_precision("high")  # what stays float32 may use TF32 ...
+        model, curve = fit(config, replace(run, seed=seed), recipes[name], size.part, corpus,
+                           folder, given.device, given.compile)
+        torch.set_float32_matmul_precision("highest")  # ... but not in what is reported
+        if given.what == "recipe":
+            result = result_of(model, corpus, replace(run, dtype="float32"), size.memories,
+                               folder / "result.json", given.test)
+            print(f"{folder.name}: {said(result, corpus, size.memories)}", flush=True)
         return curve
 
-    curves = finished(jobs, out, work)
-    missing = len(jobs) - len(curves)
-    if missing:
+    jobs = [(name, seed) for name in recipes for seed in given.seeds]
+    curves, failed = each_run(jobs, out, work)
+    if curves and given.what == "effects":
+        report(curves, size.epochs, total)
+    if missing := len(jobs) - len(curves) - len(failed):
         print(f"{missing} of {len(jobs)} runs belong to other processes; the same command again "
               "shows all")
-    if given.what == "effects" and curves:
-        report(curves, size.epochs, total)
-    if curves:
+    elif curves:
         draw(curves, out / f"{given.what}.png", size.epochs, total,
              f"Penn Treebank, {given.size}: {len(corpus.train):,} tokens of training")
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(jobs)} runs failed; why is said above")
 
 
 def main(argv=None):

@@ -2,8 +2,8 @@
 
 Penn Treebank is small: a model as large as the paper's knows the training text after a few
 readings, and its validation loss rises from then on.  The paper names variational dropout and
-weight averaging (section 4.1) and no more; these are the parts that the literature has since
-Merity, Keskar and Socher (2018, "Regularizing and Optimizing LSTM Language Models", here MKS).
+weight averaging (section 4.1) and no more.  The parts here are those with which Merity, Keskar and
+Socher (2018, "Regularizing and Optimizing LSTM Language Models", here MKS) trained their LSTM.
 
     LockedDropout   one mask for all time steps of a segment (MKS 4.2; Gal & Ghahramani 2016)
     WordDropout     whole words vanish from the input (MKS 4.3; Gal & Ghahramani 2016)
@@ -13,7 +13,7 @@ Merity, Keskar and Socher (2018, "Regularizing and Optimizing LSTM Language Mode
     segment_length  segments of random length, so that the cuts move (MKS 4.1)
     optimizer_of    Adam with weight decay, inside the gradient or beside it (Loshchilov & Hutter
                     2019), and a rate of its own for the embedding
-    averaged        the mean of the weights over the last steps (Polyak & Juditsky 1992; Izmailov et
+    averager        the mean of the weights over the last steps (Polyak & Juditsky 1992; Izmailov et
                     al. 2018), or an exponential one: torch.optim.swa_utils
 
 Lesson 5 has no option for any of them: `regularise` puts its modules in the place of the model's.
@@ -61,9 +61,11 @@ class Recipe:
             value, most = getattr(self, name), 1.0 if name in rates else math.inf
             if not 0 <= value < most:
                 raise ValueError(f"{name} must be in [0, {most:g}), got {value}")
-        if self.average not in ("equal", "ema", "") or not 0 < self.average_from <= 1:
-            raise ValueError(f"average must be equal, ema or empty, from (0, 1], got "
-                             f"{self.average!r} from {self.average_from}")
+        if self.average not in ("equal", "ema", ""):
+            raise ValueError(f"average must be equal, ema or empty, got {self.average!r}")
+        if self.average and not 0 < self.average_from < 1:
+            raise ValueError("an average needs average_from in (0, 1), the part of the run before "
+                             f"it, got {self.average_from}")
 
 
 # ---- dropouts -----------------------------------------------------------------------------------
@@ -144,8 +146,9 @@ def regularise(model, recipe):
 def activation_penalty(hidden, dropped, alpha, beta):
     """AR + TAR: alpha mean(dropped^2) + beta mean((h_t+1 - h_t)^2), of states (B, T, D), in nats.
 
-    AR looks at the state behind its dropout, TAR at the one before it (MKS 4.6, which has the norms
-    where their code, and this, has mean squares).
+    AR looks at the state behind its dropout, TAR at the one before it (MKS 4.6, which has norms
+    where their code, and this, has mean squares).  An LSTM's state may grow; here the last norm
+    sets the size of the states, so that AR mostly shrinks its gains and biases.
     """
     penalty = alpha * dropped.float().square().mean()
     if hidden.shape[1] > 1:
@@ -180,20 +183,23 @@ class Penalised(nn.Module):
 # ---- length, optimizer, averaging ---------------------------------------------------------------
 
 def segment_length(T, seed, step):
-    """The length of a step's segment: near T, in one of twenty near T / 2 (normal, T / 14 wide).
+    """The length of a step's segment: near T, or, one segment in twenty, near T / 2.
 
-    The learning rate of the step is to be scaled by length / T.  Lengths are whole tenths of T, so
-    that a compiled step meets few different ones.  The same seed and step give the same length.
+    Normal, T / 14 wide as with MKS's 5 of 70, then rounded to tenths of T, so that there are few
+    different ones.  The learning rate of the step is to be scaled by length / T.  The same seed and
+    step give the same length.
     """
-    draw, unit = random.Random(f"{seed} {step}"), max(1, T // 10)
+    draw = random.Random(f"{seed} {step}")
     length = draw.gauss(T if draw.random() < 0.95 else T / 2, T / 14)
-    return unit * max(1, round(length / unit))
+    return max(1, round(T * max(1, round(10 * length / T)) / 10))
 
 
 def optimizer_of(model, recipe, lr):
-    """Adam over three groups: the embedding, the other matrices, and the rest, which never decays.
+    """Adam over three groups: the embedding, the other matrices, and the rest, which never decays
+    (MKS decay all weights).
 
-    A group's learning rate is that of the run times its "factor".
+    A group's learning rate is that of the run times its "factor"; a decay beside the gradient is
+    multiplied by it, too.
     """
     embedding = [model.words.embedding.weight]
     matrices = [z for z in model.parameters() if z.dim() == 2 and z is not embedding[0]]
@@ -205,8 +211,8 @@ def optimizer_of(model, recipe, lr):
                 lr=lr, weight_decay=recipe.decay, fused=True)
 
 
-def averaged(model, recipe, steps):
-    """What averages a model's weights, with update_parameters(model) from torch, a step at a time.
+def averager(model, recipe, steps):
+    """A copy of the model for the mean of weights: update_parameters(model) adds those of a model.
 
     "equal": the mean of all updates; "ema": one in which an update has lost 1 - 1/e of its weight
     after `steps` more.

@@ -10,7 +10,7 @@ import os
 import statistics
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -147,13 +147,25 @@ def saved(path, settings):
 
 
 def number_type(model, run, folder):
-    """The run with the number type that is faster here; measured once, and noted in the folder."""
-    note = folder / "number_type"
-    if run.dtype == "auto" and not note.exists():
+    """The run with the number type that is faster here; measured once, and noted in the folder.
+
+    If several processes measure at the same time, what the first of them has noted counts.
+    """
+    note, mine = folder / "number_type", folder / f"number_type.{os.getpid()}"
+    if run.dtype != "auto":
+        return run
+    if not note.exists():
         x = torch.zeros(run.batch, run.segment, dtype=torch.int64,
                         device=next(model.parameters()).device)
-        note.write_text(train.choose_dtype(model, run, x, x))
-    return replace(run, dtype=note.read_text().strip()) if run.dtype == "auto" else run
+        try:
+            mine.write_text(train.choose_dtype(model, run, x, x))
+            with suppress(FileExistsError):
+                os.link(mine, note)  # whole or not at all, and never over another's
+        finally:
+            mine.unlink(missing_ok=True)
+    if (dtype := note.read_text().strip()) not in ("float32", "bf16"):
+        raise ValueError(f"{note} names no number type ({dtype[:20]!r}); delete it")
+    return replace(run, dtype=dtype)
 
 
 def fit(model, corpus, run, path, bar, weight=1):

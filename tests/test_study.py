@@ -280,3 +280,21 @@ def test_ctrl_c_says_how_to_go_on(capsys):
         raise KeyboardInterrupt
     assert study.ended("name", stop, []) == 130
     assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_the_first_note_of_a_number_type_counts(tmp_path, monkeypatch):
+    """Measured by two processes at once: the second takes what the first has noted, not its own."""
+    train = study.train
+    model = train.TransformerXL(train.CONFIGS["tiny"])
+    run = train.Run(steps=1, batch=2, segment=4)
+
+    def choose(*_):
+        (tmp_path / "number_type").write_text("bf16")  # the other process was faster
+        return "float32"
+
+    monkeypatch.setattr(train, "choose_dtype", choose)
+    assert study.number_type(model, run, tmp_path).dtype == "bf16"
+    assert [path.name for path in tmp_path.iterdir()] == ["number_type"]
+    (tmp_path / "number_type").write_text("")
+    with pytest.raises(ValueError, match="names no number type"):
+        study.number_type(model, run, tmp_path)
