@@ -418,12 +418,11 @@ def draw(curves, path, epochs, total, title):
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     low = ppl(min(curve.best() for curve in curves.values()))
     for axes, name in zip(panels.flat, names):
-        for other, color, width in ((names[0], "0.6", 1.5), (name, "tab:blue", 1.5)):
-            for (which, _), curve in curves.items():
-                if which == other:
-                    line = [(tokens / total * epochs, ppl(loss))
-                            for tokens, loss in curve.losses()]
-                    axes.plot(*zip(*line), color=color, linewidth=width)
+        for shown, color in ((names[0], "0.6"), (name, "tab:blue")):
+            for (other, _), curve in curves.items():
+                if other == shown:
+                    axes.plot(*zip(*((tokens / total * epochs, ppl(loss))
+                                     for tokens, loss in curve.losses())), color=color)
         axes.set_title(name, fontsize=10)
         axes.set(ylim=(0.95 * low, 2.2 * low), xlim=(0, epochs))
         axes.grid(alpha=0.3)
@@ -467,12 +466,15 @@ def changed(recipe, settings):
     for setting in settings:
         part, _, text = setting.partition("=")
         try:
-            kind = kinds[part]
-            value = {"True": True, "False": False}[text] if kind is bool else kind(text)
+            if part not in kinds:
+                raise ValueError("no such part")
+            if kinds[part] is bool and text not in ("True", "False"):
+                raise ValueError("True or False is needed")
+            value = text == "True" if kinds[part] is bool else kinds[part](text)
             recipe = replace(recipe, **{part: value})
-        except (KeyError, ValueError) as error:
-            raise ValueError(f"--set {setting}: {error}; the parts are " + ", ".join(
-                f"{name} ({kind.__name__})" for name, kind in kinds.items())) from None
+        except ValueError as error:
+            raise ValueError(f"--set {setting}: {error}; the parts are {', '.join(kinds)}"
+                             ) from None
     return recipe
 
 

@@ -509,8 +509,9 @@ def test_a_hopeless_run_is_reported_like_the_others(folder, tmp_path, capsys):
     (["--seeds", "-1"], "--seeds must"), (["--seeds", "1", "1"], "--seeds must"),
     (["--what", "effects", "--test"], "--test is for"), (["--only", "nothing"], "--only is for"),
     (["--compile", "--set", "vary=True"], "one length"), (["--size", "huge"], "invalid choice"),
-    (["--out", "/dev/null/x"], "/dev/null"), (["--set", "luck=1"], "the parts are word (float)"),
-    (["--set", "word=much"], "could not convert"), (["--set", "locked=1"], "locked (bool)"),
+    (["--out", "/dev/null/x"], "/dev/null"),
+    (["--set", "luck=1"], "no such part; the parts are word, input,"),
+    (["--set", "word=much"], "could not convert"), (["--set", "locked=1"], "True or False"),
     (["--set", "word=1"], "word must be in [0, 1)"), (["--set", "average=most"], "'most'"),
     (["--set", "average_from=1"], "average_from in (0, 1)"), (["--lr", "-1"], "--lr")])
 def test_mistakes_are_one_line(folder, tmp_path, capsys, flags, part):
