@@ -72,7 +72,7 @@ RECIPE = Recipe(word=0.2, input=0.6, inside=0.2, attention=0.2, output=0.5, alph
                 average_from=0.7, average_rate=0.5)
 SMALL = Recipe(word=0.1, input=0.3, inside=0.1, attention=0.1, output=0.3, alpha=0.2, beta=0.1,
                decay=0.1, average="equal", average_from=0.7, average_rate=0.5)
-MILD = Recipe(word=0.05, input=0.15, inside=0.1, attention=0.1, output=0.2, decay=0.1,
+MILD = Recipe(input=0.1, inside=0.1, attention=0.1, output=0.2, alpha=0.1, beta=0.05,
               average="equal", average_from=0.7, average_rate=0.5)
 SIZES = {
     "tiny": Size(train.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16, mem_len=8),
@@ -87,7 +87,7 @@ SIZES = {
     "whole": Size(replace(CONFIGS["laptop-words"], dropout=0.0),
                   train.Run("ptb", batch=16, segment=64, tokens=1, lr=2e-3, warmup=400,
                             eval_segment=64, eval_mem_len=128, eval_every=907, eval_tokens=20_000),
-                  epochs=8, recipe=MILD, memories=(64, 128, 256, 512)),
+                  epochs=6, recipe=MILD, memories=(64, 128, 256, 512)),
     "paper": Size(MODELS["12x384"],
                   train.Run("ptb", batch=20, segment=70, tokens=1, lr=3e-4, warmup=3000,
                             eval_segment=512, eval_mem_len=140, eval_every=1992, eval_tokens=0),
@@ -175,15 +175,15 @@ def rounded(model):
     return {name: z.bfloat16() for name, z in model.state_dict().items()}
 
 
-def fit(config, run, recipe, part, corpus, folder, device, mode=None):
+def fit(config, run, recipe, corpus, folder, device, mode=None):
     """Train in a folder, from the start or from where it stopped -> plain model, its curve.
 
-    The text is the first 1 / part of the corpus's; mode is torch.compile's, None: not compiled.
-    The model has the final weights (averaged, if the recipe says so), rounded to bf16.
-    ValueError if the folder holds another run, OSError if nothing can be written.
+    The model has the final weights (averaged, if the recipe says so), rounded to bf16.  mode is
+    torch.compile's; None: not compiled.  ValueError if the folder holds another run, OSError if
+    nothing can be written.
     """
     path = folder / "model.pt"
-    settings = " ".join(map(str, (config, run, recipe, part, device, mode,
+    settings = " ".join(map(str, (config, run, recipe, device, mode,
                                   corpora.checksum(corpus))))
     content = study.saved(path, settings)
     stream = lanes(corpus.train, run.batch)  # (B, n)
@@ -278,22 +278,26 @@ def loss_of(plain, other, tokens, run):
 # ---- evaluation ---------------------------------------------------------------------------------
 
 @torch.no_grad()
-def losses_by_temperature(model, tokens, run, temperatures=TEMPERATURES):
+def losses_by_temperature(model, tokens, run, temperatures=TEMPERATURES, known=None):
     """Mean losses in nats, [one for each temperature], over all n - 1 predictions of n tokens.
 
     train.evaluate's way of reading: one lane, each token once, memory and clamp of the run.  The
-    logits are divided by the temperature: above 1 the model is less sure of itself.
+    logits are divided by the temperature: above 1 the model is less sure of itself.  With known
+    (V,) bool, only predictions of these words count.
     """
     stream, memory = lanes(tokens.to(model.u.device), 1), None
     totals = torch.zeros(len(temperatures), dtype=torch.float64)
+    counted = torch.ones(model.config.vocab_size) if known is None else known
+    counted = counted.to(model.u.device, torch.float64)
     parts = math.ceil((len(tokens) - 1) / run.eval_segment)
     label = f"evaluating, M {run.eval_mem_len}, clamp {run.eval_clamp_len or 'none'},"
     with train.evaluating(model, run):
         for x, y in train.progress(segments(stream, run.eval_segment), label, parts):
             logits, memory = model(x, memory)
             for i, temperature in enumerate(temperatures):
-                totals[i] += lesson_5.token_losses(logits / temperature, y).double().sum().cpu()
-    return (totals / (len(tokens) - 1)).tolist()
+                losses = lesson_5.token_losses(logits / temperature, y)  # (1, T)
+                totals[i] += (losses * counted[y]).sum().cpu()
+    return (totals / counted[stream[0, 1:].long()].sum().cpu()).tolist()
 
 
 def choose(model, valid, run, memories):
@@ -386,22 +390,23 @@ def each_run(jobs, out, work):
     return {job: results[job] for job in jobs if job in results}, failed
 
 
-def report(curves, epochs, total):
-    """Print a line for each recipe: its validation curve in perplexity, the best, and how far that
-    is from the first recipe's, in nats, seed by seed.
+def report(curves, kept, epochs, total):
+    """Print a line for each recipe: its validation curve in perplexity, and the best of it; and of
+    the model that is kept the loss in nats over words that the training text has, as distance to
+    the first recipe, seed by seed.
     """
     names = list(dict.fromkeys(name for name, _ in curves))
     marks = [total * k // 6 for k in range(1, 7)]
     print(f"{'valid ppl after epochs':26}" + "".join(f"{epochs * k / 6:7.3g}" for k in range(1, 7))
-          + f"{'best':>9}  nats above {names[0]!r}")
+          + f"{'best':>8} | kept, nats above {names[0]!r}, known words")
     for name in names:
         those = {seed: curve for (other, seed), curve in curves.items() if other == name}
         line = [statistics.mean(ppl(curve.after(mark)) for curve in those.values())
                 for mark in marks]
         best = statistics.mean(ppl(curve.best()) for curve in those.values())
-        above = [curve.best() - curves[names[0], seed].best() for seed, curve in those.items()
-                 if (names[0], seed) in curves]
-        print(f"{name:26}" + "".join(f"{z:7.1f}" for z in line) + f"{best:9.2f}  "
+        above = [kept[name, seed] - kept[names[0], seed] for seed in those
+                 if (names[0], seed) in kept]
+        print(f"{name:26}" + "".join(f"{z:7.0f}" for z in line) + f"{best:8.1f} | "
               + "  ".join(f"{z:+.3f}" for z in above))
     for (name, seed), curve in curves.items():
         if name == names[0] and curve[-1]["averaged"] is not None:
@@ -527,23 +532,29 @@ def experiment(argv):
           f"training, {size.epochs} epochs, {run.batch} lanes of {run.segment}, {run.dtype}",
           flush=True)
 
+    exact, kept = replace(run, dtype="float32"), {}
+    valid = corpus.valid[: run.eval_tokens + 1] if run.eval_tokens else corpus.valid
+    known = torch.bincount(corpus.train, minlength=len(corpus.vocab)) > 0  # of a part: not all
+
     def work(job, folder):
         name, seed = job
         if given.device == "cuda":
             torch.set_float32_matmul_precision("high")  # what stays float32 may use TF32 ...
-        model, curve = fit(config, replace(run, seed=seed), recipes[name], size.part, corpus,
-                           folder, given.device, given.compile)
+        model, curve = fit(config, replace(run, seed=seed), recipes[name], corpus, folder,
+                           given.device, given.compile)
         torch.set_float32_matmul_precision("highest")  # ... but not in what is reported
         if given.what == "recipe":
-            result = result_of(model, corpus, replace(run, dtype="float32"), size.memories,
-                               folder / "result.json", given.test)
+            result = result_of(model, corpus, exact, size.memories, folder / "result.json",
+                               given.test)
             print(f"{folder.name}: {said(result, corpus, size.memories)}", flush=True)
+        else:
+            kept[job], = losses_by_temperature(model, valid, exact, (1.0,), known)
         return curve
 
     jobs = [(name, seed) for name in recipes for seed in given.seeds]
     curves, failed = each_run(jobs, out, work)
     if curves and given.what == "effects":
-        report(curves, size.epochs, total)
+        report(curves, kept, size.epochs, total)
     if missing := len(jobs) - len(curves) - len(failed):
         print(f"{missing} of {len(jobs)} runs belong to other processes; the same command again "
               "shows all")

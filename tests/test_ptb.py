@@ -52,7 +52,7 @@ def setting(folder):
 def fit(setting, recipe, out, device="cpu", mode=None, **changes):
     config, run, corpus = setting
     out.mkdir(exist_ok=True)
-    return ptb.fit(config, replace(run, **changes), recipe, 1, corpus, out, device, mode)
+    return ptb.fit(config, replace(run, **changes), recipe, corpus, out, device, mode)
 
 
 def watch(monkeypatch, before=lambda n: None):
@@ -322,6 +322,21 @@ def test_temperature_1_is_the_evaluation_of_train_py(setting):
     for temperature, loss in zip((2.0, 0.5), found[1:]):
         wanted = F.cross_entropy(logits[0] / temperature, tokens[1:].long()).item()
         assert loss == pytest.approx(wanted, abs=1e-5)
+
+
+def test_only_known_words_count(setting):
+    """The mean over the predictions of words of the list, the others read all the same."""
+    config, run, corpus = setting
+    model, tokens = model_of(setting), corpus.valid[:100].long()
+    known = torch.zeros(config.vocab_size, dtype=torch.bool)
+    known[tokens[5:9]] = True
+    (found,) = ptb.losses_by_temperature(model, tokens, run, (1.0,), known)
+    model.config = replace(config, mem_len=run.eval_mem_len, same_length=True)
+    with torch.no_grad():
+        losses, _ = model(tokens[None, :-1], None, tokens[None, 1:])
+    wanted = [loss.item() for loss, y in zip(losses[0], tokens[1:]) if known[y]]
+    assert 4 < len(wanted) < 90
+    assert found == pytest.approx(sum(wanted) / len(wanted), abs=1e-5)
 
 
 def test_the_choice_is_made_on_valid(setting, monkeypatch):
