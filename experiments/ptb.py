@@ -5,7 +5,7 @@ published.  This is the published architecture, W_kR included, within 24.1 milli
 model, no cache, no dynamic evaluation, with the parts of regularisers.py, and the search for how
 strong each should be.  ptb.md is its log.
 
-    python experiments/ptb.py --what effects                each part's effect, small; an hour
+    python experiments/ptb.py --what effects                each part's effect, small: hours
     python experiments/ptb.py --size whole                  train.py's small model, the whole text
     python experiments/ptb.py --size paper --what effects   each part's effect at full size; a GPU
     python experiments/ptb.py --size paper --test           the recipe: train, choose, test; a GPU
@@ -46,7 +46,8 @@ NAME = "ptb"
 lesson_5 = import_module("05_full_model")
 CONFIGS, TransformerXL = lesson_5.CONFIGS, lesson_5.TransformerXL
 TEMPERATURES = (0.9, 0.95, 1.0, 1.05, 1.1, 1.15)
-COLUMNS = ("step", "tokens", "seconds", "rate", "train", "valid", "averaged")  # of curve.tsv
+# of curve.tsv; losses are perplexities in the file, and nats in the program
+COLUMNS = ("step", "tokens", "seconds", "rate", "train", "valid", "averaged")
 
 
 # ---- what is trained ----------------------------------------------------------------------------
@@ -95,7 +96,10 @@ SIZES = {
 
 
 def effects(recipe):
-    """{name: recipe}: the recipe, two baselines, then the recipe with one part changed, each."""
+    """{name: recipe}: the recipe, two baselines, then the recipe with one part changed, each.
+
+    A change that leaves the recipe as it is is left out.
+    """
     def but(**changes):
         return replace(recipe, **changes)
 
@@ -166,8 +170,8 @@ class Curve(list):
         return min(loss for _, loss in self.losses())
 
     def after(self, tokens):
-        """The first of them that was measured after so many tokens."""
-        return next(loss for at, loss in self.losses() if at >= tokens)
+        """The one that was measured nearest to so many tokens."""
+        return min(self.losses(), key=lambda one: abs(one[0] - tokens))[1]
 
 
 def rounded(model):
@@ -331,8 +335,10 @@ def result_of(model, corpus, run, memories, path, test):
 
     if result.get("weights") != weights.hexdigest():
         nats, at, temperature = choose(model, corpus.valid, run, memories)
+        earlier = [*result.pop("earlier", []), result] if result else []  # of other weights
         result = {"weights": weights.hexdigest(), "valid": ppl(nats), "M": at.eval_mem_len,
-                  "clamp": at.eval_clamp_len, "temperature": temperature, "readings": []}
+                  "clamp": at.eval_clamp_len, "temperature": temperature, "readings": [],
+                  "earlier": earlier}
         note()
     if test and not any("test" in reading for reading in result["readings"]):
         reading = {"begun": time.strftime("%Y-%m-%d %H:%M:%S")}
@@ -390,26 +396,25 @@ def each_run(jobs, out, work):
     return {job: results[job] for job in jobs if job in results}, failed
 
 
-def report(curves, kept, epochs, total):
+def report(curves, kept, base, epochs, total):
     """Print a line for each recipe: its validation curve in perplexity, and the best of it; and of
     the model that is kept the loss in nats over words that the training text has, as distance to
-    the first recipe, seed by seed.
+    the recipe named `base`, seed by seed.
     """
     names = list(dict.fromkeys(name for name, _ in curves))
     marks = [total * k // 6 for k in range(1, 7)]
     print(f"{'valid ppl after epochs':26}" + "".join(f"{epochs * k / 6:7.3g}" for k in range(1, 7))
-          + f"{'best':>8} | kept, nats above {names[0]!r}, known words")
+          + f"{'best':>8} | kept, nats above {base!r}, known words")
     for name in names:
         those = {seed: curve for (other, seed), curve in curves.items() if other == name}
         line = [statistics.mean(ppl(curve.after(mark)) for curve in those.values())
                 for mark in marks]
         best = statistics.mean(ppl(curve.best()) for curve in those.values())
-        above = [kept[name, seed] - kept[names[0], seed] for seed in those
-                 if (names[0], seed) in kept]
+        above = [kept[name, seed] - kept[base, seed] for seed in those if (base, seed) in kept]
         print(f"{name:26}" + "".join(f"{z:7.0f}" for z in line) + f"{best:8.1f} | "
               + "  ".join(f"{z:+.3f}" for z in above))
     for (name, seed), curve in curves.items():
-        if name == names[0] and curve[-1]["averaged"] is not None:
+        if name == base and curve[-1]["averaged"] is not None:
             print(f"averaging, seed {seed}: {ppl(curve[-1]['valid']):.2f} ppl with the last "
                   f"weights, {ppl(curve[-1]['averaged']):.2f} with their average")
 
@@ -455,6 +460,7 @@ def flags():
         help=f"change the recipe: {', '.join(field.name for field in fields(Recipe))}")
     add("--epochs", type=int, metavar="N")
     add("--lr", type=float, help="highest learning rate")
+    add("--warmup", type=int, help="steps until it is reached")
     add("--batch", type=int, metavar="B", help="lanes")
     add("--data-dir", default=study.RUNS.parent / "data", metavar="FOLDER")
     add("--out", metavar="FOLDER", help=f"where the runs are kept (default: runs/{NAME}-SIZE)")
@@ -495,9 +501,9 @@ def asked(given):
     for name in ("epochs", "batch"):
         if getattr(given, name) is not None and getattr(given, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(given, name)}")
-    run = replace(size.run, batch=given.batch or size.run.batch,
-                  lr=size.run.lr if given.lr is None else given.lr)
-    size = replace(size, run=run, epochs=given.epochs or size.epochs)
+    asked_for = {name: getattr(given, name) for name in ("batch", "lr", "warmup")
+                 if getattr(given, name) is not None}
+    size = replace(size, run=replace(size.run, **asked_for), epochs=given.epochs or size.epochs)
     recipe = changed(size.recipe, given.set)
     recipes = effects(recipe) if given.what == "effects" else {
         " ".join(["recipe", *given.set]): recipe}
@@ -554,13 +560,13 @@ def experiment(argv):
     jobs = [(name, seed) for name in recipes for seed in given.seeds]
     curves, failed = each_run(jobs, out, work)
     if curves and given.what == "effects":
-        report(curves, kept, size.epochs, total)
+        report(curves, kept, jobs[0][0], size.epochs, total)
     if missing := len(jobs) - len(curves) - len(failed):
         print(f"{missing} of {len(jobs)} runs belong to other processes; the same command again "
               "shows all")
     elif curves:
         draw(curves, out / f"{given.what}.png", size.epochs, total,
-             f"Penn Treebank, {given.size}: {len(corpus.train):,} tokens of training")
+             f"Penn Treebank, {len(corpus.train):,} tokens of training; grey: {jobs[0][0]}")
     if failed:
         raise ValueError(f"{len(failed)} of {len(jobs)} runs failed; why is said above")
 

@@ -52,7 +52,7 @@ class Recipe:
     vary: bool = False  # segments of random length
     average: str = ""  # "equal", "ema" or "": no averaging
     average_from: float = 1.0  # where it begins, as a part of the run ...
-    average_rate: float = 1.0  # ... and the learning rate from there on, in units of the last one
+    average_rate: float = 1.0  # ... and the learning rate from there on, in units of the one there
 
     def __post_init__(self):
         rates = "word", "input", "inside", "attention", "output", "connect"

@@ -198,6 +198,14 @@ def test_the_curve(setting, tmp_path):
     assert last["averaged"] == "" and len(lines) == len(curve)
 
 
+def test_the_reading_nearest_to_a_mark():
+    """A validation just short of it counts, not the one after; the average where it is lower."""
+    curve = ptb.Curve([{"tokens": t, "valid": v, "averaged": a} for t, v, a in (
+        (10, 5.0, None), (29, 4.0, None), (50, 3.0, 2.5), (60, 3.5, 3.75))])
+    assert [curve.after(t) for t in (10, 21, 30, 39, 45, 60)] == [5.0, 4.0, 4.0, 4.0, 2.5, 3.5]
+    assert curve.best() == 2.5
+
+
 @pytest.mark.parametrize("kind", ["equal", "ema"])
 @pytest.mark.parametrize("at", [7, 60])
 def test_going_on_to_the_bit(setting, tmp_path, monkeypatch, at, kind):
@@ -389,7 +397,10 @@ def test_the_test_split_is_read_once(setting, tmp_path, monkeypatch):
                  f"{len(corpus.test) - 1:,} predictions", f"M {found['M']}"):
         assert part in line, part
     assert result(True) == found and len(seen) == 4, "read twice"
-    assert len(result(True, seed=1)["readings"]) == 1 and len(seen) == 8, "other weights"
+    other = result(True, seed=1)
+    assert len(other["readings"]) == 1 and len(seen) == 8, "other weights"
+    (earlier,) = other["earlier"]
+    assert earlier.items() <= found.items() and earlier["readings"], "a reading is forgotten"
 
 
 def test_a_reading_that_was_interrupted(setting, tmp_path, monkeypatch):
@@ -536,7 +547,8 @@ def test_a_hopeless_run_is_reported_like_the_others(folder, tmp_path, capsys):
     (["--set", "luck=1"], "no such part; the parts are word, input,"),
     (["--set", "word=much"], "could not convert"), (["--set", "locked=1"], "True or False"),
     (["--set", "word=1"], "word must be in [0, 1)"), (["--set", "average=most"], "'most'"),
-    (["--set", "average_from=1"], "average_from in (0, 1)"), (["--lr", "-1"], "--lr")])
+    (["--set", "average_from=1"], "average_from in (0, 1)"), (["--lr", "-1"], "--lr"),
+    (["--warmup", "-1"], "--warmup")])
 def test_mistakes_are_one_line(folder, tmp_path, capsys, flags, part):
     """What was wrong, on stderr; exit status 1; no file is left behind."""
     given = [*FLAGS, "--data-dir", str(folder), "--out", str(tmp_path / "o"), *flags]
