@@ -69,8 +69,7 @@ MODELS = {"16x380": replace(CONFIGS["ptb"], dropout=0.0, dropout_attention=0.0),
           "12x384": replace(CONFIGS["ptb"], n_layer=12, d_model=384, n_head=6, d_head=64,
                             d_inner=1152, dropout=0.0, dropout_attention=0.0)}
 RECIPE = Recipe(word=0.2, input=0.6, inside=0.2, attention=0.2, output=0.5, alpha=0.2, beta=0.1,
-                decay=1.2e-6, decoupled=False, embedding_rate=2.0, average="equal",
-                average_from=0.7, average_rate=0.5)
+                decay=1.2e-6, decoupled=False, average="equal", average_from=0.7, average_rate=0.5)
 SMALL = Recipe(word=0.1, input=0.3, inside=0.1, attention=0.1, output=0.3, alpha=0.2, beta=0.1,
                decay=0.1, average="equal", average_from=0.7, average_rate=0.5)
 MILD = Recipe(input=0.1, inside=0.1, attention=0.1, output=0.2, alpha=0.1, beta=0.05,
