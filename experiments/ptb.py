@@ -327,7 +327,11 @@ def result_of(model, corpus, run, memories, path, test):
     weights = hashlib.sha256()
     for z in model.state_dict().values():
         weights.update(z.cpu().numpy().tobytes())
-    result = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        result = dict(json.loads(path.read_text()) if path.exists() else {})
+    except (ValueError, TypeError):
+        raise ValueError(f"{path} is damaged; it logs what was read of the test split, so repair "
+                         "it, or move it away and keep it") from None
 
     def note():
         checkpoint.write(path, lambda file: json.dump(result, file, indent=1))
@@ -380,12 +384,11 @@ def each_run(jobs, out, work):
             continue
         folder = out / f"{'-'.join(job[0].replace(',', '').split())}-{job[1]}"
         folder.mkdir(parents=True, exist_ok=True)
-        lock = checkpoint.Lock(folder)
-        try:
-            lock.take()
-        except ValueError:  # another process is at it
-            continue
-        with lock:
+        with checkpoint.Lock(folder) as lock:
+            try:
+                lock.take()
+            except ValueError:  # another process is at it
+                continue
             try:
                 results[job] = work(job, folder)
             except ValueError as error:

@@ -418,6 +418,16 @@ def test_a_reading_that_was_interrupted(setting, tmp_path, monkeypatch):
     assert "was interrupted | test " in ptb.said(found, corpus, (8,))
 
 
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "3"])
+def test_a_damaged_log_of_readings(setting, tmp_path, text):
+    """Refused by its name, and left as it is."""
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="result.json is damaged"):
+        ptb.result_of(model_of(setting), setting[2], setting[1], (8,), path, False)
+    assert path.read_text() == text
+
+
 @pytest.mark.parametrize("M, temperature, edges", [
     (16, 1.0, []), (32, 1.0, ["M"]), (8, 0.9, ["temperature"]), (32, 1.15, ["M", "temperature"])])
 def test_the_edge_of_what_was_tried(setting, M, temperature, edges):
