@@ -800,7 +800,7 @@ def test_a_small_model_gets_the_bands_of_its_benchmark():
 
 def test_without_a_compiler_training_goes_on_with_one_line(text, tmp_path, monkeypatch, capsys):
     """--compile announces itself; a failure is one line, and the run is that without the flag."""
-    def fails(model, dynamic):
+    def fails(model, **options):
         def call(*arguments):
             raise RuntimeError("no C++ compiler\nsecond line")
         return call
