@@ -219,6 +219,7 @@ def pytest_in(folder, *flags, **environment):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_blank_fails_what_depends_waits_all_else_runs(edition):
     """A whole file of tests in the student edition: no red but the exercises themselves."""
     status, out = pytest_in(edition, "tests/test_exercises.py", "tests/test_02_recurrence.py",
