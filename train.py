@@ -656,6 +656,11 @@ def read_corpus(given, run, content=None):
     return corpus
 
 
+def validation_tokens(corpus, run):
+    """What is evaluated during training: run.eval_tokens predictions of the split, or all."""
+    return corpus.valid[: run.eval_tokens + 1] if run.eval_tokens else corpus.valid
+
+
 def training_lanes(corpus, run, epoch, device):
     """The lanes of one reading of the text, (B, n): in order, or sentences in an order of its own.
 
@@ -877,7 +882,7 @@ def train_in(out, path, content, lock, given, device, name, config, run):
     else:
         state.memory = state.memory and [layer[mine].to(device) for layer in state.memory]
         print(f"going on from step {state.step:,}, {clock(state.seconds)} of training")
-    valid = corpus.valid[: run.eval_tokens + 1] if run.eval_tokens else corpus.valid
+    valid = validation_tokens(corpus, run)
     command = " ".join(" ".join(["python train.py", *sys.argv[1:]]).split())  # in one line
     metrics = open(os.devnull, "w") if ranks.RANK else open_metrics(
         out / "metrics.tsv", circumstances(command, model, corpus, device), state.lines)

@@ -57,7 +57,7 @@ class Size:
     """A model, how it is trained, and on how much of the text."""
 
     config: train.Config
-    run: train.Run  # its tokens are for one epoch until --epochs is known
+    run: train.Run  # with its length in tokens, later
     epochs: int
     recipe: Recipe
     part: int = 1  # train on the first 1/part of the text
@@ -168,7 +168,7 @@ class Curve(list):
         """The lowest of them."""
         return min(loss for _, loss in self.losses())
 
-    def after(self, tokens):
+    def near(self, tokens):
         """The one that was measured nearest to so many tokens."""
         return min(self.losses(), key=lambda one: abs(one[0] - tokens))[1]
 
@@ -189,8 +189,6 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
     settings = " ".join(map(str, (config, run, recipe, device, mode,
                                   corpora.checksum(corpus))))
     content = study.saved(path, settings)
-    stream = lanes(corpus.train, run.batch)  # (B, n)
-    tokens_each = stream[:, 1:].numel()  # of an epoch
     plain = TransformerXL(config).to(device).eval()  # evaluates the weights of the one that learns
     curve = Curve(content["curve"] if content else ())
     if content and content["finished"]:
@@ -204,18 +202,19 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
     optimizer = optimizer_of(model, recipe, run.lr)
     steps_left = (1 - recipe.average_from) * run.tokens / (run.batch * run.segment)
     mean = averager(plain, recipe, max(1, steps_left / 10))
-    stream = stream.to(device)
-    step, epoch, column, memory, seconds, losses, skipped = 0, 0, 0, None, 0.0, [], 0
+    stream = lanes(corpus.train, run.batch).to(device)  # (B, n)
+    step, epoch, column, memory = 0, 0, 0, None
+    tokens, seconds, losses, skipped = 0, 0.0, [], 0
     if content:
         step, epoch, column, memory = content["place"]
         memory = memory and [z.to(device) for z in memory]
-        seconds, losses = content["seconds"], content["losses"]
+        tokens, seconds, losses = content["tokens"], content["seconds"], content["losses"]
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])
         mean.load_state_dict(content["mean"])
         checkpoint.set_random_state(content, run.seed)
-        bar.skip(content["tokens"])
-    valid = corpus.valid[: run.eval_tokens + 1] if run.eval_tokens else corpus.valid
+        bar.skip(tokens)
+    valid = train.validation_tokens(corpus, run)
     first = next(segments(stream, run.segment))
     learner = train.compiled(penalised, run, *first, mode) if mode else penalised
     model.train()
@@ -232,8 +231,8 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
         checkpoint.save(path, content)
         curve.write(folder / "curve.tsv")
 
-    last, pause = time.monotonic(), study.EVERY
-    while (tokens := epoch * tokens_each + column * run.batch) < run.tokens:
+    pause = study.Pause()
+    while tokens < run.tokens:
         begun, done = time.perf_counter(), tokens / run.tokens
         length = segment_length(run.segment, run.seed, step) if recipe.vary else run.segment
         x, y = next(segments(stream, length, column))
@@ -249,23 +248,20 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
                              "gradient that is not finite; try a smaller --lr and another --out")
         if recipe.average and done >= recipe.average_from:
             mean.update_parameters(model)
-        step, column = step + 1, column + x.shape[1]
+        step, column, tokens = step + 1, column + x.shape[1], tokens + x.numel()
         if column == stream.shape[1] - 1:
             epoch, column, memory = epoch + 1, 0, None
         seconds += time.perf_counter() - begun
         bar.advance(f"{folder.name}: loss {loss:.3f}", x.numel())
-        tokens = epoch * tokens_each + column * run.batch
         if step % run.eval_every == 0 or tokens >= run.tokens:
             curve.append(dict(zip(COLUMNS, (
                 step, tokens, seconds, rate, statistics.mean(losses or [math.inf]),
                 loss_of(plain, model, valid, run),
                 loss_of(plain, mean.module, valid, run) if mean.n_averaged else None))))
             losses = []
-        if time.monotonic() - last > pause:
-            start = time.monotonic()
-            keep()
-            last = time.monotonic()
-            pause = max(study.EVERY, 20 * (last - start))
+        if pause.over():
+            with pause.saving():
+                keep()
     keep(whole=True)
     bar.clear()
     plain.load_state_dict(study.saved(path, settings)["model"])
@@ -409,7 +405,7 @@ def report(curves, kept, base, epochs, total):
           + f"{'best':>8} | kept, nats above {base!r}, known words")
     for name in names:
         those = {seed: curve for (other, seed), curve in curves.items() if other == name}
-        line = [statistics.mean(ppl(curve.after(mark)) for curve in those.values())
+        line = [statistics.mean(ppl(curve.near(mark)) for curve in those.values())
                 for mark in marks]
         best = statistics.mean(ppl(curve.best()) for curve in those.values())
         above = [kept[name, seed] - kept[base, seed] for seed in those if (base, seed) in kept]
@@ -500,9 +496,8 @@ def asked(given):
         if given.size != "paper":
             raise ValueError("--model is for --size paper; the others have a model of their own")
         size = replace(size, config=MODELS[given.model])
-    for name in ("epochs", "batch"):
-        if getattr(given, name) is not None and getattr(given, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, got {getattr(given, name)}")
+    if given.epochs is not None and given.epochs < 1:
+        raise ValueError(f"--epochs must be at least 1, got {given.epochs}")
     asked_for = {name: getattr(given, name) for name in ("batch", "lr", "warmup")
                  if getattr(given, name) is not None}
     size = replace(size, run=replace(size.run, **asked_for), epochs=given.epochs or size.epochs)
@@ -513,11 +508,11 @@ def asked(given):
         raise ValueError("--test is for --what recipe: nothing is to be chosen by the test split")
     if given.only and given.what == "recipe":
         raise ValueError("--only is for --what effects")
-    unknown = set(given.only or recipes) - set(recipes)
-    if unknown:
+    only = given.only or recipes
+    if unknown := set(only) - set(recipes):
         raise ValueError(f"--only {' '.join(map(repr, sorted(unknown)))}: the effects are "
                          f"{', '.join(map(repr, recipes))}")
-    recipes = {name: z for name, z in recipes.items() if name in (given.only or recipes)}
+    recipes = {name: z for name, z in recipes.items() if name in only}
     if given.compile and any(z.vary for z in recipes.values()):
         raise ValueError("--compile compiles for one length of segments: leave 'random lengths' "
                          "out (--only names what remains), or --compile")
@@ -541,7 +536,7 @@ def experiment(argv):
           flush=True)
 
     exact, kept = replace(run, dtype="float32"), {}
-    valid = corpus.valid[: run.eval_tokens + 1] if run.eval_tokens else corpus.valid
+    valid = train.validation_tokens(corpus, run)
     known = torch.bincount(corpus.train, minlength=len(corpus.vocab)) > 0  # of a part: not all
 
     def work(job, folder):

@@ -130,6 +130,25 @@ class Bar:
 
 # ---- training -----------------------------------------------------------------------------------
 
+class Pause:
+    """Between two savings: EVERY seconds, or twenty times as long as one took (a large model)."""
+
+    def __init__(self):
+        self.last, self.length = time.monotonic(), EVERY
+
+    def over(self):
+        """Whether it is time to save."""
+        return time.monotonic() - self.last > self.length
+
+    @contextmanager
+    def saving(self):
+        """Around a saving: the next pause begins at its end."""
+        begun = time.monotonic()
+        yield
+        self.last = time.monotonic()
+        self.length = max(EVERY, 20 * (self.last - begun))
+
+
 def saved(path, settings):
     """What an earlier run has saved at path, None if nothing.  ValueError if it was another."""
     if not path.exists():
@@ -187,7 +206,7 @@ def fit(model, corpus, run, path, bar, weight=1):
         bar.skip(weight * step)
     if step < run.steps:
         stream = train.training_lanes(corpus, run, epoch, device)
-        last, pause = time.monotonic(), EVERY
+        pause = Pause()
         if content:
             optimizer.load_state_dict(content["optimizer"])
             checkpoint.set_random_state(content, run.seed)
@@ -202,16 +221,14 @@ def fit(model, corpus, run, path, bar, weight=1):
         loss, _, memory = train.train_step(model, optimizer, x, y, memory, run)
         step, column = step + 1, column + x.shape[1]
         bar.advance(f"{path.stem}: loss {loss:.3f}", weight)
-        if (done := step == run.steps) or time.monotonic() - last > pause:
+        if (done := step == run.steps) or pause.over():
             content = {"settings": settings, "model": model.state_dict(),
                        "place": (step, epoch, column, None if done else memory)}
             if not done:
                 content |= {"optimizer": optimizer.state_dict()}
                 content |= checkpoint.random_state(device.type)
-            begun = time.monotonic()
-            checkpoint.write(path, lambda file: torch.save(content, file), "wb")
-            last = time.monotonic()
-            pause = max(EVERY, 20 * (last - begun))  # large models take a while to write
+            with pause.saving():
+                checkpoint.save(path, content)
     return model.eval()
 
 
