@@ -1,5 +1,8 @@
 """What several test files use: how to compare, and a loss in which every entry counts."""
 import doctest
+import os
+import signal
+import time
 
 import torch
 import torch.nn as nn
@@ -49,6 +52,32 @@ def terms_by_distance(q, k, R, W_kR, u, v):
         values = [q_d * k_d, q_d * r, u[:, None] * k_d, (v[:, None] * r).expand(q_d.shape)]
         table[..., queries, keys] = torch.stack(values).sum(-1)
     return table
+
+
+def wait_until(true, what, seconds=60):
+    """Wait for true() to be true; AssertionError, and what was waited for, if it never is."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"waited {seconds} seconds for {what}"
+        time.sleep(0.01)
+
+
+def exit_status(child, seconds=60):
+    """The exit status of a forked child; killed, and an AssertionError, if it does not end."""
+    ended = []
+
+    def has_ended():
+        number, status = os.waitpid(child, os.WNOHANG)
+        ended.extend([os.waitstatus_to_exitcode(status)] if number else [])
+        return ended
+
+    try:
+        wait_until(has_ended, f"the end of process {child}", seconds)
+    finally:
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return ended[0]
 
 
 def run_examples(lesson):

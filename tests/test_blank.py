@@ -206,7 +206,8 @@ def test_the_edition_holds_no_solution(edition):
 def test_the_edition_says_that_there_is_nothing_to_undo(edition):
     """One sentence, and the attempt of a student who blanks again is kept."""
     command = [sys.executable, str(edition / "tests" / "blank.py")]
-    done = subprocess.run([*command, "--undo", "reach"], capture_output=True, text=True)
+    done = subprocess.run([*command, "--undo", "reach"], capture_output=True, text=True,
+                          timeout=60)
     assert done.returncode == 1 and "student edition" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
@@ -215,7 +216,8 @@ def pytest_in(folder, *flags, **environment):
     """What pytest prints there; -p no:cacheprovider keeps the folder as it is."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *flags], cwd=folder, text=True,
-        capture_output=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment})
+        capture_output=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        timeout=300)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -229,6 +231,16 @@ def test_blank_fails_what_depends_waits_all_else_runs(edition):
     assert "Skipped: waits for" in out or "waits for update_memory" in out
     assert "tests wait for update_memory" in out
     assert "site-packages" not in out and "Traceback" not in out
+    assert out.strip().splitlines()[-1] == (
+        f"0 of {len(EXERCISES)} exercises solved; next: lanes (01)")
+
+
+@pytest.mark.slow
+def test_plain_pytest_in_the_edition_ends(edition):
+    """No test waits for what a blank exercise will never do: plain pytest comes to its last line.
+    """
+    status, out = pytest_in(edition, "-q")
+    assert status == 1
     assert out.strip().splitlines()[-1] == (
         f"0 of {len(EXERCISES)} exercises solved; next: lanes (01)")
 

@@ -13,6 +13,7 @@ import torch
 
 import checkpoint
 import crash_test
+from helpers import exit_status
 
 CONTENT = {"format": checkpoint.FORMAT, "weights": torch.arange(9.0), "step": 3}
 
@@ -169,7 +170,7 @@ def test_a_second_run_is_refused_while_the_first_lives(tmp_path):
                 ValueError, match=r"going on \(process 123, on the night shift\): wait"):
             lock.take()
         child.send_signal(signal.SIGKILL)
-        child.wait()
+        child.wait(timeout=60)
     with checkpoint.Lock(tmp_path) as lock:
         assert lock.take() == "process 123, on the night shift"
         lock.sign("mine")
@@ -221,4 +222,4 @@ def test_a_second_signal_leaves_at_once(number):
                 os.kill(os.getpid(), number)
                 time.sleep(0.01)
         os._exit(99)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + number
+    assert exit_status(child) == 128 + number

@@ -572,7 +572,7 @@ def test_main_prints_what_the_corpus_holds(tmp_path, capsys):
 def test_main_says_what_is_wrong_in_one_line_and_exits_with_1(tmp_path):
     """As a program: exit status 1, one line on stderr, no traceback, nothing on stdout."""
     run = subprocess.run([sys.executable, corpora.__file__, "no such book"], cwd=tmp_path,
-                         capture_output=True, text=True)
+                         capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.startswith("corpora.py: 'no such book' is neither")
     assert run.stderr.count("\n") == 1

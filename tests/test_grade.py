@@ -15,6 +15,7 @@ import pytest
 
 import exercises
 import grade
+from helpers import wait_until
 
 NAMES = grade.NAMES
 SECONDS = 24  # for a submission: 2 for an exercise by the alarm, 3 by the parent
@@ -315,9 +316,11 @@ def test_ctrl_c_stops_the_workers(tmp_path):
                                 str(tmp_path / "g.csv")], stderr=subprocess.PIPE, text=True,
                                # a shell's background job ignores Ctrl-C; here it must not
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    try:
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(),
+                   "the submission to begin")
+    finally:
+        process.send_signal(signal.SIGINT)
     assert "grade.py: stopped" in process.communicate(timeout=20)[1]
     assert process.returncode == 130 and not list(tmp_path.glob("g.csv*"))
     with pytest.raises(ProcessLookupError):

@@ -23,6 +23,7 @@ import torch
 import checkpoint
 import ranks
 from crash_test import differences, runs_differ
+from helpers import wait_until
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 ROOT = Path(train.__file__).parent
@@ -66,13 +67,14 @@ def on_ranks(count, tmp_path, function, *arguments, patience=60, again=True):
                 for r in range(count)]
     for child in children:
         child.start()
-    while not log.with_name("log-0").exists():
-        time.sleep(0.01)  # not counted: the first time the server imports torch
+    # not counted: the first time the server imports torch
+    wait_until(log.with_name("log-0").exists, "the first rank to begin", seconds=120)
     end = time.monotonic() + patience
     for child in children:
         child.join(max(0, end - time.monotonic()))
         if child.is_alive():
             child.kill()
+            child.join(10)
     said = [Path(f"{log}-{r}").read_text() for r in range(count)]
     if again and any("in init_process_group" in words for words in said):  # they have not met:
         return on_ranks(count, tmp_path, function, *arguments, again=False)  # the port was taken

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import checkpoint
 import crash_test
 from crash_test import differences, runs_differ
+from helpers import exit_status, wait_until
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 CONFIGS, Config = lesson_5.CONFIGS, lesson_5.Config
@@ -125,7 +126,7 @@ def test_the_command_itself(text, tmp_path, process_of_its_own):
     """`python train.py` in a process of its own: status 0, and the figure last."""
     command = [sys.executable, str(ROOT / "train.py"), *TINY, "--text", str(text), "--out",
                str(tmp_path / "run"), "--steps", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("test ")
 
@@ -312,7 +313,8 @@ def test_fifty_kills_in_short(tmp_path, process_of_its_own):
     """experiments/crash_test.py with a few kills, half of them in a save: nothing is different."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "experiments" / "crash_test.py"), "--kills", "8", "--steps",
-         "40"], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+         "40"], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8 kills, " in done.stdout and ", 0 differences" in done.stdout
 
@@ -335,15 +337,18 @@ def test_the_crash_test_sees_a_difference(text, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_preemption_notice_ends_a_run_in_good_order(text, tmp_path):
+def test_a_preemption_notice_ends_a_run_in_good_order(text, tmp_path, process_of_its_own):
     """SIGTERM: status 143, and the checkpoint is of that step."""
     out, log = tmp_path / "run", tmp_path / "log"
     child = crash_test.start([*TINY, "--text", str(text), "--out", str(out), "--steps", "100000"],
                              log)
-    while not ((out / "metrics.tsv").exists() and "\n9\t" in (out / "metrics.tsv").read_text()):
-        time.sleep(0.01)
-    os.kill(child, signal.SIGTERM)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
+    try:
+        wait_until(lambda: (out / "metrics.tsv").exists()
+                   and "\n9\t" in (out / "metrics.tsv").read_text(), "step 9")
+    finally:
+        os.kill(child, signal.SIGTERM)
+        status = exit_status(child)
+    assert status == 143, log.read_text()
     step = train.load(out / "checkpoint.pt")["state"]["step"]
     assert step >= 9 and f"stopped after step {step}, saved" in log.read_text()
 
