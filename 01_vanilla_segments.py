@@ -26,7 +26,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
-from corpora import load
+from support.corpora import load
 
 RUNS = Path(__file__).resolve().parent / "runs"
 

@@ -37,7 +37,7 @@ import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
 
-from corpora import decode, load
+from support.corpora import decode, load
 
 lesson_1, lesson_2 = import_module("01_vanilla_segments"), import_module("02_recurrence")
 RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments

@@ -33,11 +33,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
-from adaptive_softmax import AdaptiveSoftmax, float32_at_least
-from corpora import decode, encode, load
-from evaluation_memory import EvaluationMemory
-from fast_dropout import Dropout
-from sizes import CONFIGS, Config, check
+from support.adaptive_softmax import AdaptiveSoftmax, float32_at_least
+from support.corpora import decode, encode, load
+from support.evaluation_memory import EvaluationMemory
+from support.fast_dropout import Dropout
+from support.sizes import CONFIGS, Config, check
 
 lesson_1, lesson_2 = import_module("01_vanilla_segments"), import_module("02_recurrence")
 RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments

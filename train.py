@@ -7,7 +7,7 @@
     python train.py --resume               go on after Ctrl-C, exactly where the run stopped
     python train.py --sample "def main("   let the trained model continue a text
     python train.py --help                 everything else, with its defaults
-    torchrun --nproc-per-node=2 train.py --dataset enwik8     the same on two GPUs (ranks.py)
+    torchrun --nproc-per-node=2 train.py --dataset enwik8   on two GPUs (support/distributed.py)
 
 A run lives in one folder (--out): checkpoint.pt and the one before it, previous.pt, best.pt (best
 validation loss), metrics.tsv and curve.png; how they survive a crash stands in checkpoint.py.  The
@@ -40,16 +40,16 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-import corpora
-import ranks
-from checkpoint import FORMAT, Lock, Stop, load, newest, random_state, save, take_up, write
-from sizes import MOST, check_types
+from support import corpora
+from support import distributed
+from support.checkpoint import FORMAT, Lock, Stop, load, newest, random_state, save, take_up, write
+from support.sizes import MOST, check_types
 
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
 RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments
 CONFIGS, Config, TransformerXL = lesson_5.CONFIGS, lesson_5.Config, lesson_5.TransformerXL
 # one rank shows progress, the others go through the items in silence
-progress = lesson_1.progress if ranks.RANK == 0 else lambda items, label, total: items
+progress = lesson_1.progress if distributed.RANK == 0 else lambda items, label, total: items
 
 
 # ---- settings -----------------------------------------------------------------------------------
@@ -366,14 +366,14 @@ def train_step(model, optimizer, x, y, memory, run):
     optimizer.zero_grad()
     loss, memories, size = 0.0, [], run.micro_batch or len(x)
     for rows in (slice(first, first + size) for first in range(0, len(x), size)):
-        with autocast(run, x.device.type), ranks.synchronized(model, rows.stop >= len(x)):
+        with autocast(run, x.device.type), distributed.synchronized(model, rows.stop >= len(x)):
             losses, new_memory = model(x[rows], memory and [z[rows] for z in memory], y[rows])
         part = losses.sum() / y.numel()  # losses (rows, T), in nats
         part.backward()
         loss += part.detach()  # not item(), which would wait for the GPU: once a step, below
         memories.append(new_memory)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)
-    loss, norm = ranks.mean(loss.item()), norm.item()
+    loss, norm = distributed.mean(loss.item()), norm.item()
     if not math.isfinite(loss + norm):
         return loss, norm, memory
     optimizer.step()
@@ -420,7 +420,7 @@ def compiled(model, run, x, y, mode="default"):
     except Exception as error:  # no compiler, or one that fails: many types, the reason first
         print(f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
         learner = model
-    if any(ranks.largest(learner is model)):  # one rank's failure is that of all
+    if any(distributed.largest(learner is model)):  # one rank's failure is that of all
         learner = model
     else:
         print(f"compiled in {time.monotonic() - start:.0f} s")
@@ -465,15 +465,15 @@ def evaluate_on_ranks(model, tokens, run, label):
 
     A layer sees M tokens back, so N layers N * M: these are read before the part, without counting.
     """
-    if ranks.COUNT == 1:
+    if distributed.COUNT == 1:
         return evaluate(model, tokens, run, label)
     n = len(tokens) - 1
-    start, end = (n * (ranks.RANK + i) // ranks.COUNT for i in (0, 1))
+    start, end = (n * (distributed.RANK + i) // distributed.COUNT for i in (0, 1))
     skip, total = min(start, model.config.n_layer * run.eval_mem_len), 0.0
     if start < end:
         part = tokens[start - skip : end + 1]
         total = (end - start) * evaluate(model, part, run, label, skip)
-    return ranks.mean(total) * ranks.COUNT / n
+    return distributed.mean(total) * distributed.COUNT / n
 
 
 def shown(nats, unit):
@@ -517,7 +517,7 @@ class State:
     def count(self, x, loss, norm):
         """One more step, on x (B, T), with this loss (nats) and gradient norm."""
         self.step += 1
-        self.tokens += x.numel() * ranks.COUNT
+        self.tokens += x.numel() * distributed.COUNT
         self.column += x.shape[1]
         if math.isfinite(loss + norm):
             self.loss_sum, self.loss_count = self.loss_sum + loss, self.loss_count + 1
@@ -737,7 +737,7 @@ def use(given, device):
         new = continue_text(model, prompt, run, given)
         print(corpora.decode(torch.cat([prompt, new]), content["vocab"]))
     if "eval_only" in given:
-        with ranks.first_alone():
+        with distributed.first_alone():
             corpus = read_corpus(given, run, content)
         print(test_line(model, corpus, run))
     return 0
@@ -751,7 +751,7 @@ def report(model, corpus, run, out, given):
         path, content = best(out)
         model = restore(content, path, model.u.device)
     model.eval()
-    if ranks.RANK == 0:
+    if distributed.RANK == 0:
         draw(out / "metrics.tsv", corpus.unit, f"{out.name}: {corpus.name.split(' (')[0]}")
         prompt = corpus.test[:200].long()
         sample = continue_text(model, prompt, run, {"n_tokens": 300} | given)
@@ -762,7 +762,7 @@ def report(model, corpus, run, out, given):
     print(f"curve: {out / 'curve.png'}\n"
           f"try next: python train.py --sample TEXT --out {out}\n"
           f"          python train.py {source} --minutes 30 --out {out}-30")
-    if corpus.unit == "bpc" and ranks.RANK == 0:
+    if corpus.unit == "bpc" and distributed.RANK == 0:
         compressed = corpora.compressed_bits(corpus.test, corpus.vocab)
         print("the test bytes by compressors, which have not seen the training split: "
               + ", ".join(f"{name} {bits:.4f}" for name, bits in compressed.items()))
@@ -776,7 +776,7 @@ def to_resume(out, given, lock):
     """
     last, before = out / "checkpoint.pt", out / "previous.pt"
     there = last.exists() or before.exists()
-    again = there and ranks.restarts() and lock.take().endswith(f" {ranks.launch()}")
+    again = there and distributed.restarts() and lock.take().endswith(f" {distributed.launch()}")
     if "resume" not in given and not again:
         if there:
             raise ValueError(f"{out} holds a run already: add --resume to go on with it, or keep "
@@ -793,7 +793,7 @@ def to_resume(out, given, lock):
 
 def too_large(config, run, device):
     """What to say when a training step does not fit into the memory of a GPU."""
-    B = run.batch // ranks.COUNT
+    B = run.batch // distributed.COUNT
     size = min(run.micro_batch or B, B)
     room = torch.cuda.get_device_properties(device).total_memory if device == "cuda" else 0
 
@@ -813,8 +813,8 @@ def train(given, device):
     name, config, run = settings(given, device)
     out = folder(given, name, run)
     with Lock(out) as lock:
-        path, content = to_resume(out, given, lock) if ranks.RANK == 0 else (None, None)
-        path = ranks.first(path)
+        path, content = to_resume(out, given, lock) if distributed.RANK == 0 else (None, None)
+        path = distributed.first(path)
         if path is not None and content is None:  # the other ranks read what the first has chosen
             content = load(path)
         return train_in(out, path, content, lock, given, device, name, config, run)
@@ -834,8 +834,8 @@ def train_in(out, path, content, lock, given, device, name, config, run):
               f"one, for {RUNS_OF[large].steps:,} steps of {RUNS_OF[large].batch} x "
               f"{RUNS_OF[large].segment} tokens (--model {large} forces it)")
 
-    mine = ranks.my_lanes(run.batch)
-    with ranks.first_alone():  # it may fetch and unpack
+    mine = distributed.my_lanes(run.batch)
+    with distributed.first_alone():  # it may fetch and unpack
         corpus = read_corpus(given, run, content)
     text = corpora.checksum(corpus) if content is None else content["text"]  # compared just now
     stream = training_lanes(corpus, run, state.epoch, device)
@@ -858,7 +858,7 @@ def train_in(out, path, content, lock, given, device, name, config, run):
                              f"{stream.shape[1]} long")
         take_up(content, path, optimizer, (config.n_layer, run.batch, config.d_model))
     print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters on {corpus.name}")
-    if ranks.RANK == 0:
+    if distributed.RANK == 0:
         out.mkdir(parents=True, exist_ok=True)
         lock.take()
         if content is None:
@@ -866,7 +866,7 @@ def train_in(out, path, content, lock, given, device, name, config, run):
             for left in ("best.pt", "metrics.tsv"):  # of a run whose checkpoints are gone
                 if (out / left).exists():
                     os.replace(out / left, out / f"old-{left}")
-        lock.sign(f"process {os.getpid()}, started by {ranks.launch()}")
+        lock.sign(f"process {os.getpid()}, started by {distributed.launch()}")
         for part in out.glob("*.part"):  # of a save that was killed
             part.unlink()
 
@@ -875,16 +875,17 @@ def train_in(out, path, content, lock, given, device, name, config, run):
         return (z[mine].to(device) for z in next(segments(stream, run.segment, state.column)))
 
     if content is None:
-        if ranks.RANK:
-            torch.manual_seed(run.seed + ranks.RANK)  # its own dropout; the weights are the first's
+        if distributed.RANK:
+            # its own dropout; the weights are the first's
+            torch.manual_seed(run.seed + distributed.RANK)
         if run.dtype == "auto":  # all ranks try, since they step together; the first decides
-            run = replace(run, dtype=ranks.first(choose_dtype(model, run, *next_segment())))
+            run = replace(run, dtype=distributed.first(choose_dtype(model, run, *next_segment())))
     else:
         state.memory = state.memory and [layer[mine].to(device) for layer in state.memory]
         print(f"going on from step {state.step:,}, {clock(state.seconds)} of training")
     valid = validation_tokens(corpus, run)
     command = " ".join(" ".join(["python train.py", *sys.argv[1:]]).split())  # in one line
-    metrics = open(os.devnull, "w") if ranks.RANK else open_metrics(
+    metrics = open(os.devnull, "w") if distributed.RANK else open_metrics(
         out / "metrics.tsv", circumstances(command, model, corpus, device), state.lines)
 
     def line(rate="", norm="", train_loss="", train_max="", skipped="", valid_loss=""):
@@ -903,14 +904,15 @@ def train_in(out, path, content, lock, given, device, name, config, run):
                    "vocab": corpus.vocab, "model": model.state_dict(),
                    "text": text, "state": vars(state) | {"memory": None}}
         if with_optimizer:
-            content["state"]["memory"] = state.memory and [ranks.gather(z) for z in state.memory]
+            content["state"]["memory"] = state.memory and [
+                distributed.gather(z) for z in state.memory]
             content |= {"optimizer": optimizer.state_dict()} | random_state(device)
-        if ranks.RANK == 0:
+        if distributed.RANK == 0:
             os.fsync(metrics.fileno())  # the lines that the checkpoint counts are on the disk
             save(out / file, content, out / "previous.pt" if with_optimizer else None)
 
     model.train()
-    learner = ranks.learner(model, *next_segment())
+    learner = distributed.learner(model, *next_segment())
     learner = compiled(learner, run, *next_segment()) if "compile" in given else learner
     last_line = time.monotonic()
     with metrics, Stop() as stop:
@@ -947,7 +949,8 @@ def train_in(out, path, content, lock, given, device, name, config, run):
                         state.column, state.memory, state.epoch = 0, None, state.epoch + 1
                         if corpus.separator is not None:
                             stream = training_lanes(corpus, run, state.epoch, device)
-                    (state.seconds,) = ranks.largest(state.seconds + time.perf_counter() - start)
+                    seconds = state.seconds + time.perf_counter() - start
+                    (state.seconds,) = distributed.largest(seconds)
                     if state.step % run.log_every == 0 and state.loss_count:
                         mean = shown(state.loss_sum / state.loss_count, corpus.unit)
                         line(f"{rate:.3g}", f"{norm:.3g}", f"{mean:.4f}",
@@ -963,7 +966,7 @@ def train_in(out, path, content, lock, given, device, name, config, run):
                     print(log_line(run, state, shown(loss, corpus.unit), corpus.unit), flush=True)
         except KeyboardInterrupt:
             keep("checkpoint.pt")
-            ranks.first(None)  # no rank leaves before the first has written
+            distributed.first(None)  # no rank leaves before the first has written
             print(f"\nstopped after step {state.step:,}, saved; go on with\n"
                   f"  python train.py --resume --out {out}")
             return 128 + stop.number
@@ -974,9 +977,9 @@ def train_in(out, path, content, lock, given, device, name, config, run):
 
 def failed(sentence):
     """Say why, and return the exit status.  What the first rank says the others need not repeat."""
-    if ranks.RANK:
+    if distributed.RANK:
         time.sleep(2)  # torchrun ends this process meanwhile, if the first rank has failed
-        sentence = f"rank {ranks.RANK}: {sentence}"
+        sentence = f"rank {distributed.RANK}: {sentence}"
     print("train.py: " + " ".join(str(sentence).split()), file=sys.stderr)  # one line, always
     return 1
 
@@ -991,9 +994,9 @@ def main(argv=None):
         check_device(device)
         act = dry_run if "dry_run" in given else (
             use if given.keys() & {"eval_only", "sample"} else train)
-        ranks.join(device)
+        distributed.join(device)
         status = act(given, device)
-        ranks.leave()
+        distributed.leave()
         return status
     except ValueError as error:
         return failed(error)
@@ -1005,7 +1008,7 @@ def main(argv=None):
             # the last is what torch says on a CPU: can't allocate memory
             return failed("out of memory: a smaller model, --batch, --segment, --eval-segment or "
                           "--eval-mem-len takes less; --dry-run says what training takes")
-        if ranks.lost(error):
+        if distributed.lost(error):
             return failed("another rank has ended, so this one ends, too")
         raise
     except KeyboardInterrupt:
@@ -1014,4 +1017,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    ranks.end(main())
+    distributed.end(main())

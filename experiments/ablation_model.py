@@ -25,8 +25,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
-from adaptive_softmax import AdaptiveSoftmax
-from fast_dropout import Dropout
+from support.adaptive_softmax import AdaptiveSoftmax
+from support.fast_dropout import Dropout
 
 lesson_1, lesson_2, lesson_4, lesson_5 = (import_module(name) for name in (
     "01_vanilla_segments", "02_recurrence", "04_rel_shift", "05_full_model"))

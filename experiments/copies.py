@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
-from corpora import Corpus
+from support.corpora import Corpus
 
 DISTANCES = (24, 48, 72, 96)  # multiples of the number of kinds: there stands the same kind
 EACH, KEPT = 8, 0.9

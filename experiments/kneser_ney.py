@@ -27,7 +27,7 @@ from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
-import corpora
+from support import corpora
 
 progress = import_module("01_vanilla_segments").progress
 EOS = 0  # the token of <eos>

@@ -29,7 +29,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from fast_dropout import Dropout
+from support.fast_dropout import Dropout
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 lesson_1, lesson_5, corpora, train = (import_module(name) for name in (
-    "01_vanilla_segments", "05_full_model", "corpora", "train"))
+    "01_vanilla_segments", "05_full_model", "support.corpora", "train"))
 CONFIGS, RUNS_OF = lesson_5.CONFIGS, train.RUNS_OF
 
 MODELS = ("enwik8-12L", "enwik8-18L", "enwik8-24L", "text8-24L", "wt103-standard", "wt103-large",

@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
-import checkpoint
+from support import checkpoint
 import copies
-import corpora
-from sizes import Config
+from support import corpora
+from support.sizes import Config
 
 lesson_1, train = import_module("01_vanilla_segments"), import_module("train")
 lanes, segments, RUNS = lesson_1.lanes, lesson_1.segments, lesson_1.RUNS

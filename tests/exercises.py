@@ -249,7 +249,7 @@ class Overlay:
         self.folder, self.files, self.functions = folder, {}, {}
         paths = [path for path in sorted(folder.glob("*.py")) if not path.name.startswith(".")]
         for path in paths:
-            if path.stem in (*LESSONS, "corpora"):
+            if path.stem in LESSONS:
                 self.files[path.stem] = path
         for path in paths:
             if path.stem in self.files:
@@ -356,7 +356,7 @@ def whose():
     if not overlay:
         return [f"code under test: all of {ROOT}"]
     lines = [f"code under test: XL_CODE = {overlay.folder}, laid over {ROOT}"]
-    for file in (*LESSONS, "corpora"):
+    for file in LESSONS:
         taken = {}
         for exercise in EXERCISES:
             if exercise.file == file and exercise.name in overlay.functions:

@@ -47,9 +47,9 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
-import corpora
+from support import corpora
 import train
-from sizes import Config
+from support.sizes import Config
 
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
 SECONDS = 10  # for one input; the slowest honest one takes a tenth of it
@@ -609,7 +609,7 @@ def verdict(case, folder):
     except ValueError as error:
         outcome, said = "refused", str(error)
         last = traceback.extract_tb(error.__traceback__)[-1]
-        ours = Path(last.filename).parent in (ROOT, ROOT / "tests") and "raise" in last.line
+        ours = Path(last.filename).parent in (ROOT, ROOT / "support", ROOT / "tests") and "raise" in last.line
         if type(error) is not ValueError or not ours:  # what int("x") or torch says is no help
             return "fault", f"{type(error).__name__} from {last.filename}: {said}"
         if not re.search(r"\w+\W+\w+", said) or "\n" in said or "\r" in said:
@@ -618,7 +618,7 @@ def verdict(case, folder):
         return "fault", str(error)
     except (Exception, Hang) as error:
         frames = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(
-            error.__traceback__) if Path(f.filename).parent == ROOT]
+            error.__traceback__) if Path(f.filename).parent in (ROOT, ROOT / "support")]
         return "fault", f"{type(error).__name__} by way of {', '.join(frames)}: {error}"
     after = files(folder)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}

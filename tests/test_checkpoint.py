@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-import checkpoint
+from support import checkpoint
 import crash_test
 from helpers import exit_status
 

@@ -24,8 +24,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import corpora
-from corpora import File, Source, as_bytes, compressed_bits, decode, encode, load
+from support import corpora
+from support.corpora import File, Source, as_bytes, compressed_bits, decode, encode, load
 
 # stands for enwik8; its lines grow longer, so that dropping newlines before or after a cut differs
 RAW = "".join(f"<page {i * i}>{' naïve café' * (i // 20)}\n" for i in range(200)).encode()

@@ -23,9 +23,9 @@ import pytest
 import torch
 from test_corpora import RAW, source
 
-import corpora
-from corpora import File, Source, decode, encode, load
-from sizes import CONFIGS, Config
+from support import corpora
+from support.corpora import File, Source, decode, encode, load
+from support.sizes import CONFIGS, Config
 
 lesson_5 = import_module("05_full_model")
 SMALL = Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)

@@ -1,6 +1,6 @@
 """Several ranks are one: lanes, gradients, evaluation, checkpoints, and how they end together.
 
-    pytest tests/test_ranks.py
+    pytest tests/test_support/distributed.py
 
 The ranks are processes on this machine that talk through gloo, as GPUs do through NCCL.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import checkpoint
-import ranks
+from support import checkpoint
+from support import distributed
 from crash_test import differences, runs_differ
 from helpers import wait_until
 
@@ -44,10 +44,10 @@ def rank_main(rank, count, port, log, function, arguments):
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank),
                    "WORLD_SIZE": str(count)}
-    ranks.RANK, ranks.COUNT = rank, count
+    distributed.RANK, distributed.COUNT = rank, count
     status = function(*arguments)
     if not status:  # a rank that has failed just ends
-        ranks.leave()
+        distributed.leave()
     sys.exit(status)
 
 
@@ -106,17 +106,17 @@ def curve(folder):
 
 def test_lanes_are_dealt_out_in_order(monkeypatch):
     """Every lane once; a number of ranks that does not divide B is refused with those that do."""
-    monkeypatch.setattr(ranks, "COUNT", 3)
+    monkeypatch.setattr(distributed, "COUNT", 3)
     found = []
     for rank in range(3):
-        monkeypatch.setattr(ranks, "RANK", rank)
-        found += range(12)[ranks.my_lanes(12)]
+        monkeypatch.setattr(distributed, "RANK", rank)
+        found += range(12)[distributed.my_lanes(12)]
     assert found == list(range(12))
     with pytest.raises(ValueError, match="--batch 22: .* 3 ranks; 1, 2, 11, 22 ranks .*--batch 21"):
-        ranks.my_lanes(22)
-    monkeypatch.setattr(ranks, "COUNT", 8)
+        distributed.my_lanes(22)
+    monkeypatch.setattr(distributed, "COUNT", 8)
     with pytest.raises(ValueError, match="1, 2 ranks can take them, or --batch 8 fits"):
-        ranks.my_lanes(2)
+        distributed.my_lanes(2)
 
 
 @pytest.mark.parametrize("count, n", [(2, 61), (3, 200), (7, 6), (4, 40)])
@@ -139,10 +139,10 @@ def test_evaluation_is_split_without_loss(monkeypatch, count, n):
         return sum(parts) / count
 
     monkeypatch.setattr(train, "evaluate", evaluate)
-    monkeypatch.setattr(ranks, "COUNT", count)
-    monkeypatch.setattr(ranks, "mean", mean)
+    monkeypatch.setattr(distributed, "COUNT", count)
+    monkeypatch.setattr(distributed, "mean", mean)
     for rank in range(count):
-        monkeypatch.setattr(ranks, "RANK", rank)
+        monkeypatch.setattr(distributed, "RANK", rank)
         result = train.evaluate_on_ranks(model, tokens, SETTINGS, "testing")
     assert result == pytest.approx(whole, abs=1e-12)
     assert sum(read - skip for read, skip in lengths) == n
@@ -153,18 +153,18 @@ def test_evaluation_is_split_without_loss(monkeypatch, count, n):
 
 def four_steps(path, micro_batch):
     """Four steps in float64, dropout off; the first rank saves all there is to compare."""
-    ranks.join("cpu")
+    distributed.join("cpu")
     torch.manual_seed(0)
     config = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
     model = lesson_5.TransformerXL(config).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    stream, mine = torch.randint(11, (4, 25)), ranks.my_lanes(4)
+    stream, mine = torch.randint(11, (4, 25)), distributed.my_lanes(4)
     x, y = stream[mine, :6], stream[mine, 1:7]
-    learner, sent = ranks.learner(model, x, y), []
-    if ranks.COUNT > 1:
+    learner, sent = distributed.learner(model, x, y), []
+    if distributed.COUNT > 1:
         def count(state, bucket):
             sent.append(bucket.index())
-            ranks.dist.all_reduce(bucket.buffer().div_(ranks.COUNT))
+            distributed.dist.all_reduce(bucket.buffer().div_(distributed.COUNT))
             done = torch.futures.Future()
             done.set_result(bucket.buffer())
             return done
@@ -175,9 +175,9 @@ def four_steps(path, micro_batch):
         x, y = stream[mine, column : column + 6], stream[mine, column + 1 : column + 7]
         loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, run)
         results.append((loss, norm, [p.grad.clone() for p in model.parameters()]))
-    memory = [ranks.gather(z) for z in memory]
+    memory = [distributed.gather(z) for z in memory]
     loss = train.evaluate_on_ranks(model, stream.flatten(), run, "testing")
-    if ranks.RANK == 0:
+    if distributed.RANK == 0:
         torch.save((results, memory, model.state_dict(), loss, len(sent)), path)
 
 
@@ -203,15 +203,15 @@ def whole_run(argv, stop_at=0, stop_rank=0, break_at=0, where="train_step"):
     """train.main(argv); at a step, or a call of another function, one rank gets a SIGTERM, or
     fails.
     """
-    if ranks.RANK:
+    if distributed.RANK:
         train.progress = lambda items, label, total: items
     real, calls = getattr(train, where), [0]
 
     def step(*arguments):
         calls[0] += 1
-        if ranks.RANK == stop_rank and calls[0] == stop_at:
+        if distributed.RANK == stop_rank and calls[0] == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
-        if ranks.RANK == stop_rank and calls[0] == break_at:
+        if distributed.RANK == stop_rank and calls[0] == break_at:
             raise ValueError("the cables have been mixed up")
         return real(*arguments)
 
@@ -251,10 +251,10 @@ def test_a_signal_in_an_evaluation_waits_for_its_end(text, tmp_path):
 def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
     """Each rank something else, the same again from the same seed."""
     content = {"random": torch.get_rng_state()[None], "random_cuda": None}
-    monkeypatch.setattr(ranks, "COUNT", 2)
+    monkeypatch.setattr(distributed, "COUNT", 2)
     drawn = []
     for rank, seed in ((0, 5), (1, 5), (0, 6), (1, 5)):
-        monkeypatch.setattr(ranks, "RANK", rank)
+        monkeypatch.setattr(distributed, "RANK", rank)
         checkpoint.set_random_state(content, seed)
         drawn.append(torch.rand(1).item())
     assert drawn[1] == drawn[3] != drawn[0] != drawn[2]
@@ -289,21 +289,21 @@ def test_a_failing_rank_ends_all(text, tmp_path):
 
 def bad_step(path):
     """Three steps, the second with a loss on rank 1 that is not a number."""
-    ranks.join("cpu")
+    distributed.join("cpu")
     torch.manual_seed(0)
     config = lesson_5.Config(11, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
     model = lesson_5.TransformerXL(config)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     x = torch.randint(11, (2, 5))
-    learner, memory, results = ranks.learner(model, x, x), None, []
+    learner, memory, results = distributed.learner(model, x, x), None, []
     for step in range(3):
         hook = model.dropout_final.register_forward_hook(
-            lambda m, args, out: out * torch.nan if ranks.RANK and step == 1 else out)
+            lambda m, args, out: out * torch.nan if distributed.RANK and step == 1 else out)
         before = memory
         loss, norm, memory = train.train_step(learner, optimizer, x, x, memory, SETTINGS)
         results.append((loss, memory is before, model.u.detach().sum().item()))
         hook.remove()
-    torch.save(results, f"{path}-{ranks.RANK}")
+    torch.save(results, f"{path}-{distributed.RANK}")
 
 
 @pytest.mark.slow
@@ -322,15 +322,16 @@ def test_torchrun_restarts_a_run_and_it_goes_on_by_itself(text, tmp_path, proces
     killer.write_text(f"""
 import os, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
-import ranks, train
+import train
+from support import distributed
 real, calls = train.train_step, [0]
 def step(*arguments):
     calls[0] += 1
-    if ranks.RANK == 1 and calls[0] == 9 and not ranks.restarts():
+    if distributed.RANK == 1 and calls[0] == 9 and not distributed.restarts():
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments)
 train.train_step = step
-ranks.end(train.main())
+distributed.end(train.main())
 """)
     flags = [*FLAGS, "--text", str(text), "--steps", "12"]
 

@@ -13,7 +13,7 @@ import torch
 from helpers import assert_close, randomized
 
 study, ablation_model = import_module("study"), import_module("ablation_model")
-corpora, lesson_5 = import_module("corpora"), import_module("05_full_model")
+corpora, lesson_5 = import_module("support.corpora"), import_module("05_full_model")
 Config = lesson_5.Config
 CONFIG = Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.2)
 RUN = study.train.Run(batch=2, segment=5, steps=7, dtype="float32", warmup=2)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 table6 = import_module("table6_ablation")
-corpora, study = import_module("corpora"), import_module("study")
+corpora, study = import_module("support.corpora"), import_module("study")
 lesson_5 = import_module("05_full_model")
 ON_CPU = SimpleNamespace(device="cpu")
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import checkpoint
+from support import checkpoint
 import crash_test
 from crash_test import differences, runs_differ
 from helpers import exit_status, wait_until

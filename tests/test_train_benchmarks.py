@@ -15,7 +15,7 @@ import pytest
 import torch
 from test_word_corpora import tarred, zipped
 
-import corpora
+from support import corpora
 
 train = import_module("train")
 FLAGS = ["--device", "cpu", "--dtype", "float32", "--n-layer", "1", "--d-model", "16", "--n-head",

@@ -21,8 +21,8 @@ import pytest
 import torch
 from test_corpora import Site, closed_port, recorded_writes
 
-import corpora
-from corpora import File, SentenceLanes, Source, decode, encode, load
+from support import corpora
+from support.corpora import File, SentenceLanes, Source, decode, encode, load
 
 lesson = import_module("01_vanilla_segments")
 SPLITS = "train", "valid", "test"

@@ -475,7 +475,7 @@ def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None
     M("train_step", "of other lanes", ("memory and [z[rows] for z in memory]", "memory")),
     M("train_step", "is not clipped",
       ("    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)\n", ""),
-      ("loss, norm = ranks.mean(loss.item()), norm.item()", "loss = loss.item()"),
+      ("loss, norm = distributed.mean(loss.item()), norm.item()", "loss = loss.item()"),
       ("    optimizer.step()", "    optimizer.step()\n    norm = torch.nn.utils.clip_grad_norm_("
        "model.parameters(), run.clip).item()"),
       ("    if not math.isfinite(loss + norm):", "    if not math.isfinite(loss):")),
@@ -484,7 +484,7 @@ def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None
                                                           "return loss, norm, new_memory")),
     M("train_step", "outside `with autocast", ("with autocast(run, x.device.type), ", "with ")),
     M("train_step", "should be floats",
-      ("    loss, norm = ranks.mean(loss.item()), norm.item()\n", "")),
+      ("    loss, norm = distributed.mean(loss.item()), norm.item()\n", "")),
     M("train_step", "of the last micro-batch", ("loss += part.detach()", "loss = part.detach()")),
     M("train_step", "without targets", ("z in memory], y[rows])", "z in memory])")),
     M("train_step", "the memory is not handed", ("memory and [z[rows] for z in memory]",

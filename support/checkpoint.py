@@ -18,7 +18,7 @@ from zipfile import ZipFile
 
 import torch
 
-import ranks
+from support import distributed
 
 try:
     import fcntl
@@ -173,20 +173,21 @@ class Lock:
 
 def random_state(device):
     """The random state of every rank, a row each: to draw on as if nothing had happened."""
-    return {"random": ranks.gather(torch.get_rng_state()[None]), "random_cuda": (
-        ranks.gather(torch.cuda.get_rng_state()[None]) if device == "cuda" else None)}
+    return {"random": distributed.gather(torch.get_rng_state()[None]), "random_cuda": (
+        distributed.gather(torch.cuda.get_rng_state()[None]) if device == "cuda" else None)}
 
 
 def set_random_state(content, seed):
     """The same back; with another number of ranks a new one from the seed."""
     rows, rows_cuda = content["random"], content["random_cuda"]
-    if len(rows) != ranks.COUNT:
-        torch.manual_seed(seed + ranks.RANK)
-        print(f"saved by {len(rows)} ranks, now there are {ranks.COUNT}: dropout draws anew")
+    if len(rows) != distributed.COUNT:
+        torch.manual_seed(seed + distributed.RANK)
+        print(f"saved by {len(rows)} ranks, now there are {distributed.COUNT}: dropout draws anew")
         return
-    torch.set_rng_state(rows[ranks.RANK].clone())  # torch reads a row of a larger tensor wrongly
+    # cloned, since torch reads a row of a larger tensor wrongly
+    torch.set_rng_state(rows[distributed.RANK].clone())
     if rows_cuda is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(rows_cuda[ranks.RANK].clone())
+        torch.cuda.set_rng_state(rows_cuda[distributed.RANK].clone())
 
 
 def take_up(content, path, optimizer, shape):
@@ -235,10 +236,10 @@ class Stop:
 
     def handle(self, signal_number, frame):
         """Called by Python on the signal."""
-        if self.number and ranks.COUNT == 1:
+        if self.number and distributed.COUNT == 1:
             os._exit(128 + signal_number)
         self.number = self.number or signal_number
-        if not self.busy and ranks.COUNT == 1:
+        if not self.busy and distributed.COUNT == 1:
             raise KeyboardInterrupt
 
     @contextmanager
@@ -247,7 +248,7 @@ class Stop:
         self.busy = True
         yield
         self.busy = False
-        agreed = int(*ranks.largest(self.number))  # of ranks some may not have heard of it
+        agreed = int(*distributed.largest(self.number))  # of ranks some may not have heard of it
         if agreed:
             self.number = agreed
             raise KeyboardInterrupt

@@ -4,7 +4,7 @@ from numbers import Integral, Real
 
 import torch
 
-from evaluation_memory import EvaluationMemory
+from support.evaluation_memory import EvaluationMemory
 
 MOST = 2**63 - 1  # the largest integer that torch knows
 KINDS = {int: Integral, float: Real, tuple: (tuple, list)}  # so NumPy's numbers are numbers, too

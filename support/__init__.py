@@ -1,0 +1,1 @@
+"""What a real run needs and no lesson teaches."""
