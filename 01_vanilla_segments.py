@@ -17,7 +17,6 @@ N layers, V vocabulary, FF width inside the feed-forward network.  Later: M memo
 K = M + T keys.  Losses are in nats; bits = nats / ln 2.
 """
 import math
-import sys
 import time
 from pathlib import Path
 
@@ -27,6 +26,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 
 from support.corpora import load
+from support.progress import progress
 
 RUNS = Path(__file__).resolve().parent / "runs"
 
@@ -162,17 +162,6 @@ def token_losses(logits, y):
 
 
 # ---- training and the two ways to evaluate ------------------------------------------------------
-
-def progress(items, label, total):
-    """Yield the items unchanged; every half second a line on stderr says how far we are."""
-    shown = time.monotonic()
-    for i, item in enumerate(items, 1):
-        yield item
-        if time.monotonic() - shown > 0.5:
-            shown = time.monotonic()
-            print(f"\r{label} {i}/{total} ", end="", file=sys.stderr, flush=True)
-    print("\r" + " " * 40, end="\r", file=sys.stderr, flush=True)  # leaves no trace
-
 
 def fit(model, tokens, B, T, steps, lr=5e-3):
     """Train on independent segments, B at a time; the rate rises for 50 steps, then falls to 0."""

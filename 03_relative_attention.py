@@ -38,10 +38,11 @@ import torch.nn as nn
 from matplotlib.figure import Figure
 
 from support.corpora import decode, load
+from support.progress import progress
 
 lesson_1, lesson_2 = import_module("01_vanilla_segments"), import_module("02_recurrence")
 RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments
-sinusoid, token_losses, progress = lesson_1.sinusoid, lesson_1.token_losses, lesson_1.progress
+sinusoid, token_losses = lesson_1.sinusoid, lesson_1.token_losses
 head_width, Layer = lesson_1.head_width, lesson_1.Layer  # the frame around the attention stays
 causal_mask, update_memory = lesson_2.causal_mask, lesson_2.update_memory
 RecurrentTransformer = lesson_2.RecurrentTransformer

@@ -38,9 +38,11 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
+from support.progress import progress
+
 lesson_1, lesson_2 = import_module("01_vanilla_segments"), import_module("02_recurrence")
 lesson_3 = import_module("03_relative_attention")
-RUNS, sinusoid, progress = lesson_1.RUNS, lesson_1.sinusoid, lesson_1.progress
+RUNS, sinusoid = lesson_1.RUNS, lesson_1.sinusoid
 causal_mask, four_terms_all_pairs = lesson_2.causal_mask, lesson_3.four_terms_all_pairs
 
 

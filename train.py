@@ -40,16 +40,15 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from support import corpora
-from support import distributed
-from support.checkpoint import FORMAT, Lock, Stop, load, newest, random_state, save, take_up, write
+from support import corpora, distributed
+from support.checkpoint import (
+    FORMAT, Lock, Stop, load, newest, random_state, save, take_up, write)
+from support.progress import progress
 from support.sizes import MOST, check_types
 
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
 RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments
 CONFIGS, Config, TransformerXL = lesson_5.CONFIGS, lesson_5.Config, lesson_5.TransformerXL
-# one rank shows progress, the others go through the items in silence
-progress = lesson_1.progress if distributed.RANK == 0 else lambda items, label, total: items
 
 
 # ---- settings -----------------------------------------------------------------------------------

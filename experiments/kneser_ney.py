@@ -23,13 +23,12 @@ import argparse
 import math
 import sys
 from collections import Counter, defaultdict
-from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 from support import corpora
+from support.progress import progress
 
-progress = import_module("01_vanilla_segments").progress
 EOS = 0  # the token of <eos>
 
 

@@ -13,19 +13,17 @@ import os
 import signal
 import warnings
 from contextlib import contextmanager
-from importlib import import_module
 from zipfile import ZipFile
 
 import torch
 
 from support import distributed
+from support.progress import progress
 
 try:
     import fcntl
 except ImportError:  # Windows: there nobody watches over the folder
     fcntl = None
-
-progress = import_module("01_vanilla_segments").progress
 
 FORMAT = "transformer-xl-from-scratch 3"  # what a checkpoint of ours calls itself
 
