@@ -23,6 +23,7 @@ import exercises
 from exercises import BY_NAME, EXERCISES, ROOT
 
 STORE = ROOT / ".exercises"  # ignored by git
+WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
 # what the student edition leaves out: the tests of the tests, their tables, the grader, and the
 # experiment that takes lesson 5's attention apart
 TEACHERS = ("test_the_tests.py", "wrong_solutions.py", "test_blank.py", "grade.py", "test_grade.py",
@@ -65,11 +66,12 @@ class Lesson:
         """The task as a comment, and an error that says it is blank."""
         name = self.exercise.name
         text = re.sub(r" ([-+*/=.]|//) ", r"~\1~", self.exercise.task)  # keep formulas in one line
-        task = textwrap.wrap(f"EXERCISE {name}: {text}", 96 - len(self.indent))
+        task = textwrap.wrap(f"EXERCISE {name}: {text}", WIDTH - 2 - len(self.indent))
         lines = [f"# {line}".replace("~", " ") for line in task] + [
             f"# Test it with: pytest -k {name}",
             "raise NotImplementedError(",
-            f'    "{name} is blank: write it here, then run pytest -k {name}")']
+            f'    "{name} is blank: write it here, "',
+            f'    "then run pytest -k {name}")']
         return "".join(f"{self.indent}{line}\n" for line in lines)
 
     def write(self, body):
