@@ -110,7 +110,7 @@ def segments(stream, T, start=0):
     M("sinusoid", "the cosines stand first", ("[angle.sin(), angle.cos()]",
                                               "[angle.cos(), angle.sin()]")),
     M("sinusoid", "the exponent is -2k/D, not -k/D", ("arange(0, D, 2, ", "arange(0, D // 2, ")),
-    M("sinusoid", "the frequencies grow", ("(-torch", "(torch")),
+    M("sinusoid", "the frequencies grow", ("(-two_k", "(two_k")),
     M("sinusoid", "use float64", ("dtype=torch.float64", "dtype=torch.float32"),
       ("position.double()", "position.float()")),
     M("sinusoid", "in torch.float32",
@@ -125,8 +125,7 @@ def sinusoid(position, D):
 """),
     M("sinusoid", "row r encodes r", ("position.double()[:, None]",
                                       "torch.arange(len(position)).double()[:, None]")),
-    M("sinusoid", "k/(D/2 - 1)", ("device=position.device) / D)",
-                                  "device=position.device) / max(1, D - 2))")),
+    M("sinusoid", "k/(D/2 - 1)", ("(-two_k / D)", "(-two_k / max(1, D - 2))")),
     M("sinusoid", "an odd D = 7 must be refused", ("if D % 2:", "if D < 0:")),
 
     # ---- lesson 2 -------------------------------------------------------------------------------
