@@ -1,31 +1,34 @@
-"""Lesson 2. Memory: cache a segment, stop the gradient, reuse it (paper, section 3.2).
+"""Lesson 2. Memory: cache a segment, stop the gradient, reuse it (paper, 3.2).
 
 The problem.  Lesson 1's model forgets everything at each segment boundary.
 
-The one new idea.  While reading segment s, every layer keeps its *input* rows.  While reading
-segment s + 1, the same layer puts them in front of its new input, for keys and values only:
+The one new idea.  Each layer keeps its *input*, the hidden states h of a segment.  When
+it reads the next segment, it puts them in front, for keys and values only:
 
     h~ = [SG(memory) o h]         SG is stop-gradient, [a o b] joins a and b along time
     q = h W_q   k = h~ W_k   v = h~ W_v
 
-The past is not run through the layers again and gets no gradient, so training stays affordable, but
-information flows: each layer reaches M tokens further back.  (No gradient reaches the remembered
-rows, but the weights that read them, W_k and W_v, do learn to make use of them.)
+The past is not run through the layers again and gets no gradient, so training stays
+affordable; but information flows, and each layer reaches M tokens further back.
 
-          segment 0       segment 1       segment 2       (T = M = 4, N = 2)
-  h2      . . . .         . . . .         . . . Q         the loss at Q ...
-  h1      . . . .        [x x x x         x x x x]        ... sees 7 back through layer 2 ...
-  h0     [x x x x         x x x x]        x x x x         ... and 11 back through layer 1 below it
-  [ ]: what layer 2 reads for Q, and what layer 1 reads for the memory that layer 2 has of segment 1
+           segment 1     segment 2     segment 3      T = M = 4, N = 2
+    h2                                 .  .  .  Q     the loss at Q depends
+    h1                  [x  x  x  x]   x  x  x  x     on these, 7 tokens back,
+    h0    [x  x  x  x]   x  x  x  x                   through [ ] on these, 11 back
 
-What it breaks.  Absolute positions: a memory row carries the same position j as a row of the new
-segment, and one layer provably cannot tell which came first (*temporal confusion*).  Lesson 3
-mends it.
+h0 are the embeddings, h1 is what layer 1 makes of h0, h2 what layer 2 makes of h1.
+Brackets are memory.  Layer 2 reads this h1 when the model is at segment 3; the part in
+brackets is one segment older, and was made when layer 1 read this h0.
+
+What it breaks: absolute positions.  An embedding at position j is E + U_j, in memory
+and in the segment alike, and attention is a sum over an unordered set of keys.  So when
+the tokens at j in memory and at j in the segment change places, the set stays the same,
+and no later output of one layer moves: *temporal confusion*.
 
     python 02_recurrence.py      a few seconds: exact zeros, exact counts, one figure
 
-New letters:  M the longest memory, m <= M the rows held so far, K = m + T keys.  What is new
-against lesson 1 is marked NEW.
+New letters:  M the longest memory, m <= M its length so far, K = m + T keys.  What is
+new against lesson 1 is marked NEW.
 """
 import math
 from importlib import import_module
@@ -34,35 +37,33 @@ import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
 
-lesson_1 = import_module("01_vanilla_segments")  # `import` takes no name that starts with a digit
+lesson_1 = import_module("01_vanilla_segments")  # `import` takes no leading digit
 RUNS, sinusoid, token_losses = lesson_1.RUNS, lesson_1.sinusoid, lesson_1.token_losses
-head_width, Layer, VanillaTransformer = (
-    lesson_1.head_width, lesson_1.Layer, lesson_1.VanillaTransformer)
+head_width, Layer = lesson_1.head_width, lesson_1.Layer
+VanillaTransformer = lesson_1.VanillaTransformer
 
 
-# ---- the two new functions ----------------------------------------------------------------------
+# ---- the two new functions -----------------------------------------------------------
 
 def update_memory(memory, h, M):
-    """First in, first out: the last M rows of [memory o h], detached.
+    """First in, first out: the last M hidden states of [memory o h], detached.
 
-    (B, m, D), (B, T, D) -> (B, min(M, m + T), D).  Before M rows have been seen the memory is
-    simply shorter: no zeros are attended to in place of a past that is not there.
+    (B, m, D), (B, T, D) -> (B, min(M, m + T), D).  At first the memory is shorter than
+    M: no zeros are attended to in place of a past that is not there.
 
     >>> old, new = torch.tensor([[[1.], [2.], [3.]]]), torch.tensor([[[4.], [5.]]])
     >>> update_memory(old, new, 3).flatten().tolist()
     [3.0, 4.0, 5.0]
     """
-    m, T = memory.shape[1], h.shape[1]
-    # cut, then join: so only the rows that stay are copied and kept.  max(0, ...), since a negative
-    # index would count from the end
-    old, new = memory[:, max(0, m + T - M) :], h[:, max(0, T - M) :]
-    return torch.cat([old, new], dim=1).detach()
+    joined = torch.cat([memory, h], dim=1)  # (B, m + T, D)
+    first = max(0, joined.shape[1] - M)  # a negative index would count from the end
+    return joined[:, first:].detach()
 
 
 def causal_mask(T, M, device=None):
     """Which keys a query must *not* see: (T, M + T) bool.
 
-    The first M keys are memory, so query i is itself key M + i; a key after that is the future.
+    The first M keys are memory, so query i is itself key M + i; later keys are future.
 
     >>> causal_mask(2, 3).int()
     tensor([[0, 0, 0, 0, 1],
@@ -76,19 +77,20 @@ def causal_mask(T, M, device=None):
 def reach(N, T, M):
     """How many tokens back the last prediction of a segment can see through N layers.
 
-    A query sees from M rows before its *segment's* start, so each layer steps back to the start of
-    the segment it has arrived in, and M further.  If M is a multiple of T: N * M + T - 1.
+    A query sees from M tokens before its *segment's* start on, so each layer steps back
+    to a segment's start, and M further.  If M is a multiple of T: N * M + T - 1.
 
     >>> reach(1, 4, 4), reach(2, 4, 4), reach(3, 4, 0)
     (7, 11, 3)
     """
-    first = 0  # the query's segment starts at 0, the query is token T - 1
+    first = 0  # the query is token T - 1 of the segment that starts at 0
     for _ in range(N):
+        # -4, -3, -2, -1 are one segment, if T = 4: // rounds down, so -3 // 4 * 4 is -4
         first = first // T * T - M
     return T - 1 - first
 
 
-# ---- the model of lesson 1 with a memory --------------------------------------------------------
+# ---- the model of lesson 1 with a memory ---------------------------------------------
 
 class Attention(nn.Module):
     """Queries from the segment; keys and values from memory and segment."""
@@ -96,24 +98,24 @@ class Attention(nn.Module):
     def __init__(self, D, H, C):
         super().__init__()
         self.H, self.C = H, C
-        self.W_q, self.W_k, self.W_v = (nn.Linear(D, H * C, bias=False) for _ in range(3))
+        self.W_q, self.W_k, self.W_v = (nn.Linear(D, H * C, bias=False) for _ in "qkv")
         self.W_o = nn.Linear(H * C, D, bias=False)
 
     def forward(self, h, memory):
         """(B, T, D), (B, m, D) -> (B, T, D)."""
-        (B, T, D), m = h.shape, memory.shape[1]
-        rows = torch.cat([memory, h], dim=1)  # (B, K, D)                                     # NEW
-        q = self.W_q(h).view(B, T, self.H, self.C).transpose(1, 2)  # (B, H, T, C)
-        k = self.W_k(rows).view(B, m + T, self.H, self.C).transpose(1, 2)  # (B, H, K, C)     # NEW
-        v = self.W_v(rows).view(B, m + T, self.H, self.C).transpose(1, 2)  # (B, H, K, C)     # NEW
-        score = q @ k.transpose(-1, -2) / math.sqrt(self.C)  # (B, H, T, K)
-        hidden = causal_mask(T, m, h.device)  # offset by the memory                          # NEW
+        (B, T, D), m, H, C = h.shape, memory.shape[1], self.H, self.C
+        h_tilde = torch.cat([memory, h], dim=1)  # (B, K, D)                       # NEW
+        q = self.W_q(h).view(B, T, H, C).transpose(1, 2)  # (B, H, T, C)
+        k = self.W_k(h_tilde).view(B, m + T, H, C).transpose(1, 2)  # (B, H, K, C) # NEW
+        v = self.W_v(h_tilde).view(B, m + T, H, C).transpose(1, 2)  # (B, H, K, C) # NEW
+        score = q @ k.transpose(-1, -2) / math.sqrt(C)  # (B, H, T, K)
+        hidden = causal_mask(T, m, h.device)  # offset by the memory               # NEW
         probability = score.masked_fill(hidden, float("-inf")).softmax(-1)
         return self.W_o((probability @ v).transpose(1, 2).reshape(B, T, -1))
 
 
 class RecurrentTransformer(nn.Module):
-    """Lesson 1's model with a memory for each layer's input, and still with absolute positions."""
+    """Lesson 1's model, each layer's input remembered; positions are still absolute."""
 
     def __init__(self, V, N=2, D=128, H=4, FF=512, M=64):
         super().__init__()
@@ -124,21 +126,21 @@ class RecurrentTransformer(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, x, memory=None):
-        """Tokens (B, T), a list of N memories (B, m, D) or None -> logits (B, T, V), new memory."""
-        B, T = x.shape
+        """x (B, T), N memories (B, m, D) or None -> logits (B, T, V), new memories."""
+        T = x.shape[1]
         U = sinusoid(torch.arange(T, device=x.device), self.D)
         h = self.embedding(x) * math.sqrt(self.D)
         h = h + U.to(h)
-        if memory is None:  # no past: memories with no rows                                  # NEW
+        if memory is None:  # no past: memories of length 0                        # NEW
             memory = [h[:, :0]] * len(self.layers)
         new_memory = []
         for layer, past in zip(self.layers, memory):
-            new_memory.append(update_memory(past, h, self.M))  # the layer's input            # NEW
+            new_memory.append(update_memory(past, h, self.M))  # the layer's input # NEW
             h = layer(h, past)
         return h @ self.embedding.weight.T, new_memory
 
 
-# ---- what a memory does, in exact numbers -------------------------------------------------------
+# ---- what a memory does, in exact numbers --------------------------------------------
 
 def stream_losses(model, x, y, T):
     """Read (B, n) in segments of T, handing the memory on -> losses (B, n) in nats."""
@@ -150,43 +152,47 @@ def stream_losses(model, x, y, T):
 
 
 def gradient_into(model, x, y, T):
-    """The largest |gradient| that the second segment's summed loss sends into each one's input."""
-    inputs = []
-    hook = model.embedding.register_forward_hook(lambda module, args, out: inputs.append(out))
+    """The largest |gradient| of the second segment's summed loss, in each embedding."""
+    inputs = []  # what model.embedding puts out, for each segment
+    def keep(module, args, output):
+        output.retain_grad()  # without it backward() gives a .grad to weights only
+        inputs.append(output)
+    # a forward hook: PyTorch calls it with the output each time the module has run
+    hook = model.embedding.register_forward_hook(keep)
     loss_2 = stream_losses(model, x, y, T)[:, T:].sum()
     hook.remove()
-    gradients = torch.autograd.grad(loss_2, inputs, allow_unused=True)
-    # None is autograd's word for "not connected": exactly zero, not merely small
-    return [0.0 if g is None else g.abs().max().item() for g in gradients]
+    loss_2.backward()
+    # None: no path at all leads from this input to the loss
+    return [0.0 if h.grad is None else h.grad.abs().max().item() for h in inputs]
 
 
 def change_by_distance(N, T=8, M=8, segments=7):
-    """Change the stream's first token: how much does each loss move?  (segments * T,) nats."""
+    """Change the first token: how far does each loss of the stream move?  (n,) nats."""
     torch.manual_seed(N)
     model = RecurrentTransformer(V=11, N=N, D=16, H=2, FF=32, M=M).double()
     x, y = torch.randint(11, (2, 1, segments * T))  # any targets will do
     other = x.clone()
     other[0, 0] = (x[0, 0] + 1) % 11
     with torch.no_grad():
-        return (stream_losses(model, x, y, T) - stream_losses(model, other, y, T)).abs()[0]
+        change = stream_losses(model, x, y, T) - stream_losses(model, other, y, T)
+    return change.abs()[0]
 
 
 @torch.no_grad()
 def confusion(model, T, j, k):
-    """Exchange token j of the memory and token k of the segment: how far do later outputs move?"""
-    memory_tokens = torch.arange(T)[None]  # all different, so that every exchange is a change
-    segment_tokens = torch.arange(T, 2 * T)[None]
-    a, b = memory_tokens.clone(), segment_tokens.clone()
-    a[0, j], b[0, k] = segment_tokens[0, k], memory_tokens[0, j]
-    before = model(segment_tokens, model(memory_tokens)[1])[0]
-    after = model(b, model(a)[1])[0]
-    return (before - after)[:, max(j, k) + 1 :].abs().max().item()
+    """Exchange token j in memory, token k in the segment: how do later outputs move?"""
+    first, second = torch.arange(2 * T).view(2, 1, T)  # two segments, no token twice
+    first_2, second_2 = first.clone(), second.clone()
+    first_2[0, j], second_2[0, k] = second[0, k], first[0, j]
+    memory, memory_2 = model(first)[1], model(first_2)[1]
+    move = (model(second, memory)[0] - model(second_2, memory_2)[0]).abs()  # (1, T, V)
+    return move[:, max(j, k) + 1 :].max().item()
 
 
-def main():
-    """Exact zeros across the boundary, the staircase of reach, and the confusion that remains."""
-    torch.manual_seed(0)
-    T = M = 8
+# ---- the lesson ----------------------------------------------------------------------
+
+def show_segment_boundary(T, M):
+    """Nothing of lesson 1 has changed, and no gradient crosses the boundary."""
     model = RecurrentTransformer(V=50, N=2, D=32, H=2, FF=64, M=M).double()
     vanilla = VanillaTransformer(V=50, N=2, D=32, H=2, FF=64).double()
     vanilla.load_state_dict(model.state_dict())  # the memory added no weight
@@ -194,45 +200,61 @@ def main():
     difference = (model(x)[0] - vanilla(x)).abs().max()
     print(f"without a memory, lesson 2 minus lesson 1: {difference:g}")
     into_1, into_2 = gradient_into(model, x, y, T)
-    print(f"gradient of segment 2's loss: into segment 2 {into_2:.3f}, into segment 1 {into_1:g}")
+    print(f"gradient of its loss into segment 2 {into_2:.3f}, into segment 1 {into_1:g}")
 
-    print(f"one token changed, T = {T}, M = {M}: which losses move?  (expected: up to N M + T - 1)")
-    changes = [change_by_distance(N, T, M) for N in (1, 2, 3, 4)]
+
+def show_reach(T, M):
+    """Count how far one token shows through 1 to 4 layers -> the changes (4, n)."""
+    print(f"first token changed, T = {T}, M = {M}: in which segments do losses move?")
+    changes = torch.stack([change_by_distance(N, T, M) for N in (1, 2, 3, 4)])
     for N, change in enumerate(changes, 1):
         moved = [int((part != 0).any()) for part in change.split(T)[1:]]
-        farthest = int(change.nonzero().max())
-        print(f"  N = {N}: following segments {moved} -> {sum(moved)}; "
-              f"farthest {farthest}, reach() says {reach(N, T, M)}")
+        print(f"  N = {N}: following segments {moved} -> {sum(moved)}; farthest "
+              f"{int(change.nonzero().max())}, reach() says {reach(N, T, M)}")
+    return changes
 
-    single = RecurrentTransformer(V=50, N=1, D=32, H=2, FF=64, M=M).double()
-    print("one layer, a token in memory and one in the segment change places; later outputs move")
-    same, other = confusion(single, T, 3, 3), confusion(single, T, 3, 4)
-    print(f"  by {same:.0e} if both stood at position 3: rounding, so the pasts look the same")
+
+def show_confusion(T, M):
+    """One layer cannot tell memory from segment where the positions are the same."""
+    model = RecurrentTransformer(V=50, N=1, D=32, H=2, FF=64, M=M).double()
+    same, other = confusion(model, T, 3, 3), confusion(model, T, 3, 4)
+    print("one layer; a token in memory, one in the segment exchanged: outputs move")
+    print(f"  by {same:.0e} if both stood at position 3: rounding, the keys are a set")
     print(f"  by {other:.0e} if they stood at positions 3 and 4")
 
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    axes = figure.subplots()
-    table = torch.stack(changes)
-    image = axes.imshow(table.where(table != 0, torch.nan).log10().numpy(), aspect="auto",
-                        extent=(0, table.shape[1], 4.5, 0.5))
+
+def draw(changes, T):
+    """The changes (4, n) by distance, logarithmic; white is exactly 0."""
+    n = changes.shape[1]
+    axes = Figure(figsize=(8, 3), layout="constrained").subplots()
+    image = axes.imshow(changes.where(changes != 0, torch.nan).log10().numpy(),
+                        aspect="auto", extent=(0, n, 4.5, 0.5))
     axes.set(xlabel=f"distance from the changed token (a segment is {T} tokens wide)",
-             ylabel="layers N", yticks=(1, 2, 3, 4), xticks=range(0, table.shape[1] + 1, T),
-             title="White: a change of exactly 0.  Each layer reaches one memory further")
-    figure.colorbar(image, label="log10 of the change (nats)")
+             ylabel="layers N", yticks=(1, 2, 3, 4), xticks=range(0, n + 1, T),
+             title="White: a change of exactly 0.  Each layer reaches M further")
+    axes.figure.colorbar(image, label="log10 of the change (nats)")
     RUNS.mkdir(exist_ok=True)
-    figure.savefig(RUNS / "02_reach.png", dpi=120)
+    axes.figure.savefig(RUNS / "02_reach.png", dpi=120)
     print(f"figure: {RUNS.name}/02_reach.png")
+
+
+def main():
+    """Exact zeros across the boundary, the reach, and the confusion that remains."""
+    torch.manual_seed(0)
+    T = M = 8
+    show_segment_boundary(T, M)
+    changes = show_reach(T, M)
+    show_confusion(T, M)
+    draw(changes, T)
 
 
 if __name__ == "__main__":
     main()
 
 # Ask yourself
-#   1. Why does layer n remember its input and not its output?  Who would read the top output?
-#   2. Gradients stop at the boundary, and yet the model learns to use the memory.  How can that be?
-#   3. With two layers instead of one, would the exchange at position j still go unnoticed?  Which
-#      layer could notice it, and through what?
+#   1. Why does a layer remember its input, and not its output?
+#   2. Gradients stop at the boundary.  How can W_k and W_v learn to use the memory?
+#   3. Could two layers notice the exchange at position j?  Through what?
 # Change and watch
-#   1. M = 16 in main, with segments=10 in change_by_distance: what does a step measure now?
-#   2. Drop .detach() in update_memory: which printed line changes?  What would the second
-#      loss.backward() of a training loop (lesson 3's fit) say?
+#   1. M = 16 in main, segments=10 in change_by_distance: how far does a layer step now?
+#   2. Drop .detach() in update_memory: which printed line changes?

@@ -65,18 +65,18 @@ EXERCISES = (
         "Encode each position as D/2 sines, then D/2 cosines, in float64. Frequency k (k = 0, "
         "1, ...) is 10000^(-2k/D): the first is 1, and they fall. Refuse an odd D with a "
         "ValueError.",
-        "Make the D/2 frequencies first, then the table of all angles (n, D/2); its sine and "
+        "Make the D/2 frequencies first, then the matrix of all angles (n, D/2); its sine and "
         "its cosine are joined, all sines first. Make positions and frequencies float64 before "
         "you multiply them."),
     Exercise(
         "update_memory", "02_recurrence", "update_memory", 3, "first in, first out, no gradient",
-        "Join the old memory (B, m, D) and the new rows h (B, T, D) along time and keep the "
-        "last M rows, or all if there are fewer. The result carries no gradient, and the "
+        "Join the memory (B, m, D) and the hidden states h (B, T, D) along time and keep the "
+        "last M of them, or all if there are fewer. The result carries no gradient, and the "
         "arguments stay as they were. M may be 0: then nothing is kept.",
         "In Python rows[-0:] is everything, and rows[k:] with a negative k counts from the end. "
         "Compute the first row that stays, and never let it be below 0."),
     Exercise(
-        "causal_mask", "02_recurrence", "causal_mask", 3, "the future, behind a memory of M keys",
+        "causal_mask", "02_recurrence", "causal_mask", 3, "the future, after a memory of M keys",
         "Return (T, M + T) bool, True where a query must NOT look. The first M keys are the "
         "memory, so query i of the segment is itself key M + i. It sees the whole memory, "
         "itself, and nothing after itself.",
@@ -85,19 +85,21 @@ EXERCISES = (
     Exercise(
         "reach", "02_recurrence", "reach", 4, "how far back N layers see",
         "Return how many tokens back the last token of a segment can see through N layers. In "
-        "one layer a token sees its own segment up to itself and M rows before the start of its "
-        "SEGMENT. The token reached there belongs to an earlier segment, where the next layer "
+        "one layer a token sees its own segment up to itself and M tokens before the start of "
+        "its SEGMENT. The token reached there belongs to an earlier segment, where the next layer "
         "goes on.",
         "Put the query's segment at 0, the query at T - 1. What is the first token that one "
         "layer sees? In which segment does that token stand, and where does that segment start?"),
     Exercise(
-        "gradient_into", "02_recurrence", "gradient_into", 6, "stop-gradient, measured",
+        "gradient_into", "02_recurrence", "gradient_into", 9, "stop-gradient, measured",
         "Read the stream in segments of T with stream_losses and catch what model.embedding "
         "puts out for each segment. Return, for each segment, the largest |gradient| that the "
         "SUM of the SECOND segment's losses sends into it, as a float. Not connected means "
         "exactly 0.0, and no hook is left behind.",
-        "A forward hook on model.embedding sees its output. torch.autograd.grad with "
-        "allow_unused=True answers None for an input that the loss does not depend on."),
+        "hook = model.embedding.register_forward_hook(f) makes PyTorch call f(module, args, "
+        "output) each time the embedding has run; hook.remove() ends that. After "
+        "output.retain_grad() a backward() leaves output.grad, which is None if no path leads "
+        "there."),
     Exercise(
         "four_terms", "03_relative_attention", "four_terms", 10, "the score, term by term",
         "For one head, fill a NumPy array (4, T, K) with the terms (a) to (d) of the table "
@@ -109,7 +111,7 @@ EXERCISES = (
     Exercise(
         "rel_shift_by_index", "04_rel_shift", "rel_shift_by_index", 4, "the shift as one gather",
         "Compute for every cell (i, j) of the result the column of x that it comes from, as one "
-        "(T, K) table of indices. Gather along the last axis. Where that column would lie "
+        "(T, K) tensor of indices. Gather along the last axis. Where that column would lie "
         "beyond the end (the future) take the last one, distance 0.",
         "rel_shift_loops says which column: read it off there. torch.gather wants an index of "
         "the shape of x, and expand makes one without copying."),
@@ -119,7 +121,7 @@ EXERCISES = (
         "of these rows, and read the rest as (T, K). Row i has then moved left by T - 1 - i. "
         "Any number of leading dimensions may come first.",
         "Draw T = 3, K = 5 on paper, as at the top of the lesson. Which row of the reshaped "
-        "table begins with a pad cell and holds nothing that is needed: the first or the last?"),
+        "matrix begins with a pad cell and holds nothing that is needed: the first or the last?"),
     Exercise(
         "hidden_keys", "05_full_model", "hidden_keys", 3,
         "same_length: every query sees M + 1 keys",

@@ -247,7 +247,7 @@ def parts_of_solutions():
 
 def test_a_solution_is_found_under_other_names():
     waits("update_memory")
-    copied = ast.parse("torch.cat([a, b], dim=1).detach()", mode="eval").body
+    copied = ast.parse("every[:, start:].detach()", mode="eval").body
     assert form(copied) in parts_of_solutions()
 
 

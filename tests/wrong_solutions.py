@@ -49,10 +49,11 @@ def M(exercise, words, *edits, bug=0):
     return Mistake(exercise, words, edits, bug)
 
 
-JOIN_THEN_CUT = """
+CUT_THEN_JOIN = """
 def update_memory(memory, h, M):
-    rows = torch.cat([memory, h], dim=1)
-    return rows[:, max(0, rows.shape[1] - M) :].detach()
+    m, T = memory.shape[1], h.shape[1]
+    old, new = memory[:, max(0, m + T - M) :], h[:, max(0, T - M) :]
+    return torch.cat([old, new], dim=1).detach()
 """
 
 WRONG = (
@@ -129,19 +130,20 @@ def sinusoid(position, D):
     M("sinusoid", "an odd D = 7 must be refused", ("if D % 2:", "if D < 0:")),
 
     # ---- lesson 2 -------------------------------------------------------------------------------
-    M("update_memory", "although M = 0",
-      JOIN_THEN_CUT.replace("max(0, rows.shape[1] - M) :", "-M:"), bug=16),
+    M("update_memory", "although M = 0", ("joined[:, first:]", "joined[:, -M:]"), bug=16),
     M("update_memory", "the gradient is not stopped", (".detach()", ""), bug=14),
-    M("update_memory", "old and new have changed places", ("[old, new]", "[new, old]"), bug=15),
-    M("update_memory", "the oldest rows are kept",
-      JOIN_THEN_CUT.replace("max(0, rows.shape[1] - M) :", ": M")),
-    M("update_memory", "M, not T",
-      JOIN_THEN_CUT.replace("rows.shape[1] - M", "rows.shape[1] - h.shape[1]"), bug=18),
+    M("update_memory", "old and new have changed places: time runs",
+      ("[memory, h]", "[h, memory]"), bug=15),
+    M("update_memory", "old and new have changed places: the old rows come first",
+      CUT_THEN_JOIN.replace("[old, new]", "[new, old]"), bug=15),
+    M("update_memory", "the oldest rows are kept", ("joined[:, first:]", "joined[:, :M]")),
+    M("update_memory", "M, not T", ("shape[1] - M", "shape[1] - h.shape[1]"), bug=18),
     M("update_memory", "counts from the end",
-      JOIN_THEN_CUT.replace("max(0, rows.shape[1] - M)", "rows.shape[1] - M")),
-    M("update_memory", "rows of zeros", ("[old, new]",
-      "[h.new_zeros(h.shape[0], max(0, M - m - T), h.shape[2]), old, new]"), bug=17),
-    M("update_memory", "the old memory is thrown away", ("[old, new]", "[new]")),
+      ("max(0, joined.shape[1] - M)", "joined.shape[1] - M")),
+    M("update_memory", "rows of zeros", ("[memory, h]",
+      "[h.new_zeros(h.shape[0], max(0, M - memory.shape[1] - h.shape[1]), h.shape[2]), memory, h]"
+      ), bug=17),
+    M("update_memory", "the old memory is thrown away", ("[memory, h]", "[h]")),
     M("update_memory", "detached in place", (".detach()", ".detach() + 0 * h.detach_().sum()")),
     M("update_memory", "changed in place", """
 def update_memory(memory, h, M):
@@ -205,11 +207,11 @@ def gradient_into(model, x, y, T):
     found = torch.autograd.grad(losses[1].sum(), inputs, allow_unused=True)
     return [g if g is None else g.abs().max().item() for g in found]
 """),
-    M("gradient_into", "it must be the largest absolute value", ("g.abs().max()", "g.max()")),
+    M("gradient_into", "it must be the largest absolute value", ("h.grad.abs().max()", "h.grad.max()")),
     M("gradient_into", "the hook on model.embedding is left behind", ("hook.remove()", "pass")),
     M("gradient_into", "the mean of the losses; it must be their sum",
       ("[:, T:].sum()", "[:, T:].mean()")),
-    M("gradient_into", "should be floats", ("g.abs().max().item()", "g.abs().max()")),
+    M("gradient_into", "should be floats", ("h.grad.abs().max().item()", "h.grad.abs().max()")),
     M("gradient_into", "that of the first segment", ("[:, T:]", "[:, :T]")),
     M("gradient_into", "with respect to the weights", """
 def gradient_into(model, x, y, T):
@@ -571,7 +573,7 @@ def sinusoid(position, D):
     angle = torch.outer(position.to(torch.float64), frequency)
     return torch.hstack([torch.sin(angle), torch.cos(angle)])
 """),
-    "update_memory": (JOIN_THEN_CUT, """
+    "update_memory": (CUT_THEN_JOIN, """
 def update_memory(memory, h, M):
     rows = torch.cat([memory.detach(), h.detach()], dim=1)
     if M == 0:
