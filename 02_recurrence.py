@@ -199,8 +199,8 @@ def show_segment_boundary(T, M):
     x, y = torch.randint(50, (2, 1, 2 * T))
     difference = (model(x)[0] - vanilla(x)).abs().max()
     print(f"without a memory, lesson 2 minus lesson 1: {difference:g}")
-    into_1, into_2 = gradient_into(model, x, y, T)
-    print(f"gradient of its loss into segment 2 {into_2:.3f}, into segment 1 {into_1:g}")
+    first, second = gradient_into(model, x, y, T)
+    print(f"gradient of its loss into segment 2 {second:.3f}, into segment 1 {first:g}")
 
 
 def show_reach(T, M):
