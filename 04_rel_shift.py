@@ -1,33 +1,34 @@
-"""Lesson 4. The relative shift: the same score from K projections (paper, appendix B).
+"""Lesson 4. The relative shift: the same score from K projections (appendix B).
 
-The problem.  Lesson 3 projects a vector R_i-j for every pair (i, j): T * K * D numbers in memory
-and T * K projections, although there are only K different distances.
+The problem.  Lesson 3 projects a vector R_(i-j) for every pair (i, j): T * K
+projections, T * K * D numbers in memory, although there are only K different distances.
 
-The one new idea.  Project each distance once, Q_k = W_kR R_(K-1-k): K rows, distances *descending*
-(Q is the paper's letter; the queries are q).  One product q Q^T holds every wanted number, but in
-the wrong column: row i must move left by T - 1 - i.  Moving every row by its own amount is a pad, a
-reshape and a drop.
+The one new idea.  Project each distance once: row n of Q is W_kR R_(K-1-n), so the K
+rows have *descending* distances (Q is the paper's letter; the queries are q).  One
+product q Q^T holds every wanted number, but in the wrong column: row i must move left
+by T - 1 - i.  Moving every row by its own amount is a pad, a reshape and a drop.
 
-With T = 3 queries, M = 2 rows of memory, K = 5.  Each number is 10 * query + distance:
+With T = 3 queries, M = 2 keys of memory, K = 5.  Each number is 10 * query + distance:
 
-          q Q^T               pad one cell (.)        the same numbers     drop the first row,
-                              before every row         in rows of T         read as T x K again
-    [ 4  3  2  1  0]        [.  4  3  2  1  0]         [ .  4  3]          [ 2  1  0  . 14]
-    [14 13 12 11 10]        [. 14 13 12 11 10]         [ 2  1  0]          [13 12 11 10  .]
-    [24 23 22 21 20]        [. 24 23 22 21 20]         [ . 14 13]          [24 23 22 21 20]
-                                                       [12 11 10]
-                                                       [ . 24 23]
-                                                       [22 21 20]
+          q Q^T              pad one cell (.)       the same numbers    drop the first
+                             before every row       in rows of T        row: T x K again
+    [ 4  3  2  1  0]       [.  4  3  2  1  0]        [ .  4  3]         [ 2  1  0  . 14]
+    [14 13 12 11 10]       [. 14 13 12 11 10]        [ 2  1  0]         [13 12 11 10  .]
+    [24 23 22 21 20]       [. 24 23 22 21 20]        [ . 14 13]         [24 23 22 21 20]
+                                                     [12 11 10]
+                                                     [ . 24 23]
+                                                     [22 21 20]
 
-Row 0 now starts with distance 2 = M, row 2 with 4 = M + 2.  What stands behind distance 0 (. and 14
-in row 0, . in row 1) are *leftovers*: the pad and the beginning of the next query's row.  They are
-wrong, and harmless: those keys are in the future, and the causal mask covers exactly these cells.
-This is why the upper triangle need not be zero, and why the mask is not optional.
+Row 0 now starts with distance 2 = M, row 2 with 4 = M + 2.  What is left to the right
+of distance 0 (. and 14 in row 0, . in row 1) are *leftovers*: the pad and the beginning
+of the next query's row.  They are wrong, and harmless: those keys are in the future,
+and the causal mask covers exactly these cells.  This is why the upper triangle need not
+be zero, and why the mask is not optional.
 
-    python 04_rel_shift.py      a few seconds: equalities, the leftovers, the price over T, a figure
+    python 04_rel_shift.py      a few seconds: equalities, leftovers, price, a figure
 
-New letter:  Q (H, K, C), the projected R by descending distance.  Positions cost T * K projections
-before and K now; the score itself stays a table of T * K numbers.
+New letter:  Q (H, K, C), the projected R by descending distance.  Positions cost T * K
+projections before and K now; the score itself is still a matrix of T * K numbers.
 """
 import math
 import statistics
@@ -40,16 +41,16 @@ from matplotlib.figure import Figure
 
 from support.progress import progress
 
-lesson_1, lesson_2 = import_module("01_vanilla_segments"), import_module("02_recurrence")
-lesson_3 = import_module("03_relative_attention")
+lesson_1 = import_module("01_vanilla_segments")
 RUNS, sinusoid = lesson_1.RUNS, lesson_1.sinusoid
-causal_mask, four_terms_all_pairs = lesson_2.causal_mask, lesson_3.four_terms_all_pairs
+causal_mask = import_module("02_recurrence").causal_mask
+four_terms_all_pairs = import_module("03_relative_attention").four_terms_all_pairs
 
 
-# ---- one shift, three times ---------------------------------------------------------------------
+# ---- one shift, three times ----------------------------------------------------------
 
 def rel_shift_loops(x):
-    """The rule of appendix B, entry by entry: shifted[i, j] = x[i, j + T - 1 - i] for j <= M + i.
+    """Entry by entry (appendix B): shifted[i, j] = x[i, j + T - 1 - i] for j <= M + i.
 
     (..., T, K) -> (..., T, K).  Future cells, j > M + i, are 0.
     """
@@ -62,7 +63,11 @@ def rel_shift_loops(x):
 
 
 def rel_shift_by_index(x):
-    """The same rule as one gather.  (..., T, K) -> (..., T, K).  Future cells repeat distance 0."""
+    """The same rule as one gather.  (..., T, K) -> (..., T, K).
+
+    Future cells repeat distance 0.  torch.gather along the last axis fills cell (i, j)
+    from row i of x, column index[i, j].
+    """
     T, K = x.shape[-2:]
     i, j = torch.arange(T, device=x.device)[:, None], torch.arange(K, device=x.device)
     source = (j + T - 1 - i).clamp(max=K - 1)  # (T, K)
@@ -74,7 +79,8 @@ def rel_shift(x):
 
     Future cells hold leftovers and MUST be masked.
 
-    >>> rel_shift(torch.tensor([[4, 3, 2, 1, 0], [14, 13, 12, 11, 10], [24, 23, 22, 21, 20]]))
+    >>> x = torch.tensor([[4, 3, 2, 1, 0], [14, 13, 12, 11, 10], [24, 23, 22, 21, 20]])
+    >>> rel_shift(x)
     tensor([[ 2,  1,  0,  0, 14],
             [13, 12, 11, 10,  0],
             [24, 23, 22, 21, 20]])
@@ -82,35 +88,35 @@ def rel_shift(x):
     *batch, T, K = x.shape
     x = F.pad(x, (1, 0))  # (..., T, K + 1): one zero in front of every row
     x = x.reshape(*batch, K + 1, T)  # the same numbers in the same order, in rows of T
-    return x[..., 1:, :].reshape(*batch, T, K)  # T numbers dropped: row i moved left by T - 1 - i
+    return x[..., 1:, :].reshape(*batch, T, K)  # row i has moved left by T - 1 - i
 
 
-# ---- the four terms from K distances ------------------------------------------------------------
+# ---- the four terms from K distances -------------------------------------------------
 
 def relative_score(q, k, Q, u, v):
-    """All four terms of lesson 3, (B, H, T, K), from K projected distances instead of T * K.
+    """All four terms of lesson 3, (B, H, T, K), from K projected distances, not T * K.
 
     q (B, H, T, C), k (B, H, K, C), Q (H, K, C) by descending distance, u, v (H, C).
     Not yet scaled and not masked; future cells hold leftovers.
     """
     # u, v as (H, 1, C): the same for every query
     content = (q + u[:, None]) @ k.transpose(-1, -2)  # (a) + (c) = (q_i + u) . k_j
-    position = (q + v[:, None]) @ Q.transpose(-1, -2)  # (b) + (d) = (q_i + v) . Q_k, unshifted
+    position = (q + v[:, None]) @ Q.transpose(-1, -2)  # (b) + (d) = (q_i + v) . Q_n
     return content + rel_shift(position)  # (B, H, T, K)
 
 
 def term_d(v, Q, T):
     """Term (d) alone, (H, T, K): ONE vector Q v of K numbers, seen through T shifts."""
-    d = torch.einsum("hc,hkc->hk", v, Q)  # (H, K): no query in it, so the same for all of them
+    d = torch.einsum("hc,hkc->hk", v, Q)  # (H, K): no query in it, so the same for all
     return rel_shift(d[:, None].expand(-1, T, -1))
 
 
 def projected_distances(R, W_kR):
-    """Q (H, K, C): the rows of R (K, D), in descending distance, through W_kR (H, C, D)."""
+    """Q (H, K, C): the rows of R (K, D), in descending distance, by W_kR (H, C, D)."""
     return torch.einsum("kd,hcd->hkc", R.flip(0), W_kR)
 
 
-# ---- the lesson ---------------------------------------------------------------------------------
+# ---- the lesson ----------------------------------------------------------------------
 
 def example(B, H, T, M, C, D, dtype=torch.float64):
     """Random q, k, R, W_kR, u, v for lesson 3's function; R by ascending distance."""
@@ -120,90 +126,99 @@ def example(B, H, T, M, C, D, dtype=torch.float64):
             torch.randn(H, C, dtype=dtype), torch.randn(H, C, dtype=dtype)]
 
 
+def score_by_pairs(q, k, R, W_kR, u, v):
+    """The score (B, H, T, K) of lesson 3."""
+    return four_terms_all_pairs(q, k, R, W_kR, u, v).sum(0)
+
+
+def score_by_shift(q, k, R, W_kR, u, v):
+    """The score (B, H, T, K) of this lesson, from the same six tensors."""
+    return relative_score(q, k, projected_distances(R, W_kR), u, v)
+
+
 def difference(T, M):
-    """Largest differences between lesson 3's attention scores and the shift: forward, gradient."""
+    """How far the two scores differ where the mask shows them: values, gradients."""
     leaves = [z.requires_grad_() for z in example(2, 3, T, M, 4, 6)]
-    q, k, R, W_kR, u, v = leaves
-    future = causal_mask(T, M)
-    slow = four_terms_all_pairs(*leaves).sum(0).masked_fill(future, 0.0)
-    fast = relative_score(q, k, projected_distances(R, W_kR), u, v).masked_fill(future, 0.0)
-    weight = torch.randn_like(slow)  # a loss in which every cell counts differently
-    gradients = [torch.autograd.grad((score * weight).sum(), leaves) for score in (slow, fast)]
+    hidden = causal_mask(T, M)
+    slow = score_by_pairs(*leaves).masked_fill(hidden, 0.0)
+    fast = score_by_shift(*leaves).masked_fill(hidden, 0.0)
+    weight = torch.randn_like(slow)  # for a loss in which every cell counts differently
+    both = zip(*(torch.autograd.grad((z * weight).sum(), leaves) for z in (slow, fast)))
     return ((slow - fast).abs().max().item(),
-            max((a - b).abs().max().item() for a, b in zip(*gradients)))
+            max((a - b).abs().max().item() for a, b in both))
 
 
-def milliseconds(function):
+def milliseconds(function, arguments=()):
     """Median milliseconds of five forward and backward passes."""
     times = []
     for _ in range(6):
         start = time.perf_counter()
-        function().sum().backward()
+        function(*arguments).sum().backward()
         times.append(1000 * (time.perf_counter() - start))
     return statistics.median(times[1:])  # the first call warms up
 
 
-def kept_for_backward(function):
-    """MiB that autograd keeps between the forward and the backward pass: the memory of training.
-
-    The hook is called with each tensor that the graph saves.
-    """
-    sizes = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        sizes[storage.data_ptr()] = storage.nbytes()  # a storage that is kept twice counts once
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        kept = function()  # holds the graph, so that no storage is given to another tensor
-    del kept
-    return sum(sizes.values()) / 2**20
-
-
-def main():
-    """Show that the three shifts agree, where the leftovers stand, and what the trick saves."""
-    torch.manual_seed(0)
-    T, M, K = 3, 2, 5
+def show_leftovers(T=3, M=2):
+    """The drawing above, computed: what is in brackets stands under the mask."""
+    K, hidden = M + T, causal_mask(T, M)
     x = torch.tensor([[10 * i + K - 1 - j for j in range(K)] for i in range(T)])
-    future = causal_mask(T, M)
     print("10 * query + distance, shifted:")
-    for row, hidden in zip(rel_shift(x).tolist(), future.tolist()):
-        print("  " + "".join(f"[{n:2}] " if h else f" {n:2}  " for n, h in zip(row, hidden)))
-    print("  in brackets: leftovers, cells", [tuple(cell) for cell in future.nonzero().tolist()],
-          "- and that is the causal mask")
+    for numbers, dark in zip(rel_shift(x).tolist(), hidden.tolist()):
+        print(" ", *(f"[{n:2}]" if d else f" {n:2} " for n, d in zip(numbers, dark)))
+    cells = [tuple(cell) for cell in hidden.nonzero().tolist()]
+    print(f"  in brackets: leftovers, cells {cells} - and that is the causal mask")
 
-    shapes = [(T, M) for T in (1, 2, 3, 7) for M in (0, 1, 2, 9)]
-    same = 0
+
+def show_equalities():
+    """Three ways to shift agree to the bit; the score is lesson 3's up to rounding."""
+    shapes, same = [(T, M) for T in (1, 2, 3, 7) for M in (0, 1, 2, 9)], 0
     for T, M in shapes:
         x, seen = torch.randn(2, T, M + T), ~causal_mask(T, M)
-        loops = rel_shift_loops(x)[:, seen]
-        if loops.equal(rel_shift_by_index(x)[:, seen]) and loops.equal(rel_shift(x)[:, seen]):
-            same += 1
-    print(f"loops = gather = pad-reshape-drop, to the bit: {same} of {len(shapes)} shapes (T, M)")
+        loops, gather, fast = (shift(x)[:, seen] for shift in (
+            rel_shift_loops, rel_shift_by_index, rel_shift))
+        same += loops.equal(gather) and loops.equal(fast)
+    print("loops = gather = pad-reshape-drop, to the bit: "
+          f"{same} of {len(shapes)} shapes (T, M)")
     forward, backward = zip(*(difference(T, M) for T, M in shapes))
-    print(f"against lesson 3's all pairs: scores {max(forward):.0e}, gradients {max(backward):.0e}")
-    _, _, R, W_kR, _, v = example(1, 1, 3, 2, 4, 6)
-    d = term_d(v, projected_distances(R, W_kR), 3)[0]  # (T, K)
-    print(f"term (d): row 0 is row 2 moved by 2, difference {(d[0, :3] - d[2, 2:]).abs().max():g}")
+    print(f"against lesson 3's all pairs: scores {max(forward):.0e}, "
+          f"gradients {max(backward):.0e}")
 
-    lengths, prices = (32, 64, 128, 256), []
+
+def show_term_d(T=3, M=2):
+    """Each row of term (d) is the row below it, moved left by one place."""
+    _, _, R, W_kR, _, v = example(1, 1, T, M, 4, 6)
+    d = term_d(v, projected_distances(R, W_kR), T)[0]  # (T, K)
+    moved = (d[0, : M + 1] - d[2, 2:]).abs().max()
+    print(f"term (d): row 0 is row 2 moved by 2, difference {moved:g}")
+
+
+def show_price(lengths, H=4, C=32, D=128):
+    """Time both scores, forward and backward; count the numbers that hold positions."""
+    prices = []
     for T in progress(lengths, "measuring", len(lengths)):
-        leaves = [z.requires_grad_() for z in example(1, 4, T, T, 32, 128, torch.float32)]
-        q, k, R, W_kR, u, v = leaves
-        ways = (lambda: four_terms_all_pairs(*leaves).sum(0),
-                lambda: relative_score(q, k, projected_distances(R, W_kR), u, v))
-        prices.append([f(way) for f in (milliseconds, kept_for_backward) for way in ways])
+        K = 2 * T  # M = T
+        leaves = [z.requires_grad_() for z in example(1, H, T, T, C, D, torch.float32)]
+        slow = milliseconds(score_by_pairs, leaves)
+        fast = milliseconds(score_by_shift, leaves)
+        # an R has D numbers, W_kR makes C of them for each head; one for each pair, or
+        # one for each distance
+        prices.append((slow, fast, T * K * (D + H * C), K * (D + H * C)))
+    print("the scores and their gradients; numbers that hold positions")
     for T, (slow, fast, large, small) in zip(lengths, prices):
-        print(f"T = M = {T:3}: every pair {slow:5.1f} ms {large:5.1f} MiB, shift {fast:3.1f} ms "
-              f"{small:3.1f} MiB: {slow / fast:2.0f} times faster, {large / small:3.0f} smaller")
+        print(f"T = M = {T:3}: pairs {slow:5.1f} ms {large:10,}, shift {fast:3.1f} ms "
+              f"{small:7,}: {slow / fast:3.0f} times faster, {large // small} smaller")
+    return prices
 
+
+def draw(lengths, prices):
+    """Both prices against T, on logarithmic axes."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     slow, fast, large, small = zip(*prices)
-    for axes, a, b, unit in zip(figure.subplots(1, 2), (slow, large), (fast, small), (
-            "forward and backward (ms)", "kept for the backward pass (MiB)")):
-        axes.loglog(lengths, a, "o-", label="every pair (lesson 3)")
-        axes.loglog(lengths, b, "o-", label="the shift")
+    left, right = figure.subplots(1, 2)
+    for axes, pairs, shift, unit in ((left, slow, fast, "forward and backward (ms)"),
+                                     (right, large, small, "numbers for positions")):
+        axes.loglog(lengths, pairs, "o-", label="every pair (lesson 3)")
+        axes.loglog(lengths, shift, "o-", label="the shift")
         axes.set_xticks(lengths, lengths, minor=False)
         axes.minorticks_off()
         axes.set(xlabel="T = M (log scale)", ylabel=f"{unit}, log scale")
@@ -214,14 +229,24 @@ def main():
     print(f"figure: {RUNS.name}/04_price.png")
 
 
+def main():
+    """The three shifts agree; where the leftovers stand; what the trick saves."""
+    torch.manual_seed(0)
+    show_leftovers()
+    show_equalities()
+    show_term_d()
+    lengths = (32, 64, 128, 256)
+    draw(lengths, show_price(lengths))
+
+
 if __name__ == "__main__":
     main()
 
 # Ask yourself
 #   1. For T = 1 the shift does nothing.  Why is that right?
-#   2. Why must distances descend along the key axis?  Try the drawing above with ascending ones.
-#   3. What stands in the leftover cells of row 0, and whose numbers are they?
+#   2. Why must distances descend along the keys?  Try the drawing with ascending ones.
+#   3. With T = 4 and M = 2: how many cells are leftovers, and does M change that?
 # Change and watch
-#   1. Pad on the right (and drop the last row) instead: which equalities fail, and in which rows?
-#   2. In difference, mask with causal_mask(T + M, 0)[:T], which forgets the offset M: which visible
-#      cells are no longer compared, and do the printed lines notice?
+#   1. Pad on the right (and drop the last row) instead: which equalities fail?
+#   2. In difference, mask with causal_mask(T + M, 0)[:T], which forgets the offset M:
+#      which visible cells are no longer compared, and do the printed lines notice?

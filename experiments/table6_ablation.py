@@ -34,7 +34,7 @@ import torch
 from matplotlib.figure import Figure
 
 import study
-from ablation_model import AblationModel, lesson_4, lesson_5
+from ablation_model import AblationModel, lesson_5
 from study import Config, Setting, corpora, train
 
 NAME = "table6_ablation"
@@ -126,10 +126,28 @@ def stem(row):
     return f"{'recurrence' if row.recurrence else 'none'}-{row.encoding}-{row.loss}"
 
 
+def kept_for_backward(function):
+    """MiB that autograd keeps between the forward and the backward pass: the memory of training.
+
+    The hook is called with each tensor that the graph saves.
+    """
+    sizes = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()  # a storage that is kept twice counts once
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        kept = function()  # holds the graph, so that no storage is given to another tensor
+    del kept
+    return sum(sizes.values()) / 2**20
+
+
 def longest_segment(row, setting, given):
     """T of a row of table 10, and its MiB: at most what the first model keeps.
 
-    What is measured is what autograd keeps between the two passes (lesson 4).
+    What is measured is what autograd keeps between the two passes.
     """
     def kept(row, T):
         model, memory = make(row, setting, given, T), None
@@ -139,7 +157,7 @@ def longest_segment(row, setting, given):
             memory = [torch.zeros(len(x), T, setting.config.d_model, device=given.device)
                       ] * setting.config.n_layer
         with train.autocast(setting.run, given.device):
-            return lesson_4.kept_for_backward(lambda: model(x, memory, x)[0].mean())
+            return kept_for_backward(lambda: model(x, memory, x)[0].mean())
 
     torch.manual_seed(0)  # with an adaptive softmax the tokens count, too
     T = setting.run.segment

@@ -145,3 +145,17 @@ def test_mistakes_are_one_line(notes, tmp_path, capsys, monkeypatch):
         assert table6.main(["--size", "tiny", "--out", str(tmp_path / "out"), *flags]) == 1
         error = capsys.readouterr().err.splitlines()
         assert len(error) == 1 and words in error[0]
+
+
+def test_kept_for_backward_counts_bytes():
+    """exp keeps its result, a product both factors, a sum nothing; what is kept twice counts once.
+
+    The unit is MiB, 2^20 bytes.
+    """
+    n = 1 << 16
+    a, b = (torch.randn(n, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    one = 8 * n / 2**20
+    for function, wanted in ((lambda: a.exp(), 1), (lambda: a * b, 2), (lambda: a + b, 0),
+                             (lambda: a * a, 1), (lambda: a.view(2, -1) * a.view(2, -1), 1),
+                             (lambda: a.exp().exp(), 2)):
+        assert table6.kept_for_backward(function) == wanted * one
