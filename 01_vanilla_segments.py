@@ -78,7 +78,7 @@ def segments(stream, T, start=0):
 def sinusoid(position, D):
     """Encode positions (n,) as D/2 sines, then D/2 cosines -> (n, D), float64.
 
-    Frequency k = 0, 1, ... is 10000^(-2k/D).  Raises ValueError when D is odd.
+    Frequencies 10000^(-2k/D), k = 0, 1, ...  Raises ValueError when D is odd.
     """
     if D % 2:
         raise ValueError(f"the sinusoid needs an even width, got {D}")
@@ -187,11 +187,11 @@ def one_pass_losses(model, tokens, T):
 @torch.no_grad()
 def sliding_window_losses(model, tokens, T, every=1):
     """Predict tokens T, T + every, ..., each from the T before: (n,) -> (W,) nats."""
-    predicted = torch.arange(T, len(tokens), every)
-    x = torch.stack([tokens[t - T : t] for t in predicted]).long()  # (W, T): W windows
-    y = tokens[predicted].long()  # (W,): only the last prediction of a window is used
+    predicted = range(T, len(tokens), every)  # W tokens, a window in front of each
+    x = torch.stack([tokens[t - T : t] for t in predicted]).long()  # (W, T)
+    y = torch.stack([tokens[t] for t in predicted]).long()  # (W,)
     batches = progress(zip(x.split(64), y.split(64)), "window", math.ceil(len(x) / 64))
-    return torch.cat([token_losses(model(a)[:, -1], b) for a, b in batches])
+    return torch.cat([token_losses(model(a)[:, -1], b) for a, b in batches])  # the last
 
 
 # ---- the lesson ----------------------------------------------------------------------
@@ -209,7 +209,7 @@ def show_fragmentation(model, tokens, T):
 def show_sliding_window(model, tokens, T):
     """The cure and its price: print both, return the window's mean loss in bits."""
     tokens = tokens[: (len(tokens) - 1) // T * T + 1]  # whole segments, one last target
-    every = 59  # a sample; 59 and 64 share no factor: all positions of a segment occur
+    every = 59  # a sample; 59 and T share no factor: all positions of a segment occur
     start = time.perf_counter()
     window = sliding_window_losses(model, tokens, T, every) / math.log(2)  # (W,)
     middle = time.perf_counter()

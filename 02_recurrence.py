@@ -153,7 +153,7 @@ def stream_losses(model, x, y, T):
 
 def gradient_into(model, x, y, T):
     """The largest |gradient| of the second segment's summed loss, in each embedding."""
-    inputs = []  # what model.embedding puts out, for each segment
+    inputs = []  # what model.embedding puts out for each segment
     def keep(module, args, output):
         output.retain_grad()  # without it backward() gives a .grad to weights only
         inputs.append(output)
@@ -200,7 +200,7 @@ def show_segment_boundary(T, M):
     difference = (model(x)[0] - vanilla(x)).abs().max()
     print(f"without a memory, lesson 2 minus lesson 1: {difference:g}")
     first, second = gradient_into(model, x, y, T)
-    print(f"gradient of its loss into segment 2 {second:.3f}, into segment 1 {first:g}")
+    print(f"gradient of loss 2: into segment 2 {second:.3f}, into segment 1 {first:g}")
 
 
 def show_reach(T, M):

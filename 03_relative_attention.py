@@ -11,7 +11,7 @@ Expand the absolute score, W_q (E_i + U_i) times W_k (E_j + U_j); replace term b
     (a)   W_q E_i . W_k E_j        q_i . k_j              content: unchanged
     (b)   W_q E_i . W_k U_j        q_i . (W_kR R_(i-j))   content-dependent position
     (c)   W_q U_i . W_k E_j        u   . k_j              global content: does j matter?
-    (d)   W_q U_i . W_k U_j        v   . (W_kR R_(i-j))   global position: does i - j?
+    (d)   W_q U_i . W_k U_j        v   . (W_kR R_(i-j))   global position: does i-j?
 
   * U_j, where key j stands, becomes R_(i-j), how far back: a fixed sinusoid.
   * W_q U_i, where the query stands, says nothing about the distance: learned u and v.
@@ -59,10 +59,10 @@ def four_terms(q, k, R, W_kR, u, v):
     for i in range(T):
         for j in range(M + i + 1):
             distance = M + i - j
-            terms[0, i, j] = q[i] @ k[j]  # (a) content
-            terms[1, i, j] = q[i] @ (W_kR @ R[distance])  # (b) content, position
-            terms[2, i, j] = u @ k[j]  # (c) global content
-            terms[3, i, j] = v @ (W_kR @ R[distance])  # (d) global position
+            terms[0, i, j] = q[i] @ k[j]  # (a)
+            terms[1, i, j] = q[i] @ (W_kR @ R[distance])  # (b)
+            terms[2, i, j] = u @ k[j]  # (c)
+            terms[3, i, j] = v @ (W_kR @ R[distance])  # (d)
     return terms
 
 
@@ -78,17 +78,17 @@ def four_terms_all_pairs(q, k, R, W_kR, u, v):
     # einsum names each axis by a letter (i for T, j for K), multiplies, and sums over
     # letters that do not come back after ->: term_a is q @ k.transpose(-1, -2)
     r = torch.einsum("hcd,ijd->hijc", W_kR, R[distance])  # (H, T, K, C): each pair
-    term_a = torch.einsum("bhic,bhjc->bhij", q, k)
-    term_b = torch.einsum("bhic,hijc->bhij", q, r)
-    term_c = torch.einsum("hc,bhjc->bhj", u, k)[:, :, None]  # for all queries
-    term_d = torch.einsum("hc,hijc->hij", v, r)  # the same for any text
+    term_a = torch.einsum("bhic,bhjc->bhij", q, k)  # (B, H, T, K)
+    term_b = torch.einsum("bhic,hijc->bhij", q, r)  # (B, H, T, K)
+    term_c = torch.einsum("hc,bhjc->bhj", u, k)[:, :, None]  # (B, H, 1, K): any query
+    term_d = torch.einsum("hc,hijc->hij", v, r)  # (H, T, K): any text
     return torch.stack(torch.broadcast_tensors(term_a, term_b, term_c, term_d))
 
 
 # ---- the model of lesson 2 with relative positions -----------------------------------
 
 class RelativeAttention(nn.Module):
-    """Attention over memory and segment by content and distance.  Quadratic: slow."""
+    """Attention by content and distance, slow and obvious; lesson 4 makes it fast."""
 
     def __init__(self, D, H, C):
         super().__init__()

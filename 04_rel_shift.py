@@ -1,4 +1,4 @@
-"""Lesson 4. The relative shift: the same score from K projections (appendix B).
+"""Lesson 4. The relative shift: the same score from K projections (paper, appendix B).
 
 The problem.  Lesson 3 projects a vector R_(i-j) for every pair (i, j): T * K
 projections, T * K * D numbers in memory, although there are only K different distances.
@@ -193,17 +193,16 @@ def show_term_d(T=3, M=2):
 
 
 def show_price(lengths, H=4, C=32, D=128):
-    """Time both scores, forward and backward; count the numbers that hold positions."""
+    """Time both scores, forward and backward; count the numbers in position vectors."""
     prices = []
     for T in progress(lengths, "measuring", len(lengths)):
         K = 2 * T  # M = T
         leaves = [z.requires_grad_() for z in example(1, H, T, T, C, D, torch.float32)]
         slow = milliseconds(score_by_pairs, leaves)
         fast = milliseconds(score_by_shift, leaves)
-        # an R has D numbers, W_kR makes C of them for each head; one for each pair, or
-        # one for each distance
-        prices.append((slow, fast, T * K * (D + H * C), K * (D + H * C)))
-    print("the scores and their gradients; numbers that hold positions")
+        vector = D + H * C  # numbers in an R and what W_kR makes of it for all heads
+        prices.append((slow, fast, T * K * vector, K * vector))  # by pair, by distance
+    print("time of the scores and their gradients; numbers in all position vectors")
     for T, (slow, fast, large, small) in zip(lengths, prices):
         print(f"T = M = {T:3}: pairs {slow:5.1f} ms {large:10,}, shift {fast:3.1f} ms "
               f"{small:7,}: {slow / fast:3.0f} times faster, {large // small} smaller")
@@ -216,7 +215,7 @@ def draw(lengths, prices):
     slow, fast, large, small = zip(*prices)
     left, right = figure.subplots(1, 2)
     for axes, pairs, shift, unit in ((left, slow, fast, "forward and backward (ms)"),
-                                     (right, large, small, "numbers for positions")):
+                                     (right, large, small, "numbers in position vectors")):
         axes.loglog(lengths, pairs, "o-", label="every pair (lesson 3)")
         axes.loglog(lengths, shift, "o-", label="the shift")
         axes.set_xticks(lengths, lengths, minor=False)
