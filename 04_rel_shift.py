@@ -214,8 +214,9 @@ def draw(lengths, prices):
     figure = Figure(figsize=(9, 4), layout="constrained")
     slow, fast, large, small = zip(*prices)
     left, right = figure.subplots(1, 2)
-    for axes, pairs, shift, unit in ((left, slow, fast, "forward and backward (ms)"),
-                                     (right, large, small, "numbers in position vectors")):
+    for axes, pairs, shift, unit in (
+            (left, slow, fast, "forward and backward (ms)"),
+            (right, large, small, "numbers in position vectors")):
         axes.loglog(lengths, pairs, "o-", label="every pair (lesson 3)")
         axes.loglog(lengths, shift, "o-", label="the shift")
         axes.set_xticks(lengths, lengths, minor=False)
