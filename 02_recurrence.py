@@ -199,8 +199,8 @@ def show_segment_boundary(T, M):
     x, y = torch.randint(50, (2, 1, 2 * T))
     difference = (model(x)[0] - vanilla(x)).abs().max()
     print(f"without a memory, lesson 2 minus lesson 1: {difference:g}")
-    first, second = gradient_into(model, x, y, T)
-    print(f"gradient of loss 2: into segment 2 {second:.3f}, into segment 1 {first:g}")
+    past, own = gradient_into(model, x, y, T)
+    print(f"gradient of segment 2's loss: into it {own:.3f}, into segment 1 {past:g}")
 
 
 def show_reach(T, M):
