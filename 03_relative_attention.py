@@ -225,8 +225,8 @@ def draw_terms(model, tokens, vocab, T):
              "(d) global position")
     figure = Figure(figsize=(11, 6.5), layout="compressed")
     for axes, name, term in zip(figure.subplots(2, 2).flat, names, terms):
-        limit = term.abs().nan_to_num().max()  # a scale for each term
-        image = axes.imshow(term, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        limit = term.abs().nan_to_num().max().item()  # a scale for each term
+        image = axes.imshow(term.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
         figure.colorbar(image, ax=axes, shrink=0.8, label="part of the score")
         axes.set_xticks(range(2 * T), text, fontsize=8, family="monospace")
         axes.set_yticks(range(T), text[T:], fontsize=8, family="monospace")
