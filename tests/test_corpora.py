@@ -19,7 +19,6 @@ import zipfile
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -437,38 +436,16 @@ def test_other_members_of_a_zip_are_left_alone(site):
     assert everything == {"new", "data", "enwik8.zip", "enwik8"}
 
 
-def recorded_writes(monkeypatch, fails_at=None):
-    """Watch the files that corpora.py writes; the disk is full for the name `fails_at`."""
-    written = {}
-
+def full_disk(monkeypatch, fails_at):
+    """The disk is full for files of the name `fails_at`."""
     class Watched(io.FileIO):
         def write(self, data):
             if Path(self.name).name == fails_at:
                 super().write(data[:10])
                 raise OSError(errno.ENOSPC, "No space left on device")
-            written[Path(self.name).name] = written.get(Path(self.name).name, 0) + len(data)
             return super().write(data)
 
     monkeypatch.setattr(corpora, "open", Watched, raising=False)
-    return written
-
-
-def test_a_zip_that_holds_more_than_promised_is_stopped(site, monkeypatch):
-    """A few kilobytes can unpack to gigabytes: no more than the known size reaches the disk."""
-    site.archive = zipped(bytes(4_000_000))
-    site.publish()
-    written = recorded_writes(monkeypatch)
-    assert "4,000,000 bytes, expected" in site.refusal()
-    assert written.get("enwik8.part", 0) <= len(RAW)
-
-
-def test_unpacked_bytes_are_checked_too(site):
-    """Fewer bytes, or others of the same length: the archive is not what the table describes."""
-    for raw, word in [(RAW[:-1], "expected"), (RAW[::-1], "checksum")]:
-        site.archive = zipped(raw)
-        site.publish()
-        assert word in site.refusal()
-        (site.root / "enwik8.zip").unlink()
 
 
 @pytest.mark.parametrize("damage", ["no zip", "torn", "bent"])
@@ -493,7 +470,7 @@ def test_a_raw_file_of_the_wrong_size_is_refused(site):
 @pytest.mark.parametrize("name", ["enwik8.zip.part", "enwik8.part"])
 def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(site, monkeypatch, name):
     """While fetching, or while unpacking: what is there afterwards is whole."""
-    recorded_writes(monkeypatch, fails_at=name)
+    full_disk(monkeypatch, fails_at=name)
     message = site.refusal()
     assert "No space left" in message and str(site.root / name.removesuffix(".part")) in message
     assert set(site.files().values()) <= {site.archive}
@@ -503,22 +480,6 @@ def test_a_data_folder_that_cannot_be_made_is_one_sentence(site, tmp_path):
     """Here a file is in the way."""
     write(tmp_path, b"", "new")
     assert str(tmp_path / "new") in site.refusal()
-
-
-def test_slow_copies_show_their_progress(site, monkeypatch, capsys):
-    """Percent and megabytes on a redrawn line, closed by a newline; quick copies stay silent."""
-    load("enwik8", root=site.root)
-    assert capsys.readouterr() == ("", "")
-    (site.root / "enwik8").unlink()
-    (site.root / "enwik8.zip").unlink()
-    clock = iter(range(1000))
-    monkeypatch.setattr(corpora, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    load("enwik8", root=site.root)
-    shown = capsys.readouterr().err
-    fetching, checking, unpacking = shown.removesuffix("\n").split("\n")
-    assert fetching.startswith(f"\rfetching {site.address}: 100% of 0.0 MB\r")
-    assert checking.startswith("\rchecking ") and checking.endswith(": 100% of 0.0 MB")
-    assert unpacking.startswith("\runpacking ") and unpacking.endswith(": 100% of 0.0 MB")
 
 
 # ---- bad input ----------------------------------------------------------------------------------

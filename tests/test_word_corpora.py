@@ -6,8 +6,6 @@ Small corpora are made here and described truly in the table; nothing is fetched
 """
 import hashlib
 import io
-import json
-import multiprocessing
 import os
 import random
 import tarfile
@@ -19,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_corpora import Site, closed_port, recorded_writes
+from test_corpora import Site, closed_port, full_disk
 
 from support import corpora
 from support.corpora import File, SentenceLanes, Source, decode, encode, load
@@ -107,11 +105,8 @@ def strange_text(seed, n=300):
 # ---- the rules of words -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("block", [1, 7, 100, 1 << 20])
-def test_words_are_those_of_the_official_rule_wherever_blocks_are_cut(
-        shelf, monkeypatch, seed, block):
+def test_words_are_those_of_the_official_rule(shelf, seed):
     """Stripped, split at white space, `<eos>` after each line, as Python's text mode sees lines."""
-    monkeypatch.setattr(corpora, "BLOCK", block)
     corpus = shelf.words(*(strange_text(f"{seed} {split}") for split in SPLITS))
     every = []
     for split in SPLITS:
@@ -145,14 +140,6 @@ def test_wt103_counts_the_training_split_alone(shelf):
     """What valid says often does not rise; <eos> is 0 though it is the rarest."""
     corpus = shelf.words("a a b b b c c c c", "a a a a a a\n", "a\n", name="wt103", counted=1)
     assert corpus.vocab == ["<eos>", "c", "b", "a"]
-
-
-def test_wt103_names_a_word_that_training_never_saw(shelf):
-    """Word, file and line."""
-    message = shelf.refusal(shelf.words, "a b\n", "a\nb a\n", "a\n\nb zebra\n", counted=1)
-    assert message == "test, line 3, has the word 'zebra', which the training split lacks"
-    message = shelf.refusal(shelf.words, "a b\n", "a\nyak\n", "yak\n", counted=1)
-    assert message == "valid, line 2, has the word 'yak', which the training split lacks"
 
 
 def test_what_a_word_corpus_is(shelf):
@@ -193,7 +180,6 @@ def test_the_table_has_the_published_figures():
 
 # ---- bad texts ----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("block", [4, 1 << 20])
 @pytest.mark.parametrize("text, sentence", [
     (b"a\r\nb\rc a\0b\n", "train, line 3, holds a NUL byte"),
     (b"a\n\nb \xff\n", "train, line 3, is not UTF-8"),
@@ -203,15 +189,13 @@ def test_the_table_has_the_published_figures():
     ("a b\n".encode("utf-16"), "train, line 1, holds a NUL byte"),
     (b"", "train has 0 tokens, but at least 2 are needed"),
     (b"\n", "train has 1 tokens, but at least 2 are needed")])
-def test_a_bad_text_is_refused_with_its_line(shelf, monkeypatch, block, text, sentence):
-    """File and line are what one needs to mend it, wherever the blocks are cut."""
-    monkeypatch.setattr(corpora, "BLOCK", block)
+def test_a_bad_text_is_refused_with_its_line(shelf, text, sentence):
+    """File and line are what one needs to mend it."""
     assert shelf.refusal(shelf.words, text) == sentence
 
 
-def test_a_mark_inside_a_text_is_a_character(shelf, monkeypatch):
-    """U+FEFF is a byte order mark at the beginning only; a later block does not begin a text."""
-    monkeypatch.setattr(corpora, "BLOCK", 1)
+def test_a_mark_inside_a_text_is_a_character(shelf):
+    """U+FEFF is a byte order mark at the beginning only."""
     assert "\ufeffb" in shelf.words("a\n\ufeffb\n").vocab
 
 
@@ -408,65 +392,6 @@ def test_a_member_of_nearly_the_right_name_is_not_taken(library, archive, pack, 
 
 
 @ARCHIVES
-@pytest.mark.parametrize("kind", ["link", "hard link", "device", "folder"])
-def test_a_member_that_is_no_plain_file_is_refused(library, archive, pack, kind):
-    """A link could let us read or write anywhere."""
-    def change(info):
-        if pack is zipped:
-            mode = {"device": 0o020666, "folder": 0o040777}.get(kind, 0o120777)
-            info.create_system, info.external_attr = 3, mode << 16
-        else:
-            info.type = {"link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE,
-                         "device": tarfile.CHRTYPE, "folder": tarfile.DIRTYPE}[kind]
-            info.size, info.linkname = 0, "/etc/passwd"
-
-    library.offer(archive, pack(folder(TEXTS), change))
-    assert "is not a plain file" in refused(library)
-
-
-def lying(pack, add):
-    """An archive whose header promises `add` bytes more of the first text than there are."""
-    (name, text), *rest = folder(TEXTS).items()
-    if pack is tarred:
-        archive = io.BytesIO()
-        with tarfile.open(fileobj=archive, mode="w:gz") as file:
-            info = tarfile.TarInfo(name)
-            info.size = len(text) + add
-            file.fileobj.write(info.tobuf())
-            file.fileobj.write(text.ljust(512, b"\0"))
-            for name, text in rest:
-                info = tarfile.TarInfo(name)
-                info.size = len(text)
-                file.addfile(info, io.BytesIO(text))
-        return archive.getvalue()
-    data, size = zipped(folder(TEXTS)), len(text).to_bytes(4, "little")
-    at = data.index(b"PK\1\2") + 24
-    assert data[at:at + 4] == size
-    return data[:at] + (len(text) + add).to_bytes(4, "little") + data[at + 4:]
-
-
-@ARCHIVES
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("add", [-5, 5, 100_000])
-def test_a_header_that_lies_about_its_size_is_refused(library, archive, pack, known, add):
-    """With a published size or without one: bytes, header and checksum must agree."""
-    library.offer(archive, lying(pack, add))
-    if not known:
-        entry = corpora.SOURCES["ptb"]
-        library.shelf.list("ptb", **entry._replace(
-            files=tuple(file._replace(size=None) for file in entry.files))._asdict())
-    refused(library)
-    assert "wiki.train.tokens" not in library.shelf.files()
-
-
-@ARCHIVES
-def test_a_member_with_other_bytes_is_refused(library, archive, pack):
-    """The header is right, and so is the size."""
-    library.offer(archive, pack(folder(TEXTS | {"wiki.valid.tokens": b"a cat sit\n"})))
-    assert "checksum" in refused(library)
-
-
-@ARCHIVES
 @pytest.mark.parametrize("damage", ["none", "torn", "bent"])
 def test_a_broken_archive_is_one_sentence(library, archive, pack, damage):
     """Even where the table describes the broken one: no traceback of zipfile, tarfile or zlib."""
@@ -527,10 +452,8 @@ def stream(shards):
                       for word in (*line.split(), "<S>")]
 
 
-@pytest.mark.parametrize("block", [1, 5, 1 << 20])
-def test_sentences_stand_between_single_separators(shelf, monkeypatch, block):
+def test_sentences_stand_between_single_separators(shelf):
     """Unknown words are <UNK>, an empty sentence is an empty sentence, shards follow in order."""
-    monkeypatch.setattr(corpora, "BLOCK", block)
     corpus = shelf.sentences(SHARDS)
     assert words_of(corpus.train, corpus.vocab) == stream(SHARDS)
     assert words_of(corpus.valid, corpus.vocab) == ["<S>", "b", "a", "<S>"]
@@ -549,20 +472,7 @@ def test_the_vocabulary_keeps_the_order_of_its_file_and_ignores_counts(shelf):
     assert corpus.train.tolist() == [4, 2, 4] and corpus.separator == 4
 
 
-@pytest.mark.parametrize("vocabulary, sentence", [
-    ("<S>\n<UNK>\na 2\nb\na 1\n", "vocab.txt, line 5, has a second 'a'"),
-    ("<S>\n\n<UNK>\n", "vocab.txt, line 2, has no word"),
-    ("<UNK>\na\n", "vocab.txt lacks <S>"), ("a\n<S>\n", "vocab.txt lacks <UNK>"),
-    (b"<S>\n\xff\n", "vocab.txt, line 2, is not UTF-8")])
-def test_a_bad_vocabulary_is_refused(shelf, vocabulary, sentence):
-    """Before anything is encoded."""
-    assert shelf.refusal(shelf.sentences, SHARDS, vocabulary) == sentence
-    assert not any("int32" in name for name in shelf.files())
-
-
 @pytest.mark.parametrize("shards, heldout, sentence", [
-    (["", ""], "a\n", "shard-0 and all other training texts are empty"),
-    (["a\n"], "", "shard-1 has 1 tokens, but at least 2 are needed"),
     (["a\n", "b\n\0"], "a\n", "shard-1, line 2, holds a NUL byte"),
     (["a\n"], b"b\n\xff", "shard-1, line 2, is not UTF-8")])
 def test_a_bad_shard_is_refused(shelf, shards, heldout, sentence):
@@ -573,167 +483,15 @@ def test_a_bad_shard_is_refused(shelf, shards, heldout, sentence):
 CACHE = "lm1b.train.int32"
 
 
-def encoded_from(shelf, monkeypatch, make):
-    """Load, and return the names of the training shards that were read as text."""
-    read, real = [], corpora.text_of
-
-    def watched(path, *block):
-        read.append(path.name)
-        return real(path, *block)
-
-    monkeypatch.setattr(corpora, "text_of", watched)
-    make()
-    monkeypatch.setattr(corpora, "text_of", real)
-    return [name for name in dict.fromkeys(read) if name not in ("vocab.txt", "shard-3")]
-
-
-def test_sentences_are_encoded_once(shelf, monkeypatch):
-    """The second load maps the file; nothing else is left beside it but the journal."""
-    corpus = shelf.sentences(SHARDS)
-    before = shelf.files()
-    assert before[CACHE] == corpus.train.numpy().tobytes()
-    assert {name for name in before if "int32" in name} == {CACHE, f"{CACHE}.json"}
-    journal = json.loads(before[f"{CACHE}.json"])
-    assert journal["tokens"] == len(corpus.train)
-    assert journal["sources"]["shard-1"] == hashlib.sha256(SHARDS[1].encode()).hexdigest()
-    os.chmod(shelf.root, 0o555)
-    try:
-        assert encoded_from(shelf, monkeypatch, lambda: load("lm1b", shelf.root)) == []
-    finally:
-        os.chmod(shelf.root, 0o755)
-    assert shelf.files() == before
-
-
-@pytest.mark.parametrize("change", ["shard", "vocabulary", "cut", "gone", "journal"])
-def test_a_stale_file_is_noticed_and_encoded_anew(shelf, monkeypatch, change):
-    """By checksum: sizes and times of the sources are the same."""
-    shelf.sentences(SHARDS)
-    shards, words = list(SHARDS), "<S>\n<UNK>\na\nb\nc\nd\n"
-    cache, journal = shelf.root / CACHE, shelf.root / f"{CACHE}.json"
-    if change == "shard":
-        shards[1] = "d\ny a\n"
-    elif change == "vocabulary":
-        words = "<S>\n<UNK>\na\nb\nd\nc\n"
-    elif change == "cut":
-        cache.write_bytes(cache.read_bytes()[:-4])
-    elif change == "gone":
-        cache.unlink()
-    else:
-        journal.write_text('{"sources": ')
-    names = encoded_from(shelf, monkeypatch, lambda: shelf.sentences(shards, words))
-    assert names == ["shard-0", "shard-1", "shard-2"]
-    corpus = load("lm1b", shelf.root)
-    assert words_of(corpus.train, corpus.vocab) == stream(shards)
-
-
-class Killed(BaseException):
-    pass
-
-
-def killed_at(n, monkeypatch):
-    """From now on the n-th change of a file, or reading of a block, is not made: we are dead."""
-    left = [n]
-
-    def mortal(real):
-        def call(*args, **kwargs):
-            if left[0] <= 0:
-                raise Killed
-            left[0] -= 1
-            return real(*args, **kwargs)
-        return call
-
-    for place, name in [(os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "write_bytes"),
-                        (Path, "write_text"), (corpora, "block_tokens")]:
-        monkeypatch.setattr(place, name, mortal(getattr(place, name)))
-
-
-@pytest.mark.parametrize("stale", [False, True])
-def test_a_killed_run_goes_on_and_ends_byte_identical(tmp_path, stale):
-    """Killed before its 1st, 2nd, 3rd, ... step, over an older file or none."""
-    for n in range(1000):
-        with pytest.MonkeyPatch.context() as patch:
-            shelf = Shelf(tmp_path / f"{n}", patch)
-            patch.setattr(corpora, "BLOCK", 1)
-            if stale:
-                shelf.sentences(["d d d d d\n" * 3, "d\n", "d\n"])
-            shelf.put_sentences(SHARDS)
-            alive = True
-            try:
-                with pytest.MonkeyPatch.context() as doom:
-                    killed_at(n, doom)
-                    load("lm1b", shelf.root)
-            except Killed:
-                alive = False
-            corpus = load("lm1b", shelf.root)
-            assert words_of(corpus.train, corpus.vocab) == stream(SHARDS)
-            assert {name for name in shelf.files() if "int32" in name} == {CACHE, f"{CACHE}.json"}
-            if alive:
-                break
-    assert n > 15
-
-
-def test_a_resumed_run_reads_only_what_is_missing(shelf, monkeypatch):
-    """Two shards were whole, the third was begun: its beginning is cut off and made again."""
-    shards, real = [*SHARDS[:2], "c\nc c"], corpora.block_tokens
-
-    def dying(block, token):
-        if block[0].name == "shard-2" and block[1]:
-            raise Killed
-        return real(block, token)
-
-    with pytest.MonkeyPatch.context() as doom:
-        doom.setattr(corpora, "BLOCK", 1)
-        doom.setattr(corpora, "block_tokens", dying)
-        with pytest.raises(Killed):
-            shelf.sentences(shards)
-    assert CACHE not in shelf.files()
-    journal = json.loads(shelf.files()[f"{CACHE}.json"])
-    assert len(shelf.files()[f"{CACHE}.part"]) > 4 * journal["tokens"]
-    names = encoded_from(shelf, monkeypatch, lambda: load("lm1b", shelf.root))
-    assert names == ["shard-2"]
-    corpus = load("lm1b", shelf.root)
-    assert words_of(corpus.train, corpus.vocab) == stream(shards)
-
-
 def test_a_full_disk_leaves_nothing_under_the_final_name(shelf, monkeypatch):
     """One sentence, and the next load, with room, does it all."""
     with pytest.MonkeyPatch.context() as patch:
-        recorded_writes(patch, fails_at=f"{CACHE}.part")
+        full_disk(patch, fails_at=f"{CACHE}.part")
         message = shelf.refusal(shelf.sentences, SHARDS)
     assert message.startswith(f"{CACHE} cannot be written") and "No space left" in message
     assert CACHE not in shelf.files()
     corpus = load("lm1b", shelf.root)
     assert words_of(corpus.train, corpus.vocab) == stream(SHARDS)
-
-
-@pytest.mark.parametrize("method", ["spawn", multiprocessing.get_all_start_methods()[0]])
-def test_processes_give_the_same_in_the_same_order(shelf, monkeypatch, method):
-    """However processes are started; blocks that are done early wait for their turn."""
-    monkeypatch.setattr(corpora, "PARALLEL", 0)
-    monkeypatch.setattr(corpora, "BLOCK", 1)
-    monkeypatch.setattr(os, "cpu_count", lambda: 1 if method == "spawn" else 3)
-    monkeypatch.setattr(corpora, "Pool", multiprocessing.get_context(method).Pool)
-    corpus = shelf.sentences(SHARDS)
-    assert words_of(corpus.train, corpus.vocab) == stream(SHARDS)
-
-
-def test_a_bad_line_found_by_a_process_is_one_sentence(shelf, monkeypatch):
-    """The error of a worker is ours, and no process is left."""
-    monkeypatch.setattr(corpora, "PARALLEL", 0)
-    assert shelf.refusal(shelf.sentences, ["a\n", "b\n\0"]) == "shard-1, line 2, holds a NUL byte"
-    assert multiprocessing.active_children() == []
-
-
-def test_slow_work_on_sentences_shows_its_progress(shelf, monkeypatch, capsys):
-    """Checking, encoding, and finding the sentences of an epoch."""
-    clock = iter(range(10_000))
-    monkeypatch.setattr(corpora.time, "monotonic", lambda: next(clock))
-    corpus = shelf.sentences(SHARDS)
-    SentenceLanes(corpus.train, 1, 0, 0, 0)
-    shown = capsys.readouterr().err
-    for label in "checking for changes: 100%", f"{CACHE}.part: 100%", "ordering sentences: ":
-        assert label in shown
-    assert shown.endswith("\n")
 
 
 # ---- lanes of sentences -------------------------------------------------------------------------
