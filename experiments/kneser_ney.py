@@ -102,7 +102,7 @@ def main(argv=None):
     """Print the perplexity of the test split."""
     parser = argparse.ArgumentParser(description="An n-gram with Kneser-Ney smoothing.")
     parser.add_argument("--dataset", default="ptb")
-    parser.add_argument("--data-dir", default=str(Path(corpora.__file__).parent / "data"))
+    parser.add_argument("--data-dir", default=str(Path(__file__).parent.parent / "data"))
     parser.add_argument("--order", type=int, default=5)
     given = parser.parse_args(argv)
     try:

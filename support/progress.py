@@ -1,4 +1,4 @@
-"""How far something is that takes more than two seconds: one line on stderr that leaves no trace.
+"""How far something is that takes more than half a second: one line on stderr that leaves no trace.
 """
 import os
 import sys
@@ -11,13 +11,16 @@ def progress(items, label, total=None, size=None):
     total is their number, where it is known.  With size(item) -> bytes it counts bytes instead,
     shown in MB.  Of several processes (torchrun) only the first shows anything.
     """
-    shown, done = time.monotonic(), 0
-    for item in items:
-        yield item
-        done += size(item) if size else 1
-        if time.monotonic() - shown > 0.5 and os.environ.get("RANK", "0") == "0":
-            shown = time.monotonic()
-            here, end = (f"{n / 1e6:.1f} MB" if size else str(n) for n in (done, total or 0))
-            line = f"\r{label} {here}/{end} " if total else f"\r{label} {here} "
-            print(line, end="", file=sys.stderr, flush=True)
-    print("\r" + " " * (len(label) + 30), end="\r", file=sys.stderr, flush=True)
+    shown, done, line = time.monotonic(), 0, ""
+    try:
+        for item in items:
+            yield item
+            done += size(item) if size else 1
+            if time.monotonic() - shown > 0.5 and os.environ.get("RANK", "0") == "0":
+                shown = time.monotonic()
+                here, end = (f"{n / 1e6:.1f} MB" if size else str(n) for n in (done, total or 0))
+                line = f"\r{label} {here}/{end} " if total else f"\r{label} {here} "
+                print(line, end="", file=sys.stderr, flush=True)
+    finally:
+        if line:
+            print("\r" + " " * len(line), end="\r", file=sys.stderr, flush=True)

@@ -329,8 +329,8 @@ def archive(draw, folder):
         corpora.decode(corpus.train[:50], corpus.vocab)
 
     return Input(f"{name} in {form}, {data[:30]!r}..., files {sorted(contents)}", act,
-                 tuple(f"data/{file}" for file in (*texts, cache, f"{cache}.part",
-                                                   f"{cache}.json")))
+                 tuple(f"data/{file}" for file in (
+                     *texts, cache, f"{cache}.shards/1", f"{cache}.shards/2")))
 
 
 def encoded_before(root):

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import corpora
+from support import corpora, download
 from support.corpora import File, Source, as_bytes, compressed_bits, decode, encode, load
 
 # stands for enwik8; its lines grow longer, so that dropping newlines before or after a cut differs
@@ -445,7 +445,7 @@ def full_disk(monkeypatch, fails_at):
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().write(data)
 
-    monkeypatch.setattr(corpora, "open", Watched, raising=False)
+    monkeypatch.setattr(download, "open", Watched, raising=False)
 
 
 @pytest.mark.parametrize("damage", ["no zip", "torn", "bent"])
@@ -530,10 +530,10 @@ def test_main_prints_what_the_corpus_holds(tmp_path, capsys):
         assert figure in out
 
 
-def test_main_says_what_is_wrong_in_one_line_and_exits_with_1(tmp_path):
+def test_main_says_what_is_wrong_in_one_line_and_exits_with_1():
     """As a program: exit status 1, one line on stderr, no traceback, nothing on stdout."""
-    run = subprocess.run([sys.executable, corpora.__file__, "no such book"], cwd=tmp_path,
-                         capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-m", "support.corpora", "no such book"], timeout=60,
+                         cwd=Path(__file__).parent.parent, capture_output=True, text=True)
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.startswith("corpora.py: 'no such book' is neither")
     assert run.stderr.count("\n") == 1

@@ -75,7 +75,7 @@ def test_from_the_archive_to_the_test_figure(name, tmp_path, monkeypatch, capsys
     """`--dataset NAME`: unpacked, trained, tested, sampled; resumed, and evaluated once more."""
     root, out = tmp_path / "data", tmp_path / "run"
     flags = made(name, root, monkeypatch)
-    monkeypatch.setattr(corpora.urllib.request, "urlopen", None)  # nothing is fetched
+    monkeypatch.setattr("urllib.request.urlopen", None)  # nothing is fetched
     given = [*FLAGS, "--dataset", name, "--data-dir", str(root), "--out", str(out), *flags]
     assert train.main(given) == 0
     shown = capsys.readouterr().out

@@ -1,0 +1,153 @@
+"""Fetch, check, unpack: a file appears under its name when it is whole and right, or not at all.
+
+A benchmark is published as an archive, whose size and checksum are known.  It is compared with both
+once: while it arrives, or, put there by hand, when it is found.  What comes out of an archive that
+is right is right, too.  Ctrl-C, a full disk and a lost connection leave nothing half-written.
+"""
+import hashlib
+import os
+import tarfile
+import urllib.request
+import zipfile
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+from typing import NamedTuple
+
+from support.progress import progress
+
+
+class File(NamedTuple):
+    """A file as it was published, and how to know that it arrived whole."""
+    name: str  # in the data folder
+    size: int | None = None  # bytes; None if nobody has published it
+    checksum: str | None = None  # "algorithm:hexadecimal digest"
+    addresses: tuple[str, ...] = ()  # tried in order; a member of an archive has none
+
+
+def write(path, pieces):
+    """Write pieces of bytes into path, which appears when it is whole.  Raises OSError."""
+    part = Path(f"{path}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(part, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())  # the bytes are on the disk before the name is
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)  # whatever went wrong, Ctrl-C included
+
+
+def pieces_of(stream, label, size=None):
+    """Yield what a stream holds, some 100 kB at a time, and show how far we are."""
+    return progress(iter(lambda: stream.read(1 << 18), b""), label, size, len)
+
+
+def checked(stream, file, label):
+    """Yield what a stream holds; ValueError if it is not the published file, at the latest last.
+
+    As soon as more than its size comes, because a server may never stop.
+    """
+    done, digest = 0, hashlib.new((file.checksum or "sha256:").split(":")[0])
+    for piece in pieces_of(stream, label, file.size):
+        done += len(piece)
+        if file.size is not None and done > file.size:
+            raise ValueError(f"more than the expected {file.size:,} bytes")
+        digest.update(piece)
+        yield piece
+    found = f"{digest.name}:{digest.hexdigest()}"
+    if file.size not in (None, done):
+        raise ValueError(f"{done:,} bytes, expected {file.size:,}")
+    if file.checksum not in (None, found):
+        raise ValueError(f"checksum {found}, expected {file.checksum}")
+
+
+def download(file, path):
+    """Fetch path from the first address that has the right file.
+
+    Raises ValueError, one sentence, which also says how to do it by hand.
+    """
+    reasons, agent = [], {"User-Agent": "transformer-xl-from-scratch"}  # some refuse Python's own
+    for address in file.addresses:
+        request = urllib.request.Request(address, headers=agent)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as stream:
+                return write(path, checked(stream, file, f"fetching {address}"))
+        except (OSError, HTTPException, ValueError) as error:
+            reasons.append(f"{address} ({' '.join(str(error).split())})")  # one line, always
+    raise ValueError(f"{path} is missing and cannot be fetched from {' or '.join(reasons)}; fetch "
+                     f"it by hand and save it as {path}, where it will be checked the same way")
+
+
+def fetch(file, root):
+    """Return the path of a published file in root: downloaded, or checked if it is there already.
+
+    Raises ValueError.
+    """
+    path = Path(root, file.name)
+    if not path.is_file():  # a pipe there would never end
+        download(file, path)
+        return path
+    try:
+        with open(path, "rb") as stream:
+            for _ in checked(stream, file, f"checking {path}"):
+                pass
+    except ValueError as error:
+        raise ValueError(f"{path} is not the file of {file.addresses[0]} ({error}); delete it and "
+                         "run again") from None
+    return path
+
+
+def members(archive):
+    """Yield (name, how to open it) for all that is in a zip or tar.gz, in its order."""
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as file:
+            for info in file.infolist():
+                yield info.filename, partial(file.open, info)
+    else:
+        with tarfile.open(archive, "r:gz") as file:
+            for info in file:
+                yield info.name, partial(file.extractfile, info)
+
+
+def extract(archive, wanted):
+    """Copy members of an archive, {name: path}.  Names in it are compared, and never become paths.
+
+    Raises ValueError if the archive lacks one or is broken, or if a path cannot be written.
+    """
+    missing, found, path = dict(wanted), [], next(iter(wanted.values()))
+    try:
+        for name, opened in members(archive):
+            found.append(name)
+            if name in missing:
+                path = missing.pop(name)
+                with opened() as stream:
+                    write(path, pieces_of(stream, f"unpacking {path}"))
+        if missing:
+            raise ValueError(f"holds {found[:3]}, expected {next(iter(missing))!r}")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be unpacked from {archive} ({error})") from None
+    except Exception as error:  # broken bytes give a dozen types: of zipfile, tarfile, zlib, lzma
+        raise ValueError(f"{archive} is not what it should be ({error}); delete it and run again"
+                         ) from None
+
+
+def unpack(source, root):
+    """Return the paths of source.files in root; what is missing is unpacked from source.archive.
+
+    source.folder stands before their names in the archive, which is fetched if it is needed.
+    Raises ValueError; also for a file that somebody put there in another size.
+    """
+    paths = [Path(root, file.name) for file in source.files]
+    wanted = {source.folder + file.name: path for file, path in zip(source.files, paths)
+              if not path.is_file()}
+    if wanted:
+        extract(fetch(source.archive, root), wanted)
+    for file, path in zip(source.files, paths):
+        found = path.stat().st_size
+        if file.size not in (None, found):
+            raise ValueError(f"{path} has {found:,} bytes, expected {file.size:,}; delete it and "
+                             "run again")
+    return paths
