@@ -306,7 +306,7 @@ def encode_shards(shards, token, encoded):
             if not part.is_file():
                 write(part, [tokenize(shard, "<S>", token).numpy()])
         done = (part.read_bytes() for part in progress(parts, "joining shard", len(parts)))
-        write(encoded, itertools.chain([np.int32(token["<S>"])], done))
+        write(encoded, itertools.chain([np.int32(token["<S>"]).tobytes()], done))
     except OSError as error:
         raise ValueError(f"{encoded} cannot be written ({error})") from None
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import corpora, download
+from support import corpora, download, progress
 from support.corpora import File, Source, as_bytes, compressed_bits, decode, encode, load
 
 # stands for enwik8; its lines grow longer, so that dropping newlines before or after a cut differs
@@ -482,6 +482,25 @@ def test_a_data_folder_that_cannot_be_made_is_one_sentence(site, tmp_path):
     assert str(tmp_path / "new") in site.refusal()
 
 
+def test_slow_copies_show_their_progress(site, monkeypatch, capsys):
+    """Megabytes on a redrawn line, wiped at the end; what has just been fetched is not read again
+    to be checked, what was put there by hand is.
+    """
+    load("enwik8", root=site.root)
+    assert capsys.readouterr() == ("", "")
+    (site.root / "enwik8").unlink()
+    (site.root / "enwik8.zip").unlink()
+    clock = iter(range(1000))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    for first in "fetching", "checking":
+        load("enwik8", root=site.root)
+        shown = capsys.readouterr().err
+        labels = [part.split()[0] for part in shown.split("\r") if part.strip()]
+        assert labels == [first, "unpacking"] and "0.0 MB/0.0 MB " in shown
+        assert shown.endswith(" \r") and "\n" not in shown
+        (site.root / "enwik8").unlink()
+
+
 # ---- bad input ----------------------------------------------------------------------------------
 
 def test_an_unknown_name_lists_the_known_and_offers_the_nearest(tmp_path):
@@ -537,3 +556,13 @@ def test_main_says_what_is_wrong_in_one_line_and_exits_with_1():
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.startswith("corpora.py: 'no such book' is neither")
     assert run.stderr.count("\n") == 1
+
+
+def test_main_ends_quietly_when_nobody_reads_on(tmp_path):
+    """As in `| head`: no traceback."""
+    command = [sys.executable, "-m", "support.corpora", str(write(tmp_path, RAW))]
+    run = subprocess.Popen(command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE)
+    run.stdout.close()
+    assert (run.stderr.read(), run.wait(60)) == (b"", 0)
+    run.stderr.close()

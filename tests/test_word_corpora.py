@@ -19,7 +19,7 @@ import pytest
 import torch
 from test_corpora import Site, closed_port, full_disk
 
-from support import corpora
+from support import corpora, progress
 from support.corpora import File, SentenceLanes, Source, decode, encode, load
 
 lesson = import_module("01_vanilla_segments")
@@ -161,6 +161,12 @@ def test_a_published_corpus_of_other_counts_is_refused(shelf, change):
     counts[change] += 1
     message = shelf.refusal(shelf.words, "a b\n", counts=tuple(counts))
     assert "(3, 2, 2, 3)" in message and str(tuple(counts)) in message and "changed" in message
+
+
+def test_a_word_that_training_lacks_is_refused_by_the_counts(shelf):
+    """In wt103 the training split alone makes the vocabulary."""
+    message = shelf.refusal(shelf.words, "a b\n", "zebra\n", counted=1, counts=(3, 2, 2, 3))
+    assert "(3, 2, 2, 4), published is (3, 2, 2, 3)" in message
 
 
 def test_the_table_has_the_published_figures():
@@ -473,6 +479,8 @@ def test_the_vocabulary_keeps_the_order_of_its_file_and_ignores_counts(shelf):
 
 
 @pytest.mark.parametrize("shards, heldout, sentence", [
+    (["", "a\n"], "a\n", "shard-0 has 0 tokens, but at least 2 are needed"),
+    (["a\n"], "", "shard-1 has 0 tokens, but at least 2 are needed"),
     (["a\n", "b\n\0"], "a\n", "shard-1, line 2, holds a NUL byte"),
     (["a\n"], b"b\n\xff", "shard-1, line 2, is not UTF-8")])
 def test_a_bad_shard_is_refused(shelf, shards, heldout, sentence):
@@ -483,15 +491,133 @@ def test_a_bad_shard_is_refused(shelf, shards, heldout, sentence):
 CACHE = "lm1b.train.int32"
 
 
-def test_a_full_disk_leaves_nothing_under_the_final_name(shelf, monkeypatch):
-    """One sentence, and the next load, with room, does it all."""
+def encoded_from(shelf, monkeypatch, make):
+    """Load, and return the names of the training shards that were read as text."""
+    read, real = [], corpora.lines_of
+
+    def watched(path):
+        read.append(path.name)
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpora, "lines_of", watched)
+        make()
+    return [name for name in read if name not in ("vocab.txt", "shard-3")]
+
+
+def test_sentences_are_encoded_once(shelf, monkeypatch):
+    """The second load maps the file, and writes nothing; the shards' own files are gone."""
+    corpus = shelf.sentences(SHARDS)
+    before = shelf.files()
+    assert before[CACHE] == corpus.train.numpy().tobytes()
+    assert [path.name for path in shelf.root.iterdir() if "int32" in path.name] == [CACHE]
+    os.chmod(shelf.root, 0o555)
+    try:
+        assert encoded_from(shelf, monkeypatch, lambda: load("lm1b", shelf.root)) == []
+    finally:
+        os.chmod(shelf.root, 0o755)
+    assert shelf.files() == before
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_at(n, monkeypatch):
+    """From now on the n-th change of a file, or reading of a text, is not made: we are dead."""
+    left = [n]
+
+    def mortal(real):
+        def call(*args, **kwargs):
+            if left[0] <= 0:
+                raise Killed
+            left[0] -= 1
+            return real(*args, **kwargs)
+        return call
+
+    for place, name in [(os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "mkdir"),
+                        (os, "rmdir"), (os, "unlink"), (corpora, "tokenize")]:
+        monkeypatch.setattr(place, name, mortal(getattr(place, name)))
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_what_a_killed_run_leaves_is_whole_and_the_next_goes_on(tmp_path, pack):
+    """From the archive to the tokens, killed before the 1st, 2nd, 3rd, ... step."""
+    suffix = "zip" if pack is zipped else "tgz"
+    texts = dict(zip("123v", (*(text.encode() for text in SHARDS), b"b a\n")))
     with pytest.MonkeyPatch.context() as patch:
-        full_disk(patch, fails_at="shard-1.part")
-        message = shelf.refusal(shelf.sentences, SHARDS)
-    assert message.startswith(f"{CACHE} cannot be written") and "No space left" in message
+        shelf = Shelf(tmp_path / "whole", patch)
+        vocab = shelf.sentences(SHARDS).vocab
+        whole = texts | {CACHE: shelf.files()[CACHE]}
+        for name, text in zip("123", SHARDS):
+            tokens = [vocab.index(word) for word in stream([text])[1:]]
+            whole[f"{CACHE}.shards/{name}"] = np.int32(tokens).tobytes()
+        for n in range(1000):
+            shelf = Shelf(tmp_path / f"{n}", patch)
+            shelf.put({f"a.{suffix}": pack(texts), "vocab.txt": "<S>\n<UNK>\na\nb\nc\nd\n"})
+            shelf.list("lm1b", archive=file_of(f"a.{suffix}", pack(texts)),
+                       files=tuple(map(File, texts)), vocabulary=File("vocab.txt"))
+            alive = True
+            try:
+                with pytest.MonkeyPatch.context() as doom:
+                    killed_at(n, doom)
+                    load("lm1b", shelf.root)
+            except Killed:
+                alive = False
+            for path in shelf.root.rglob("*"):
+                name = path.relative_to(shelf.root).as_posix()
+                assert name not in whole or path.read_bytes() == whole[name], f"half of {name}"
+            corpus = load("lm1b", shelf.root)
+            assert words_of(corpus.train, corpus.vocab) == stream(SHARDS)
+            assert [p.name for p in shelf.root.iterdir() if "int32" in p.name] == [CACHE]
+            if alive:
+                break
+    assert n > 20
+
+
+def test_a_resumed_run_reads_only_the_shards_that_have_no_file(shelf, monkeypatch):
+    """Two shards were whole, the third was begun."""
+    real = corpora.write
+
+    def dying(path, pieces):
+        if path.name == "shard-2":
+            Path(f"{path}.part").write_bytes(b"begun")
+            raise Killed
+        real(path, pieces)
+
+    with monkeypatch.context() as doom, pytest.raises(Killed):
+        doom.setattr(corpora, "write", dying)
+        shelf.sentences(SHARDS)
     assert CACHE not in shelf.files()
+    names = encoded_from(shelf, monkeypatch, lambda: load("lm1b", shelf.root))
+    assert names == ["shard-2"]
     corpus = load("lm1b", shelf.root)
     assert words_of(corpus.train, corpus.vocab) == stream(SHARDS)
+
+
+@pytest.mark.parametrize("name", ["shard-1", CACHE])
+def test_a_full_disk_leaves_nothing_under_the_final_name(shelf, monkeypatch, name):
+    """One sentence, and the next load, with room, does it all."""
+    with monkeypatch.context() as patch:
+        full_disk(patch, fails_at=f"{name}.part")
+        message = shelf.refusal(shelf.sentences, SHARDS)
+    assert message.startswith(f"{CACHE} cannot be written") and "No space left" in message
+    assert not list(shelf.root.rglob(f"{name}*.part")) and CACHE not in shelf.files()
+    corpus = load("lm1b", shelf.root)
+    assert words_of(corpus.train, corpus.vocab) == stream(SHARDS)
+
+
+def test_slow_work_on_sentences_shows_its_progress(shelf, monkeypatch, capsys):
+    """Reading, joining, and finding the sentences of an epoch."""
+    clock = iter(range(10_000))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    corpus = shelf.sentences(SHARDS)
+    SentenceLanes(corpus.train, 1, 0, 0, 0)
+    shown = capsys.readouterr().err
+    for label in ("shard-0 0.0 MB/0.0 MB", "joining shard 3/3", "finding sentences in part 1/1",
+                  "ordering the sentences of lane 1/1"):
+        assert label in shown
+    assert shown.endswith(" \r") and "\n" not in shown
 
 
 # ---- lanes of sentences -------------------------------------------------------------------------
