@@ -17,6 +17,7 @@ import threading
 import urllib.request
 import zipfile
 import zlib
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -74,6 +75,17 @@ def test_a_file_with_all_256_bytes_works(tmp_path):
     corpus = load(write(tmp_path, data))
     assert len(corpus.vocab) == 256
     assert whole(corpus) == data
+
+
+def test_the_checksum_is_another_for_another_text_or_cut(tmp_path):
+    """A resumed run asks by it whether it has its own text."""
+    corpus = load(write(tmp_path, RAW))
+    assert corpora.checksum(corpus) == corpora.checksum(load(write(tmp_path, RAW)))
+    moved = dict(zip(("valid", "test"), torch.cat([corpus.valid, corpus.test]).tensor_split([9])))
+    changed = corpus.train.clone()
+    changed[-1] ^= 1
+    numbers = {corpora.checksum(replace(corpus, **more)) for more in ({}, moved, {"train": changed})}
+    assert len(numbers) == 3
 
 
 # ---- the vocabulary -----------------------------------------------------------------------------
