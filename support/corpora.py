@@ -130,37 +130,6 @@ class Corpus:
         return "bpc" if isinstance(self.vocab[0], int) else "ppl"
 
 
-def load(name_or_path, root="data", drop_newlines=False):
-    """Return a Corpus: "stdlib", a benchmark (kept in the folder root), or a file.
-
-    drop_newlines counts enwik8 as the paper does, whose pipeline loses the newlines: 204 symbols in
-    place of 205, 88,982,818 training tokens, and about 0.02 bpc more for the same model.
-
-    Raises ValueError, one line, for whatever goes wrong: no such name or file, too little text, a
-    failed download, a full disk.
-    """
-    name = str(name_or_path)
-    if drop_newlines and name != "enwik8":
-        raise ValueError(f"drop_newlines is the official count of enwik8, not of {name}")
-    try:
-        if name in SOURCES and SOURCES[name].vocabulary:
-            return sentence_corpus(name, root)
-        if name in SOURCES and len(SOURCES[name].files) > 1:
-            return word_corpus(name, root)
-        return byte_corpus(name, root, drop_newlines)
-    except OSError as error:
-        raise ValueError(f"{name} cannot be read ({error})") from None
-
-
-def checksum(corpus):
-    """CRC-32 of all tokens and of where they are cut: another number for another text."""
-    number = 0
-    for split in (corpus.train, corpus.valid, corpus.test):
-        number = zlib.crc32(str(len(split)).encode(), number)
-        number = zlib.crc32(split.numpy(), number)
-    return number
-
-
 # ---- bytes --------------------------------------------------------------------------------------
 
 def standard_library():
@@ -214,7 +183,7 @@ def byte_corpus(name, root, drop_newlines):
     return Corpus(*(tensor(part.translate(table, drop)) for part in parts), vocab, label)
 
 
-# ---- words: read line by line, because a text may be larger than memory --------------------------
+# ---- words: read line by line, because a text may be larger than memory -------------------------
 
 def lines_of(path):
     """Yield the lines of a text.  Raises ValueError, with the line, if it is no plain UTF-8."""
@@ -266,27 +235,6 @@ def word_corpus(name, root):
 
 # ---- sentences: encoded once, into a file that is mapped into memory ----------------------------
 
-def sentence_corpus(name, root):
-    """Return a Corpus of independent sentences, `<S> s1 <S> s2 <S> ... sn <S>`.
-
-    One `<S>` ends a sentence and begins the next.  The official `<S> w1 ... wn <S>` around each has
-    the same n + 1 predictions, since its first `<S>` is never a target.  Words that the published
-    vocabulary lacks are `<UNK>`.  The held-out shard is valid and test.
-    """
-    *shards, heldout = unpack(SOURCES[name], root)
-    listed = lines_of(fetch(SOURCES[name].vocabulary, root))  # a word, and perhaps its count
-    token = Closed((line.split()[0], number) for number, line in enumerate(listed))
-    encoded = Path(root, f"{name}.train.int32")
-    if not encoded.is_file():
-        encode_shards(shards, token, encoded)
-    shutil.rmtree(f"{encoded}.shards", ignore_errors=True)
-    train = torch.from_file(str(encoded), shared=False, size=encoded.stat().st_size // 4,
-                            dtype=torch.int32)
-    first = torch.tensor([token["<S>"]], dtype=torch.int32)
-    test = torch.cat([first, tokenize(heldout, "<S>", token)])
-    return Corpus(train, test, test, list(token), name, token["<S>"])
-
-
 class Closed(dict):
     """{word: token}; a word that it lacks is `<UNK>`."""
 
@@ -309,6 +257,60 @@ def encode_shards(shards, token, encoded):
         write(encoded, itertools.chain([np.int32(token["<S>"]).tobytes()], done))
     except OSError as error:
         raise ValueError(f"{encoded} cannot be written ({error})") from None
+
+
+def sentence_corpus(name, root):
+    """Return a Corpus of independent sentences, `<S> s1 <S> s2 <S> ... sn <S>`.
+
+    One `<S>` ends a sentence and begins the next.  The official `<S> w1 ... wn <S>` around each has
+    the same n + 1 predictions, since its first `<S>` is never a target.  Words that the published
+    vocabulary lacks are `<UNK>`.  The held-out shard is valid and test.
+    """
+    *shards, heldout = unpack(SOURCES[name], root)
+    listed = lines_of(fetch(SOURCES[name].vocabulary, root))  # a word, and perhaps its count
+    token = Closed((line.split()[0], number) for number, line in enumerate(listed))
+    encoded = Path(root, f"{name}.train.int32")
+    if not encoded.is_file():
+        encode_shards(shards, token, encoded)
+    shutil.rmtree(f"{encoded}.shards", ignore_errors=True)
+    train = torch.from_file(str(encoded), shared=False, size=encoded.stat().st_size // 4,
+                            dtype=torch.int32)
+    first = torch.tensor([token["<S>"]], dtype=torch.int32)
+    test = torch.cat([first, tokenize(heldout, "<S>", token)])
+    return Corpus(train, test, test, list(token), name, token["<S>"])
+
+
+# ---- any corpus --------------------------------------------------------------------------------
+
+def load(name_or_path, root="data", drop_newlines=False):
+    """Return a Corpus: "stdlib", a benchmark (kept in the folder root), or a file.
+
+    drop_newlines counts enwik8 as the paper does, whose pipeline loses the newlines: 204 symbols in
+    place of 205, 88,982,818 training tokens, and about 0.02 bpc more for the same model.
+
+    Raises ValueError, one line, for whatever goes wrong: no such name or file, too little text, a
+    failed download, a full disk.
+    """
+    name = str(name_or_path)
+    if drop_newlines and name != "enwik8":
+        raise ValueError(f"drop_newlines is the official count of enwik8, not of {name}")
+    try:
+        if name in SOURCES and SOURCES[name].vocabulary:
+            return sentence_corpus(name, root)
+        if name in SOURCES and len(SOURCES[name].files) > 1:
+            return word_corpus(name, root)
+        return byte_corpus(name, root, drop_newlines)
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read ({error})") from None
+
+
+def checksum(corpus):
+    """CRC-32 of all tokens and of where they are cut: another number for another text."""
+    number = 0
+    for split in (corpus.train, corpus.valid, corpus.test):
+        number = zlib.crc32(str(len(split)).encode(), number)
+        number = zlib.crc32(split.numpy(), number)
+    return number
 
 
 class SentenceLanes:
@@ -433,8 +435,8 @@ def main(argv=None):
                      f"{bits['xz']:.3f} (neither has seen the training split)")
     try:
         print("\n".join(lines), flush=True)
-    except BrokenPipeError:  # `| head` has read enough
-        sys.stdout = None  # or Python tries it once more at its end
+    except BrokenPipeError:
+        pass  # `| head` has read enough
 
 
 if __name__ == "__main__":

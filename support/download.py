@@ -41,14 +41,14 @@ def write(path, pieces):
 
 
 def pieces_of(stream, label, size=None):
-    """Yield what a stream holds, some 100 kB at a time, and show how far we are."""
+    """Yield what a stream holds, 256 kB at a time, and show how far we are."""
     return progress(iter(lambda: stream.read(1 << 18), b""), label, size, len)
 
 
 def checked(stream, file, label):
-    """Yield what a stream holds; ValueError if it is not the published file, at the latest last.
+    """Yield what a stream holds, and compare it with the published file.
 
-    As soon as more than its size comes, because a server may never stop.
+    Raises ValueError at the end, or as soon as more than its size comes: a server may never stop.
     """
     done, digest = 0, hashlib.new((file.checksum or "sha256:").split(":")[0])
     for piece in pieces_of(stream, label, file.size):
