@@ -415,7 +415,7 @@ def compressed_bits(tokens, vocab):
 
 def main(argv=None):
     """Print what a corpus holds, and how well two compressors do on a test split of bytes."""
-    parser = argparse.ArgumentParser(prog="corpora.py", description="Show what a corpus holds.")
+    parser = argparse.ArgumentParser("python -m support.corpora", description="Show a corpus.")
     parser.add_argument("corpus", nargs="?", default="stdlib", metavar="NAME or FILE",
                         help=f"stdlib (the default), {', '.join(SOURCES)}, or a file")
     parser.add_argument("--data-dir", default="data", metavar="FOLDER",

@@ -315,7 +315,7 @@ def archive(draw, folder):
         with table:
             good = encoded_before(root)
     if draw.random() < 0.2:  # something else in the place of a file
-        path = root / draw.choice([*texts, *contents, cache])
+        path = root / draw.choice([*texts, *contents, cache, f"{cache}.shards"])
         path.unlink(missing_ok=True)
         path.parent.mkdir(exist_ok=True)
         draw.choice((path.mkdir, lambda: path.symlink_to(path), lambda: path.symlink_to("/no"),
