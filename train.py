@@ -44,7 +44,7 @@ from support import corpora, distributed
 from support.checkpoint import (
     FORMAT, Lock, Stop, load, newest, random_state, save, take_up, write)
 from support.progress import progress
-from support.sizes import MOST, check_types
+from support.validate import MOST, types as check_types
 
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
 RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments
@@ -684,9 +684,9 @@ def continue_text(model, prompt, run, given):
     generator = torch.Generator(device).manual_seed(given.get("seed", run.seed))
     try:
         with evaluating(model, run):
-            return model.generate(prompt.to(device), given.get("n_tokens", 500),
-                                  given.get("top_k"), given.get("temperature", 1.0),
-                                  generator).cpu()
+            return lesson_5.generate(model, prompt.to(device), given.get("n_tokens", 500),
+                                     given.get("top_k"), given.get("temperature", 1.0),
+                                     generator).cpu()
     except RuntimeError as error:
         if "probability tensor" not in str(error):
             raise

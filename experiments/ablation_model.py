@@ -26,13 +26,14 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 from support.adaptive_softmax import AdaptiveSoftmax
-from support.fast_dropout import Dropout
+from support.fast import Dropout
 
 lesson_1, lesson_2, lesson_4, lesson_5 = (import_module(name) for name in (
     "01_vanilla_segments", "02_recurrence", "04_rel_shift", "05_full_model"))
 sinusoid, update_memory = lesson_1.sinusoid, lesson_2.update_memory
 relative_score, projected_distances = lesson_4.relative_score, lesson_4.projected_distances
-FullSoftmax, hidden_keys = lesson_5.FullSoftmax, lesson_5.hidden_keys
+TiedEmbedding, hidden_keys = lesson_5.TiedEmbedding, lesson_5.hidden_keys
+with_first_values = lesson_5.with_first_values
 
 ENCODINGS = ("ours", "shaw", "vaswani", "al-rfou")
 
@@ -44,13 +45,14 @@ class Attention(nn.Module):
         super().__init__()
         self.encoding, D, self.H, self.C = encoding, config.d_model, config.n_head, config.d_head
         HC = self.H * self.C
-        self.W_q, self.W_kv = nn.Linear(D, HC, bias=False), nn.Linear(D, 2 * HC, bias=False)
-        self.W_o = nn.Linear(HC, D, bias=False)
+        self.W_q, self.W_kE, self.W_v = (
+            with_first_values(nn.Linear(D, HC, bias=False)) for _ in range(3))
+        self.W_o = with_first_values(nn.Linear(HC, D, bias=False))
         self.dropout_attention = Dropout(config.dropout_attention)
         if encoding == "ours":
-            self.W_kR = nn.Linear(D, HC, bias=False)
+            self.W_kR = with_first_values(nn.Linear(D, HC, bias=False))
         if encoding == "shaw":
-            self.distances = nn.Parameter(torch.empty(self.H, config.mem_len + T, self.C))
+            self.distances = nn.Parameter(torch.randn(self.H, config.mem_len + T, self.C) * 0.02)
 
     def keys_of_distances(self, R, K):
         """Q (H, K, C), the distances K - 1, ..., 0; R (K, D) by ascending distance."""
@@ -62,7 +64,7 @@ class Attention(nn.Module):
     def forward(self, h, rows, R, u, v, hidden):
         """h (B, T, D), rows (B, K, D), R (K, D), u, v (H, C), hidden (T, K) -> (B, T, D)."""
         q, k, value = (z.unflatten(-1, (self.H, self.C)).transpose(1, 2) for z in (
-            self.W_q(h), *self.W_kv(rows).chunk(2, dim=-1)))  # (B, H, T, C), (B, H, K, C)
+            self.W_q(h), self.W_kE(rows), self.W_v(rows)))  # (B, H, T, C), (B, H, K, C) twice
         if self.encoding in ("ours", "shaw"):
             score = relative_score(q, k, self.keys_of_distances(R, rows.shape[1]).to(q), u, v)
         else:
@@ -79,14 +81,15 @@ class Layer(nn.Module):
         super().__init__()
         D, FF, p = config.d_model, config.d_inner, config.dropout
         self.attention, self.dropout_output = Attention(config, encoding, T), Dropout(p)
-        self.W_1, self.dropout_inner = nn.Linear(D, FF), Dropout(p)
-        self.W_2, self.dropout_ff = nn.Linear(FF, D), Dropout(p)
-        self.norm_1, self.norm_2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.W_1, self.dropout_inner = with_first_values(nn.Linear(D, FF)), Dropout(p)
+        self.W_2, self.dropout_ff = with_first_values(nn.Linear(FF, D)), Dropout(p)
+        self.norm_1, self.norm_2 = (
+            with_first_values(nn.LayerNorm(D), mean=1.0) for _ in range(2))
 
     def forward(self, h, *context):
         """(B, T, D) -> (B, T, D)."""
         h = self.norm_1(h + self.dropout_output(self.attention(h, *context)))
-        inner = F.relu(self.dropout_inner(self.W_1(h)))
+        inner = self.dropout_inner(F.relu(self.W_1(h)))
         return self.norm_2(h + self.dropout_ff(self.W_2(inner)))
 
 
@@ -107,21 +110,15 @@ class AblationModel(nn.Module):
         self.config, self.T, self.encoding, self.half_loss = config, T, encoding, half_loss
         self.variant = f"{encoding}, {'half' if half_loss else 'full'} loss, T {T}"
         D = config.d_model
-        self.words = AdaptiveSoftmax(config) if config.cutoffs else FullSoftmax(config)
+        self.embedding = (AdaptiveSoftmax if config.cutoffs else TiedEmbedding)(config)
         self.layers = nn.ModuleList(Layer(config, encoding, T) for _ in range(config.n_layer))
         if encoding == "ours":
-            self.u = nn.Parameter(torch.empty(config.n_head, config.d_head))
-            self.v = nn.Parameter(torch.empty(config.n_head, config.d_head))
+            self.u, self.v = (nn.Parameter(torch.randn(config.n_head, config.d_head) * 0.02)
+                              for _ in range(2))
         if encoding == "al-rfou":
-            self.places = nn.Parameter(torch.empty(config.n_layer, T, D))
+            self.places = nn.Parameter(torch.randn(config.n_layer, T, D) * 0.02)
         self.dropout_embedding, self.dropout_R, self.dropout_final = (
             Dropout(config.dropout) for _ in range(3))
-        for name, parameter in self.named_parameters():  # as in lesson 5
-            if name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            else:
-                nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0,
-                                std=0.01 if "project" in name else 0.02)
 
     def forward(self, x, memory, y):
         """x, y (B, T) int64, memory None or the list of the call before.  ValueError: al-rfou, if
@@ -130,7 +127,7 @@ class AblationModel(nn.Module):
         config, T = self.config, x.shape[1]
         if self.encoding == "al-rfou" and T > self.T:
             raise ValueError(f"al-rfou has learned {self.T} places, x has {T} tokens")
-        h = self.dropout_embedding(self.words.embed(x) * math.sqrt(config.d_model))
+        h = self.dropout_embedding(self.embedding(x) * math.sqrt(config.d_model))
         if self.encoding == "vaswani":
             h = h + self.dropout_R(sinusoid(torch.arange(T, device=h.device), config.d_model).to(h))
         memory = memory or [h[:, :0]] * config.n_layer
@@ -148,7 +145,7 @@ class AblationModel(nn.Module):
             past = memory[n][:, memory[n].shape[1] - m :]
             new_memory.append(update_memory(past, h, config.mem_len))
             h = layer(h, torch.cat([past, h], dim=1), R, u, v, hidden)
-        losses = self.words.losses(self.dropout_final(h), y)
+        losses = self.embedding.losses(self.dropout_final(h), y)
         if self.half_loss and self.training:
             losses = 2 * losses * (torch.arange(T, device=h.device) >= T // 2)
         return losses, new_memory

@@ -34,7 +34,7 @@ from matplotlib.figure import Figure
 import study
 from study import checkpoint, corpora, lanes, lesson_1, train
 
-shift_padded = import_module("05_full_model").shift_padded
+rel_shift = import_module("04_rel_shift").rel_shift
 NAME, HERE = "attention_maps", study.RUNS / "attention_maps"
 PIECES, SEGMENT = 8, 64  # places of the split that are read side by side; tokens at a time
 PARTS = {"whole": "k-", "(a) alone": "C0:", "(b) alone": "C1--", "(d) alone": "C2-."}
@@ -42,16 +42,16 @@ PARTS = {"whole": "k-", "(a) alone": "C0:", "(b) alone": "C1--", "(d) alone": "C
 
 # ---- attention by distance ----------------------------------------------------------------------
 
-def terms(attention, h, k, Q, u, v):
-    """What lesson 5's attention adds up, from its arguments: (a) to (d), scaled, (4, H, B, T, K).
+def terms(q, k, Q, u, v):
+    """What lesson 4's relative_score adds up, from its arguments: (a) to (d), each divided by
+    sqrt(C), (4, B, H, T, K).
 
-    h (B, T, D), k (H, B, K, C), Q (H, K + 1, C), u, v (H, C).
+    q (B, H, T, C), k (B, H, K, C), Q (H, K, C) by descending distance, u, v (H, C).
     """
-    q = attention.heads(attention.W_q(h))  # (H, B, T, C)
-    u, v = (bias[:, None, None].expand_as(q) for bias in (u, v))  # the same for every query
-    k, Q = k.transpose(-1, -2), Q[:, None].transpose(-1, -2)  # (H, B, C, K), (H, 1, C, K + 1)
-    a, b, c, d = q @ k, shift_padded(q @ Q), u @ k, shift_padded(v @ Q)
-    return torch.stack([a, b, c, d]) / attention.C**0.5
+    u, v = (bias[:, None].expand_as(q) for bias in (u, v))  # the same for every query
+    k, Q = k.transpose(-1, -2), Q.transpose(-1, -2)  # (B, H, C, K), (H, C, K)
+    a, b, c, d = q @ k, rel_shift(q @ Q), u @ k, rel_shift(v @ Q)
+    return torch.stack([a, b, c, d]) / q.shape[-1] ** 0.5
 
 
 @torch.no_grad()
@@ -60,27 +60,28 @@ def averages(model, tokens, n):
 
     So all n have a full memory.  (4, N, H, M + 1) float64, PARTS in front; each row sums to 1.
     """
-    c, memory, hooks = model.config, None, []
+    c, memory = model.config, None
+    attends = [layer.attention.attend for layer in model.layers]
     sums = torch.zeros(4, c.n_layer, c.n_head, c.mem_len + 1, dtype=torch.float64)
 
-    def look(layer, attention, given):
-        h, k, _, Q, u, v, hidden = given
-        table = terms(attention, h, k, Q, u, v)[..., ~hidden]  # a query's keys as in the text
-        table = table.unflatten(-1, (h.shape[1], c.mem_len + 1)).flip(-1)  # nearest first
+    def look(layer, q, k, value, Q, u, v, hidden):
+        table = terms(q, k, Q, u, v)[..., ~hidden]  # a query's keys as in the text
+        table = table.unflatten(-1, (q.shape[2], c.mem_len + 1)).flip(-1)  # nearest first
         for i, score in enumerate((table.sum(0), *table[[0, 1, 3]])):
-            sums[i, layer] += score.double().softmax(-1).sum((1, 2))
+            sums[i, layer] += score.double().softmax(-1).sum((0, 2))
+        return attends[layer](q, k, value, Q, u, v, hidden)
 
     past, counted = (part.split(SEGMENT, dim=1) for part in tokens.long().tensor_split([-n], dim=1))
     parts = [*past, *counted]
     try:
         for i, x in enumerate(lesson_1.progress(parts, "reading segment", len(parts))):
             if i == len(past):  # lesson 5 hands out no scores: take what it makes them from
-                hooks = [layer.attention.register_forward_pre_hook(partial(look, number))
-                         for number, layer in enumerate(model.layers)]
+                for number, layer in enumerate(model.layers):
+                    layer.attention.attend = partial(look, number)
             _, memory = model(x, memory, last_only=True)  # logits of one token are enough
     finally:
-        for hook in hooks:
-            hook.remove()
+        for layer, attend in zip(model.layers, attends):
+            layer.attention.attend = attend
     return sums / (n * len(tokens))
 
 

@@ -1,8 +1,9 @@
 """How fast the model is: a training step, a segment of evaluation, a generated token.
 
-Another implementation, a file with `make(size, dtype, device)` that returns an object with the
-methods step(), evaluate() and generate(), is measured in the same run, turn by turn, so that both
-meet the same machine:
+Ours is lesson 5's model in the fast form (support/fast.py: prepare for training, Reader for the
+others).  Another implementation, a file with `make(size, dtype, device)` that returns an object
+with the methods step(), evaluate() and generate(), is measured in the same run, turn by turn, so
+that both meet the same machine:
 
     python experiments/benchmark.py --what train --size S
     python experiments/benchmark.py --what eval --against experiments/plain.py
@@ -32,6 +33,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
+from support import fast
+
 lesson_1, lesson_5, train = (import_module(name) for name in (
     "01_vanilla_segments", "05_full_model", "train"))
 Config, CONFIGS, TransformerXL = lesson_5.Config, lesson_5.CONFIGS, lesson_5.TransformerXL
@@ -80,12 +83,13 @@ def make(size, dtype, device):
 
 
 class Ours:
-    """One training step, one segment of evaluation, one generated token."""
+    """One training step, one segment of evaluation, one generated token, in the fast form."""
 
     def __init__(self, size, dtype, device):
         self.size, self.device = size, device
         self.run = replace(train.RUNS_OF["tiny"], dtype=dtype, micro_batch=size.micro_batch)
-        self.model, self.memories = TransformerXL(size.config).to(device), {}
+        self.model, self.memories = fast.prepare(TransformerXL(size.config).to(device)), {}
+        self.reader = fast.Reader(self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2.5e-4, fused=True)
 
     def tokens(self, B, T):
@@ -106,13 +110,12 @@ class Ours:
         self.memories["train"] = train.train_step(
             self.model, self.optimizer, x, x, self.memories.get("train"), self.run)[2]
 
-    @torch.no_grad()
     def read(self, kind, T, with_losses):
         """T tokens a lane after the memory of this kind -> losses, or the last logits."""
         x = self.tokens(self.size.eval_batch, T)
         self.train(False)
         with train.autocast(self.run, self.device):
-            result, self.memories[kind] = self.model(
+            result, self.memories[kind] = self.reader(
                 x, self.memories.get(kind), x if with_losses else None, last_only=not with_losses)
         return result
 

@@ -1,12 +1,12 @@
-"""What each line of lesson 5 that is written for speed brings: plain form, then ours, step by step.
+"""What each part of support/fast.py brings in training: the plain form, then ours, step by step.
 
-Attention (lesson 4's form first, each line one change more), dropout, and the order of dropout and
-ReLU; forward and backward, milliseconds, and the tables that are kept for the gradients, MB.
+Attention (lesson 5's first, each line one change more), dropout, and the order of dropout and
+ReLU; forward and backward, milliseconds, and what is kept for the gradients, MB.
 
     python experiments/parts.py                  B 8, T = M = 128, D 256, 4 heads, FF 1024
     python experiments/parts.py --dtype bf16
 
-All forms give the same numbers and gradients (tests/test_parts.py).  Middle of the repetitions,
+All forms give the same numbers and gradients (tests/test_parts.py).  Median of the repetitions,
 turn by turn.
 """
 import argparse
@@ -14,6 +14,7 @@ import math
 import statistics
 import sys
 import time
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -22,63 +23,62 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
-lesson_1, lesson_4, lesson_5 = (import_module(name) for name in (
-    "01_vanilla_segments", "04_rel_shift", "05_full_model"))
+from support import fast
+from support.progress import progress
+
+lesson_5 = import_module("05_full_model")
 
 
-def lessons_form(q, k, value, Q, u, v, hidden, shift_by_view=False):
-    """Attention as in lesson 4, (B, H, n, C); q, k, value (B, n, H, C), Q (K + 1, H, C)."""
-    q, k, value, Q = (z.movedim(-2, -3) for z in (q, k, value, Q))
+# ---- the forms: attention is (module, q, k, value, Q, u, v, hidden), as lesson 5's attend --------
+
+def shift_as_a_view(attention, q, k, value, Q, u, v, hidden):
+    """Lesson 5's attend with one change."""
     content = (q + u[:, None]) @ k.mT
-    if shift_by_view:
-        position = lesson_5.shift_padded((q + v[:, None]) @ Q.mT)
-    else:
-        position = lesson_4.rel_shift((q + v[:, None]) @ Q[:, 1:].mT)
-    score = ((content + position) / math.sqrt(q.shape[-1])).masked_fill(hidden, -math.inf)
-    return (score.softmax(-1) @ value).movedim(-3, -2).flatten(-2)
+    position = fast.shift_padded((q + v[:, None]) @ F.pad(Q, (0, 0, 1, 0)).mT)
+    score = ((content + position) / math.sqrt(attention.C)).masked_fill(hidden, -math.inf)
+    return (attention.dropout_attention(score.softmax(-1)) @ value).transpose(1, 2).flatten(2)
 
 
-def heads_first(q, k, value, Q, u, v, hidden, in_place=False):
-    """The same, (H, B, n, C), the scale on the left factors; the last steps to ours."""
-    q, k, value, Q = (z.movedim(-2, 0) for z in (q, k, value, Q))
-    scale = 1 / math.sqrt(q.shape[-1])
-    B, T = q.shape[1:3]
-    q, u, v = scale * q, scale * u, scale * v
-    content = (q + u[:, None, None]) @ k.mT
-    position = ((q + v[:, None, None]).flatten(1, 2) @ Q.mT).unflatten(1, (B, T))
-    position = lesson_5.shift_padded(position)
-    if in_place:
-        score = content.add_(position).masked_fill_(hidden, -math.inf)
-    else:
-        score = (content + position).masked_fill(hidden, -math.inf)
-    return (score.softmax(-1) @ value).permute(1, 2, 0, 3).flatten(-2)
+def heads_in_front(attention, q, k, value, Q, u, v, hidden):
+    """The scale on q and all lanes of a head in one product, too: fast.attend, but not in place."""
+    (B, _, T, C), Q = q.shape, F.pad(Q, (0, 0, 1, 0))
+    q, k, value = (z.transpose(0, 1) for z in (q, k, value))
+    q, u, v = (z / math.sqrt(C) for z in (q, u[:, None, None], v[:, None, None]))
+    content = (q + u) @ k.mT
+    position = fast.shift_padded(((q + v).flatten(1, 2) @ Q.mT).unflatten(1, (B, T)))
+    score = (content + position).masked_fill(hidden, -math.inf)
+    return (attention.dropout_attention(score.softmax(-1)) @ value).permute(1, 2, 0, 3).flatten(2)
 
 
 ATTENTION = {
-    "lesson 4": lessons_form,
-    "+ shift as a view": lambda *z: lessons_form(*z, shift_by_view=True),
-    "+ heads first, scale on q": heads_first,
-    "+ scores in place": lambda *z: heads_first(*z, in_place=True)}
-DROPOUT = {"nn.Dropout": nn.Dropout(0.1), "ours": lesson_5.Dropout(0.1)}
-RELU = {
-    "ReLU, then dropout": lambda h, W_1, W_2, drop: drop(F.relu(h @ W_1.T)) @ W_2.T,
-    "dropout, then ReLU": lambda h, W_1, W_2, drop: F.relu(drop(h @ W_1.T)) @ W_2.T}
+    "lesson 5": lesson_5.RelativeAttention.attend,
+    "+ shift as a view": shift_as_a_view,
+    "+ heads in front, scale on q": heads_in_front,
+    "+ in place: fast.attend": fast.attend}
+DROPOUT = {"nn.Dropout": nn.Dropout(0.1), "fast.Dropout": fast.Dropout(0.1)}
+RELU = {"ReLU, then dropout": nn.Sequential(nn.ReLU(), fast.Dropout(0.1)),
+        "fast.DropoutReLU": fast.DropoutReLU(0.1)}
+
+
+def feed_forward(inner):
+    """W_2 inner(W_1 h), as a function of leaves."""
+    return lambda h, W_1, W_2: inner(h @ W_1.T) @ W_2.T
 
 
 def compare(title, forms, inputs, repetitions):
     """Print a line for each form: milliseconds of forward and backward, MB kept between them."""
     seconds, kept = {name: [] for name in forms}, {}
-    for i in lesson_1.progress(range(repetitions + 3), title, repetitions + 3):
+    for i in progress(range(repetitions + 3), title, repetitions + 3):
         for name, form in forms.items():
-            tables = {}
+            stored = {}
 
             def keep(z):
-                tables[z.untyped_storage().data_ptr()] = z.untyped_storage().nbytes()
+                stored[z.untyped_storage().data_ptr()] = z.untyped_storage().nbytes()
                 return z
             if i == 0:  # counted apart: counting takes time
                 with torch.autograd.graph.saved_tensors_hooks(keep, lambda z: z):
                     out = form(*inputs)
-                kept[name] = sum(tables.values()) / 1e6
+                kept[name] = sum(stored.values()) / 1e6
             start = time.perf_counter()
             form(*inputs).sum().backward()
             seconds[name].append(time.perf_counter() - start)
@@ -86,30 +86,35 @@ def compare(title, forms, inputs, repetitions):
     first = statistics.median(next(iter(seconds.values()))[3:])
     for name, times in seconds.items():
         middle = statistics.median(times[3:])
-        print(f"  {name:26} {1000 * middle:7.2f} ms  {first / middle:5.2f} times as fast  "
+        print(f"  {name:30} {1000 * middle:7.2f} ms  {first / middle:5.2f} times as fast  "
               f"{kept[name]:6.1f} MB kept")
 
 
 def main(argv=None):
     """Three comparisons."""
-    parser = argparse.ArgumentParser(description="What each speed-up of lesson 5 brings.")
+    parser = argparse.ArgumentParser(description="What each part of support/fast.py brings.")
     parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
     parser.add_argument("--sizes", type=int, nargs=5, default=[8, 128, 4, 64, 1024],
                         metavar=tuple("BTHC") + ("FF",))
     parser.add_argument("--repetitions", type=int, default=30)
     given = parser.parse_args(argv)
     (B, T, H, C, FF), D = given.sizes, given.sizes[2] * given.sizes[3]
-    number = torch.bfloat16 if given.dtype == "bf16" else torch.float32
+    dtype = torch.bfloat16 if given.dtype == "bf16" else torch.float32
 
     def leaf(*shape):
-        return torch.randn(shape, dtype=number, requires_grad=True)
+        return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+    def heads(*shape):  # as lesson 5 takes them apart
+        return leaf(*shape, H, C).transpose(-3, -2)
+    attention = lesson_5.RelativeAttention(lesson_5.Config(9, d_model=D, n_head=H, d_head=C))
     hidden = lesson_5.hidden_keys(T, T, T, False)
-    compare("attention, without its projections", ATTENTION,
-            [leaf(B, T, H, C), leaf(B, 2 * T, H, C), leaf(B, 2 * T, H, C), leaf(2 * T + 1, H, C),
-             leaf(H, C), leaf(H, C), hidden], given.repetitions)
+    compare("attention, without its projections",
+            {name: partial(form, attention) for name, form in ATTENTION.items()},
+            [heads(B, T), heads(B, 2 * T), heads(B, 2 * T), heads(2 * T), leaf(H, C), leaf(H, C),
+             hidden], given.repetitions)
     compare("dropout of the feed-forward network", DROPOUT, [leaf(B, T, FF)], given.repetitions)
-    compare("feed-forward network", RELU,
-            [leaf(B, T, D), leaf(FF, D), leaf(D, FF), DROPOUT["ours"]], given.repetitions)
+    compare("feed-forward network", {name: feed_forward(form) for name, form in RELU.items()},
+            [leaf(B, T, D), leaf(FF, D), leaf(D, FF)], given.repetitions)
     return 0
 
 

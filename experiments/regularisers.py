@@ -23,13 +23,16 @@ model's state dict is that of the plain one, which is what is evaluated.
 import math
 import random
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from support.fast_dropout import Dropout
+from support.fast import Dropout
+
+TiedEmbedding = import_module("05_full_model").TiedEmbedding
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Recipe:
     inside: float = 0.0  # R, behind the attention, inside and behind the feed-forward network,
     attention: float = 0.0  # the attention probabilities,
     output: float = 0.0  # the last hidden state,
-    connect: float = 0.0  # the four matrices of each attention
+    connect: float = 0.0  # the matrices of each attention
     locked: bool = True  # input and output have one mask for all time steps ...
     locked_inside: bool = False  # ... and so have those inside
     alpha: float = 0.0  # AR: the price of large hidden states
@@ -88,16 +91,17 @@ class LockedDropout(nn.Module):
         return z * F.dropout(z.new_ones(*z.shape[:-2], 1, z.shape[-1]), self.p)
 
 
-class WordDropout(nn.Embedding):
-    """An embedding that loses words: with probability p all occurrences in a call become zeros.
+class WordDropout(TiedEmbedding):
+    """Lesson 5's embedding that loses words: with probability p all of a word in a call are zeros.
 
-    The others are scaled by 1 / (1 - p).  It shares its weight with the embedding that it replaces,
-    and the output layer, tied to it, sees all words as they are.
+    The others are scaled by 1 / (1 - p).  It shares weight and bias with the embedding that it
+    replaces, and the output, `logits` and `losses`, sees all words as they are.
     """
 
     def __init__(self, embedding, p):
-        super().__init__(*embedding.weight.shape, _weight=embedding.weight)
-        self.weight, self.p = embedding.weight, p  # _weight alone would make a second Parameter
+        nn.Embedding.__init__(self, *embedding.weight.shape, _weight=embedding.weight)
+        # _weight alone would make a second Parameter
+        self.weight, self.bias, self.p = embedding.weight, embedding.bias, p
 
     def forward(self, x):
         """(B, T) int64 -> (B, T, D)."""
@@ -131,7 +135,7 @@ def regularise(model, recipe):
             locked = recipe.locked_inside if PLACES[kind] == "inside" else recipe.locked
             make = LockedDropout if locked and kind != "dropout_attention" else Dropout
             new = make(getattr(recipe, PLACES[kind]))
-        elif kind == "embedding" and recipe.word:
+        elif isinstance(module, TiedEmbedding) and recipe.word:
             new = WordDropout(module, recipe.word)
         elif parent.endswith("attention") and isinstance(module, nn.Linear) and recipe.connect:
             new = DropConnect(module, recipe.connect)
@@ -201,7 +205,7 @@ def optimizer_of(model, recipe, lr):
     A group's learning rate is that of the run times its "factor"; a decay beside the gradient is
     multiplied by it, too.
     """
-    embedding = [model.words.embedding.weight]
+    embedding = [model.embedding.weight]
     matrices = [z for z in model.parameters() if z.dim() == 2 and z is not embedding[0]]
     rest = [z for z in model.parameters() if z.dim() != 2]
     kind = torch.optim.AdamW if recipe.decoupled else torch.optim.Adam

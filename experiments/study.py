@@ -21,10 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons a
 from support import checkpoint
 import copies
 from support import corpora
-from support.sizes import Config
 
 lesson_1, train = import_module("01_vanilla_segments"), import_module("train")
+Config = train.Config
 lanes, segments, RUNS = lesson_1.lanes, lesson_1.segments, lesson_1.RUNS
+Config = import_module("05_full_model").Config
 EVERY = 60  # seconds between two savings of an unfinished model
 
 

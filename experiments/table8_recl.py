@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 
 import study
 import table6_ablation
-from ablation_model import AdaptiveSoftmax, FullSoftmax
+from ablation_model import AdaptiveSoftmax, TiedEmbedding
 from recl import hard_loss, recl
 from table6_ablation import Row
 
@@ -56,8 +56,8 @@ class LSTM(nn.Module):
     def __init__(self, config, parameters):
         super().__init__()
         self.config = config
-        self.words = (AdaptiveSoftmax if config.cutoffs else FullSoftmax)(config)
-        for weight in self.words.parameters():
+        self.embedding = (AdaptiveSoftmax if config.cutoffs else TiedEmbedding)(config)
+        for weight in self.embedding.parameters():
             nn.init.normal_(weight, std=0.02)
         D = config.d_model
         # two layers, and a matrix back to D
@@ -68,10 +68,10 @@ class LSTM(nn.Module):
 
     def forward(self, x, memory, y):
         """As the other models; memory is a list of two states and two cells, each (B, width)."""
-        h = self.words.embed(x) * self.config.d_model**0.5
+        h = self.embedding(x) * self.config.d_model**0.5
         state = memory and tuple(torch.stack(z) for z in (memory[:2], memory[2:]))
         h, state = self.lstm(h, state)
-        return self.words.losses(self.out(h), y), [z.detach() for part in state for z in part]
+        return self.embedding.losses(self.out(h), y), [z.detach() for part in state for z in part]
 
 
 def make(name, setting, given):

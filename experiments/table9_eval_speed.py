@@ -2,7 +2,7 @@
 
 A model without memory can give each prediction a long context only by reading a window of it afresh
 (Al-Rfou et al. 2018; sliding_window.py, as fast as we can make it).  Ours reads segments of 128 on
-with a memory of that length, and keeps its keys and values projected (evaluation_memory.py); the
+with a memory of that length, and keeps its keys and values projected (support/fast.py); the
 plain form, as public code writes it, projects the whole memory in every call (plain.py).
 
     python experiments/table9_eval_speed.py                       a few minutes on two cores

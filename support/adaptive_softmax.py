@@ -4,13 +4,9 @@ With the 267,735 words of WikiText-103 most of the work would go into words that
 Lesson 5's model uses this class where its configuration has cutoffs; for bytes it needs none.
 What it saves is measured by experiments/softmax_cost.py.
 """
-from importlib import import_module
-
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
-token_losses = import_module("01_vanilla_segments").token_losses
 
 
 def float32_at_least(logits):
@@ -55,13 +51,18 @@ class AdaptiveSoftmax(nn.Module):
             self.project_out = nn.ParameterList(
                 self.project_in[i] if i and config.tie_projections else torch.empty(D, width)
                 for i, width in enumerate(widths))
+        for weight in (*self.rows, self.tail_rows):  # the authors' first values
+            nn.init.normal_(weight, std=0.02)
+        for weight in (*self.project_in, *self.project_out) if config.div_val > 1 else ():
+            nn.init.normal_(weight, std=0.01)
+        nn.init.zeros_(self.bias), nn.init.zeros_(self.tail_bias)
         self.register_buffer("cutoffs", torch.tensor(config.cutoffs), persistent=False)
 
     def band(self, x):
         """The band of each token, (B, T) -> (B, T): how many cutoffs it has reached."""
         return (x[..., None] >= self.cutoffs).sum(-1)
 
-    def embed(self, x):
+    def forward(self, x):
         """Tokens (B, T) -> (B, T, D), each from its own band's rows."""
         band = self.band(x)  # (B, T)
         h = self.tail_rows.new_zeros(*x.shape, self.tail_rows.shape[1])
@@ -94,9 +95,11 @@ class AdaptiveSoftmax(nn.Module):
     def losses(self, h, y):
         """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T), without a table (B, T, V)."""
         band, n_words = self.band(y), self.bands[0][1]  # (B, T); of the head
-        loss = token_losses(self.scores(h, 0), torch.where(band == 0, y, n_words + band - 1))
+        target = torch.where(band == 0, y, n_words + band - 1)  # (B, T), entries of the head
+        loss = F.cross_entropy(self.scores(h, 0).flatten(0, 1), target.flatten(),
+                               reduction="none").view(y.shape)
         for i, (first, _) in enumerate(self.bands[1:], 1):
             here = (band == i).nonzero(as_tuple=True)  # only tokens whose target is in this tail
-            tail = token_losses(self.scores(h[here], i), y[here] - first)
+            tail = F.cross_entropy(self.scores(h[here], i), y[here] - first, reduction="none")
             loss = loss.index_put(here, tail, accumulate=True)
         return loss

@@ -11,7 +11,7 @@ that fails: nothing here is the solution of an exercise written down.
 import math
 from dataclasses import replace
 from importlib import import_module
-from types import MethodType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -663,26 +663,27 @@ ATTENTION = {
     "the scale is 1 / sqrt(D): C, the width of a head, belongs there": dict(scale="D"),
     "the scale is 1 / sqrt(H C): C, the width of ONE head": dict(scale="HC"),
     "the scale is 1 / C, not 1 / sqrt(C)": dict(scale="C"),
+    "the scale is 1 / sqrt(K): C, the width of a head, belongs there": dict(scale="K"),
     "the score is multiplied by sqrt(C), not divided": dict(scale="inverse"),
     "only the content part is scaled: 1 / sqrt(C) covers all four terms": dict(scale="content"),
     "only the position part is scaled: 1 / sqrt(C) covers all four terms": dict(scale="position"),
+    "only q is scaled, u and v are not: 1 / sqrt(C) covers all four terms": dict(scale="q"),
     "the position part is not shifted": dict(shift="none"),
+    "the whole score is shifted once more: relative_score has shifted what is to be shifted":
+    dict(shift="twice"),
     "the content part was shifted as well: only the position part stands in the wrong columns":
     dict(shift="both"),
     "the content part was shifted and the position part not": dict(shift="content"),
     "the position part is missing: terms (b) and (d)": dict(position=False),
     "the content part is missing: terms (a) and (c)": dict(content=False),
-    "the position part is one column off: drop the first T numbers of q Q^T":
-    dict(off=1),
-    "the position part lacks distance 0: it is the FIRST column of q Q^T, distance K, that nobody "
-    "needs": dict(drop="last"),
-    "the position part lacks distance 0 and is not shifted": dict(drop="last", shift="none"),
+    "only term (a), q k^T, is there: relative_score gives all four": dict(no="u", position=False),
+    "the position part is one column off: row i goes to the left by T - 1 - i": dict(off=-1),
+    "the position part is one column off: row i goes by T - 1 - i, not less": dict(off=1),
     "keys and values are exchanged": dict(swap_kv=True),
-    "the queries are taken apart in the wrong order: view as (B, T, H, C), then move H":
-    dict(apart=True),
     "the keys serve as values, too": dict(values="keys"),
     "Q is read backwards: it comes with descending distances already": dict(flip=True),
-    "nothing is hidden: the future shows": dict(mask="none"),
+    "nothing is hidden: the future shows (masked_fill gives a new tensor, masked_fill_ changes the "
+    "old one)": dict(mask="none"),
     "what is to be seen is hidden, and the other way round": dict(mask="inverted"),
     "the position part is not hidden: add it BEFORE the mask, its upper cells are leftovers":
     dict(mask="content"),
@@ -693,136 +694,181 @@ ATTENTION = {
     dict(mask="finite"),
     "the softmax runs over the queries: a query's probabilities over its KEYS sum to 1":
     dict(axis=-2),
-    "there is no softmax": dict(axis=None),
-    "the heads are joined in the wrong order: first (B, T, H, C), then (B, T, H * C)":
-    dict(join="heads"),
-    "the heads are joined in the wrong order: (H, B, T, C) must become (B, T, H, C) first":
-    dict(join="first"),
-    "W_o is missing: the joined heads are projected once more": dict(W_o=False),
-    "the input h is added: the residual belongs to the layer": dict(residual=True),
+    "the heads are joined in the wrong order: (B, H, T, C) must become (B, T, H, C) first, a "
+    "reshape alone exchanges no axes": dict(join="reshape"),
+    "the heads are joined in the wrong order: (B, T, C, H) mixes them; one head after the other is "
+    "(B, T, H, C)": dict(join="mixed"),
+    "the heads are not joined: (B, T, H, C) becomes (B, T, H * C)": dict(join="not"),
+    "the heads are not joined: (B, H, T, C) becomes (B, T, H * C)": dict(join="not at all"),
+    "W_o is applied here, and once more where this function is called": dict(W_o=True),
 }
 
 
-def attention_oracle(a, h, k, value, Q, u, v, hidden, **c):
-    """The equation, all lanes and heads by einsum; `c` changes one parameter."""
-    (B, T, D), (H, _, K, C) = h.shape, k.shape
-    q = torch.einsum("btd,hcd->bthc", h, a.W_q.weight.view(H, C, D))
-    if c.get("apart"):  # as if a view alone, without moving H, took the heads apart
-        q = q.reshape(B, H, T, C).transpose(1, 2)
-    k, values = k.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3)  # (B, K, H, C)
+def content_and_position(q, k, Q, u, v):
+    """Both parts of the score, all lanes and heads by einsum, the second not yet shifted."""
+    return (torch.einsum("bhtc,bhkc->bhtk", q + u.unsqueeze(1), k),
+            torch.einsum("bhtc,hkc->bhtk", q + v.unsqueeze(1), Q))
+
+
+def score_oracle(q, k, Q, u, v):
+    """In the place of lesson 4's relative_score; Wrong if the arguments do not fit each other."""
+    shapes = [tensor_shape(z) for z in (q, k, Q, u, v)]
+    found = list(map(str, shapes))
+    fit = all(shapes) and [len(shape) for shape in shapes] == [4, 4, 3, 2, 2]
+    if fit:
+        (B, H, T, C), K = shapes[0], shapes[1][2]
+        fit = shapes[1:] == [(B, H, K, C), (H, K, C), (H, C), (H, C)] and T <= K
+    demand(fit, "relative_score takes q (B, H, T, C), k (B, H, K, C), Q (H, K, C), u and v (H, C), "
+           f"in this order, but it got {', '.join(found)}")
+    content, position = content_and_position(q, k, Q, u, v)
+    return content + oracle_shift(position)
+
+
+def attention_oracle(a, q, k, value, Q, u, v, hidden, **c):
+    """The equation; `c` changes one parameter."""
+    (B, H, T, C), K, D = q.shape, k.shape[2], a.W_q.in_features
     if c.get("swap_kv"):
-        k, values = values, k
-    values = k if c.get("values") else values
+        k, value = value, k
+    value = k if c.get("values") else value
     Q = Q.flip(1) if c.get("flip") else Q
-    whole, Q = Q, Q[:, :-1] if c.get("drop") == "last" else Q[:, 1:]
     if c.get("swap"):
         u, v = v, u
     u, v = {"u": (u, u), "v": (v, v)}.get(c.get("both"), (u, v))
     u, v = {"u": (0 * u, v), "v": (u, 0 * v)}.get(c.get("no"), (u, v))
-    content = torch.einsum("bthc,bkhc->bhtk", q + u, k)
-    position = torch.einsum("bthc,hkc->bhtk", q + v, Q)
+    scale, s = c.get("scale"), C ** -0.5
+    q, s = (s * q, 1.0) if scale == "q" else (q, s)
+    content, position = content_and_position(q, k, Q, u, v)
     shift = c.get("shift", "position")
-    position = oracle_shift(position) if shift in ("position", "both") else position
-    position = position.roll(c.get("off", 0), -1)
+    if c.get("off") == -1:  # zeros come in
+        position = oracle_shift(nn.functional.pad(position, (0, 1))).roll(-1, -1)[..., :-1]
+    elif shift in ("position", "both", "twice"):
+        position = oracle_shift(position).roll(c.get("off", 0), -1)
     content = oracle_shift(content) if shift in ("content", "both") else content
-    s = {"none": 1.0, "D": D ** -0.5, "HC": (H * C) ** -0.5, "C": 1 / C, "inverse": C ** 0.5}.get(
-        c.get("scale"), C ** -0.5)
-    s_content = 1.0 if c.get("scale") == "position" else s
-    s_position = 1.0 if c.get("scale") == "content" else s
-    score = s_content * content * (c.get("content") is not False) + (
-        s_position * position * (c.get("position") is not False))
-    mask = c.get("mask")
-    if mask == "content":  # with the leftovers of a shift by drop and reshape
-        table = torch.einsum("bthc,hkc->bhtk", q + v, whole).flatten(-2)
-        position = table[..., T:].unflatten(-1, (T, K))
-        score = (s_content * content).masked_fill(hidden, 0.0) + s_position * position
+    s = {"none": 1.0, "D": D ** -0.5, "HC": (H * C) ** -0.5, "C": 1 / C, "inverse": C ** 0.5,
+         "K": K ** -0.5}.get(scale, s)
+    content = (1.0 if scale == "position" else s) * content * (c.get("content") is not False)
+    position = (1.0 if scale == "content" else s) * position * (c.get("position") is not False)
+    mask, axis = c.get("mask"), c.get("axis", -1)
+    if mask == "content":
+        content = content.masked_fill(hidden, 0.0)
+    score = content + position
+    score = oracle_shift(score) if shift == "twice" else score
     if mask in (None, "inverted", "finite", "zero"):
         fill = {"finite": -30.0, "zero": 0.0}.get(mask, -torch.inf)
         score = score.masked_fill(~hidden if mask == "inverted" else hidden, fill)
-    p = score if c.get("axis", -1) is None else score.softmax(c.get("axis", -1))
+    p = score.softmax(axis)
     if mask == "after":
         p = p.masked_fill(hidden, 0.0)
-    out = torch.einsum("bhtk,bkhc->bthc", a.dropout_attention(p), values)
-    out = out.transpose(1, 2) if c.get("join") == "heads" else out
-    out = out.permute(2, 0, 1, 3) if c.get("join") == "first" else out
+    out = torch.einsum("bhtk,bhkc->bthc", p, value)
+    if c.get("join", "").startswith("not"):
+        return out if c["join"] == "not" else out.transpose(1, 2)
+    out = {"reshape": out.transpose(1, 2), "mixed": out.mT}.get(c.get("join"), out)
     out = out.reshape(B, T, H * C)
-    out = out if c.get("W_o") is False else out @ a.W_o.weight.T
-    if c.get("W_o") is False and H * C != D:
-        return None
-    return out + h if c.get("residual") else out
+    return out @ a.W_o.weight.T if c.get("W_o") else out
+
+
+def not_finite(given, hidden):
+    """A result with NaN or inf has many causes; what the dropout was given tells them apart."""
+    if given and all(z.shape[-2:] == hidden.shape for z in given):
+        p = torch.cat([z.reshape(-1, *hidden.shape) for z in given])
+        if not p.isnan().any() and p.isinf().any():
+            return ("there is no softmax: dropout_attention gets scores, among them -inf, and "
+                    "should get probabilities")
+        if p.isnan().equal(hidden.expand_as(p)):
+            return ("the softmax does not run over the keys: for a hidden key it finds nothing but "
+                    "-inf and gives NaN; a query's probabilities over its KEYS sum to 1")
+        if p.isnan()[:, ~hidden].all():
+            return ("all probabilities are NaN: a score is +inf, or the mask was multiplied by "
+                    "-inf (0 * -inf is NaN); masked_fill puts -inf where it belongs")
+    return "the result holds NaN or inf: 0 * inf or inf - inf on the way"
+
+
+def attention_of(D, H, C):
+    """A RelativeAttention in float64 with large weights, whose dropout only looks."""
+    lesson_5 = lesson(5)
+    a = lesson_5.RelativeAttention(
+        lesson_5.Config(7, n_layer=1, d_model=D, n_head=H, d_head=C, d_inner=9)).double()
+    for W in a.parameters():
+        nn.init.normal_(W, std=0.7)
+    a.dropout_attention = Times(1.0)
+    return a
 
 
 @check("relative_attention")
-def check_relative_attention(forward):
-    lesson_5 = lesson(5)
+def check_relative_attention(attend):
+    # what lesson 4 does is an oracle's work here, by whatever name it is called
+    with replaced(lesson(5), relative_score=score_oracle), replaced(
+            lesson(4), relative_score=score_oracle, rel_shift=oracle_shift):
+        judge_attention(attend)
+
+
+def judge_attention(attend):
+    """All that is asked of `attend`."""
     for B, T, M, H, C, D in ((2, 3, 4, 5, 6, 8), (3, 4, 2, 5, 7, 8), (2, 5, 0, 3, 4, 10),
                              (2, 1, 5, 3, 4, 8), (4, 3, 5, 2, 7, 14), (2, 3, 1, 2, 3, 6)):
-        K = M + T
-        config = lesson_5.Config(7, n_layer=1, d_model=D, n_head=H, d_head=C, d_inner=9)
-        a = lesson_5.RelativeAttention(config).double()
-        for W in a.parameters():
-            nn.init.normal_(W, std=0.7)
+        K, a = M + T, attention_of(D, H, C)
         leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in (
-            (B, T, D), (H, B, K, C), (H, B, K, C), (H, K + 1, C), (H, C), (H, C))]
+            (B, H, T, C), (B, H, K, C), (B, H, K, C), (H, K, C), (H, C), (H, C))]
         hidden = ~seen_cells(T, M, most=max(2, K - 2))
-        what = f"forward of the attention, B {B}, T {T}, K {K}, H {H}, C {C}, D {D}"
+        what = f"attend for B {B}, H {H}, T {T}, K {K}, C {C}"
         got = told(what, {f"({T}) must match the size of tensor b ({H})": "u or v is added along "
-                          "time: (H, C) needs two axes more to meet (H, B, T, C)",
+                          "time: (H, C) needs one axis more to meet (B, H, T, C)",
                           f"({B}) must match the size of tensor b ({H})": "u or v is added along "
-                          "the lanes: (H, C) needs two axes more to meet (H, B, T, C)",
-                          f"({K}) must match the size of tensor b ({K + 1})": "q Q^T has a column "
-                          "more than there are keys: the cell in front of each row, for the shift"},
-                   lambda: forward(a, *leaves, hidden))
+                          "the lanes: (H, C) needs one axis more, not two, to meet (B, H, T, C)",
+                          "view size is not compatible": "view refuses what transpose leaves "
+                          "behind: reshape and flatten copy it",
+                          f"({K}) must match the size of tensor b ({K + 1})": "the position part "
+                          "has a column more than there are keys: of the padded numbers the first "
+                          "T are dropped"},
+                   lambda: attend(a, *leaves, hidden))
         wanted = attention_oracle(a, *leaves, hidden)
-        known = {m: (lambda c=c: wanted if (z := attention_oracle(a, *leaves, hidden, **c)) is None
-                     else z) for m, c in ATTENTION.items()}
-        expect(what, got, wanted, known, tolerance=1e-9)
-        weights = [*leaves, a.W_q.weight, a.W_o.weight]
-        names = ["h", "k", "value", "Q", "u", "v", "W_q.weight", "W_o.weight"]
-        same_slopes(what, names, gradients(got, weights), gradients(wanted, weights), 1e-8)
-    scores = []
-    big = [torch.randn(2, 3, 6).double() * 30, torch.randn(7, 2, 5, 4).double() * 30,
-           torch.randn(7, 2, 5, 4).double(), torch.randn(7, 6, 4).double()]
-    config = lesson_5.Config(7, n_layer=1, d_model=6, n_head=7, d_head=4, d_inner=9)
-    a = lesson_5.RelativeAttention(config).double()
-    for W in a.parameters():
-        nn.init.normal_(W, std=2.0)
-    a.dropout_attention.register_forward_hook(lambda module, args, out: scores.append(args[0]))
-    u, v = torch.randn(2, 7, 4).double()
-    hidden = ~seen_cells(3, 2)
-    got = forward(a, *big, u, v, hidden)
-    demand(len(scores) == 1, "dropout_attention is not called: it stands between the softmax "
-           "and the values")
-    demand(tensor_shape(scores[0]) == (7, 2, 3, 5), "dropout_attention is called with shape "
-           f"{tensor_shape(scores[0])}, should be the probabilities (H, B, T, K)")
-    demand(bool((scores[0].masked_fill(~hidden, 0) == 0).all()), "a hidden key got some "
+        if isinstance(got, torch.Tensor) and not got.isfinite().all():
+            raise Wrong(f"{not_finite(a.dropout_attention.given, hidden)}\n  {what}")
+        demand(a.dropout_attention.given or not isinstance(got, torch.Tensor),
+               "dropout_attention is not called: it stands between the softmax and the values",
+               what)
+        expect(what, got, wanted, {m: (lambda c=c: attention_oracle(a, *leaves, hidden, **c))
+                                   for m, c in ATTENTION.items()}, tolerance=1e-9)
+        same_slopes(what, ["q", "k", "value", "Q", "u", "v"], gradients(got, leaves),
+                    gradients(wanted, leaves), 1e-8)
+
+    B, T, M, H, C = 2, 3, 2, 7, 4
+    a, hidden = attention_of(6, H, C), ~seen_cells(T, M)
+    shapes = (B, H, T, C), (B, H, M + T, C), (B, H, M + T, C), (H, M + T, C), (H, C), (H, C)
+    given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    got, seen = attend(a, *given, hidden), a.dropout_attention.given
+    p, rows = torch.cat([z.flatten() for z in seen]), B * H * T  # all at once, or head by head
+    demand(len(p) == rows * (M + T), "dropout_attention is called with "
+           f"{', '.join(str(tuple(z.shape)) for z in seen[:3])}: it should see each of the "
+           f"probabilities (B, H, T, K) = {(B, H, T, M + T)} once")
+    demand(abs(p.sum() - rows) < 1e-9 and p.min() >= 0, "dropout_attention must see the "
+           "probabilities: the rows that it got do not sum to 1")
+    a.dropout_attention.factor = 0.0
+    demand(bool((attend(a, *given, hidden) == 0).all()),
+           "the result of dropout_attention is not used")
+    # scores of visible keys far below any "large enough" number; only what query 0 must not see
+    # has a value
+    a.dropout_attention.factor = 1.0
+    q, k, _, Q, u, v = given
+    value = hidden[0].double()[:, None].expand(shapes[2])
+    given = [1e100 * q.abs(), -1e100 * k.abs(), value, Q, u, v]
+    demand(bool((attend(a, *given, hidden)[:, 0] == 0).all()), "a hidden key got some "
            "probability: with scores as large as these a large negative number is not enough; "
            "fill with -inf")
-    sums = scores[0].sum(-1)
-    demand(bool(((sums - 1).abs() < 1e-9).all()), "dropout_attention must see the "
-           "probabilities: the rows that it got do not sum to 1")
-    a.dropout_attention.forward = lambda p: 0 * p
-    a.dropout_attention._forward_hooks.clear()
-    demand(bool((forward(a, *big, u, v, hidden) == 0).all()),
-           "the result of dropout_attention is not used")
-    expect("forward with large scores", got, attention_oracle(
-        without_dropout(a), *big, u, v, hidden), tolerance=1e-8)
-
-
-def without_dropout(a):
-    """The same weights, with a dropout that does nothing."""
-    return SimpleNamespace(W_q=a.W_q, W_o=a.W_o, dropout_attention=lambda p: p)
 
 
 class Times(nn.Module):
-    """Stands for a dropout: multiplies, so that one sees whether it was called, and counts."""
+    """Stands for a dropout: keeps what it is given, and multiplies, so that one sees whether it
+    was called."""
+
+    p = 0.0  # who asks for the rate of a dropout gets one that does nothing
 
     def __init__(self, factor):
         super().__init__()
-        self.factor, self.shapes = factor, []
+        self.factor, self.given = factor, []
 
     def forward(self, z):
-        self.shapes.append(tuple(z.shape))
+        self.given.append(z.detach())
         return self.factor * z
 
 
@@ -830,10 +876,10 @@ class Mix(nn.Module):
     """Stands for an attention: depends on every argument, each in its own way, and differently in
     each feature, for what is the same in all of them a norm takes away."""
 
-    def forward(self, h, k, value, Q, u, v, hidden):
+    def forward(self, h, memory, R, u, v, hidden):
         slope = torch.linspace(-1, 1, h.shape[-1], dtype=h.dtype)
-        return (h.roll(1, 1) + (2 * k.sum() - 0.5 * value.sum() + Q.sum() + 3 * u.sum() - v.sum()
-                                + 5 * hidden.double().mean()) * slope)
+        return h.roll(1, 1) + (2 * memory.sum() - 0.5 * R.sum() + 3 * u.sum() - v.sum()
+                               + 5 * hidden.double().mean()) * slope
 
 
 @check("layer")
@@ -849,29 +895,32 @@ def check_layer(forward):
     for name, module in drops.items():
         setattr(layer, name, module)
     arguments = [torch.randn(shape, dtype=torch.float64) for shape in (
-        (B, T, D), (H, B, M + T, C), (H, B, M + T, C), (H, M + T + 1, C), (H, C), (H, C))] + [
-            ~seen_cells(T, M)]
+        (B, T, D), (B, M, D), (M + T, D), (H, C), (H, C))] + [~seen_cells(T, M)]
 
-    def oracle(dropout=(1.5, 0.7, 1.9), pre=False, residual=(1, 1), norms=("norm_1", "norm_2"),
-               relu=torch.relu, again=False, order=range(7), bias=True, ff=True):
+    def oracle(dropout=(1.5, 0.7, 1.9), pre=(), residual=(1, 1), norms=("norm_1", "norm_2"),
+               relu=torch.relu, again=False, order=range(6), ff=True, sums=(1, 1), after=(1, 1),
+               before=(1, 1), late=1):
+        """What is to be; `before`, `late`, `sums` and `after` are dropouts in other places: of a
+        block's input, of W_2's result, of a sum, of a norm's result."""
         first, second = (getattr(layer, n) if n else (lambda z: z) for n in norms)
-        h = arguments[0]
-        args = [arguments[n] for n in order]
-        if pre:
-            o = h + dropout[0] * layer.attention(first(h), *args[1:])
-            inner = dropout[1] * relu(layer.W_1(second(o)))
-            return o + dropout[2] * layer.W_2(inner)
-        o = first(residual[0] * h + dropout[0] * layer.attention(*args))
+        h, *context = (arguments[n] for n in order)
+        z = before[0] * (first(h) if 1 in pre else h)
+        o = sums[0] * (residual[0] * h + dropout[0] * layer.attention(z, *context))
+        o = after[0] * (o if 1 in pre else first(o))
         if not ff:
             return o
-        inner = dropout[1] * relu(layer.W_1(o))
-        out = dropout[2] * layer.W_2(inner)
-        return second((h if again else o) * residual[1] + out)
+        inner = dropout[1] * relu(layer.W_1(before[1] * (second(o) if 2 in pre else o)))
+        out = late * dropout[2] * layer.W_2(inner)
+        out = sums[1] * ((h if again else o) * residual[1] + out)
+        return after[1] * (out if 2 in pre else second(out))
 
     wanted = oracle()
     known = {
         "the norms stand before the blocks (pre-norm): this layer normalises each SUM": oracle(
-            pre=True),
+            pre=(1, 2)),
+        "norm_1 stands before the attention (pre-norm): it normalises the SUM": oracle(pre=(1,)),
+        "norm_2 stands before the feed-forward network (pre-norm): it normalises the SUM": oracle(
+            pre=(2,)),
         "h is not added to the attention's result: the first residual is missing": oracle(
             residual=(0, 1)),
         "the second residual is missing: what norm_1 gave is added to the feed-forward's result":
@@ -898,16 +947,33 @@ def check_layer(forward):
         "the residual is added after the norm, twice: each norm is of the SUM": lambda:
         (o := arguments[0] + layer.norm_1(1.5 * layer.attention(*arguments)))
         + layer.norm_2(1.9 * layer.W_2(0.7 * layer.W_1(o).relu())),
-        "u and v are exchanged on the way to the attention": oracle(order=(0, 1, 2, 3, 5, 4, 6)),
+        "u and v are exchanged on the way to the attention": oracle(order=(0, 1, 2, 4, 3, 5)),
+        "memory and R are exchanged on the way to the attention": oracle(order=(0, 2, 1, 3, 4, 5)),
+        "dropout_output is used twice: after W_2 stands dropout_ff": oracle(
+            dropout=(1.5, 0.7, 1.5)),
         "the dropout stands around the whole sum: only around what the attention made":
-        lambda: layer.norm_2(
-            (o := layer.norm_1(1.5 * (arguments[0] + layer.attention(*arguments))))
-            + 1.9 * layer.W_2(0.7 * layer.W_1(o).relu())),
+        oracle(dropout=(1, 0.7, 1.9), sums=(1.5, 1)),
+        "the dropout stands around the whole second sum: only around what W_2 made": oracle(
+            dropout=(1.5, 0.7, 1), sums=(1, 1.9)),
+        "both dropouts stand around the whole sums: each only around what its block made": oracle(
+            dropout=(1, 0.7, 1), sums=(1.5, 1.9)),
+        "dropout_output stands after norm_1: it belongs to what the attention made, before the sum":
+        oracle(dropout=(1, 0.7, 1.9), after=(1.5, 1)),
+        "dropout_ff stands after norm_2: it belongs to what W_2 made, before the sum": oracle(
+            dropout=(1.5, 0.7, 1), after=(1, 1.9)),
+        "dropout_output and dropout_ff stand after the norms: they belong before the sums": oracle(
+            dropout=(1, 0.7, 1), after=(1.5, 1.9)),
+        "dropout_output stands before the attention, should be after it": oracle(
+            dropout=(1, 0.7, 1.9), before=(1.5, 1)),
+        "dropout_inner stands before W_1, should be between ReLU and W_2": oracle(
+            dropout=(1.5, 1, 1.9), before=(1, 0.7)),
+        "dropout_inner stands after W_2, should be between ReLU and W_2": oracle(
+            dropout=(1.5, 1, 1.9), late=0.7),
     }
     for module in drops.values():
-        module.shapes.clear()
+        module.given.clear()
     got = forward(layer, *arguments)
-    shapes = {name: list(module.shapes) for name, module in drops.items()}
+    shapes = {name: [tuple(z.shape) for z in module.given] for name, module in drops.items()}
     expect("forward of the layer (the attention is a stand-in, the dropouts multiply by 1.5, 0.7 "
            "and 1.9)", got, wanted, known, tolerance=1e-9)
     demand(shapes == {"dropout_output": [(B, T, D)], "dropout_inner": [(B, T, FF)],
@@ -1009,7 +1075,7 @@ def check_distance_encoding(distance_encoding):
     with replaced(lesson_5, sinusoid=encode):
         expect("distance_encoding(5, 4), no clamp_len given", distance_encoding(5, 4),
                unit_circle([4, 3, 2, 1, 0], 4), tolerance=1e-9)
-    with replaced(lesson_5, sinusoid=lambda position, D: position[:, None] * 1.0):
+    with replaced(lesson_5, sinusoid=lambda position, D: position[:, None].expand(-1, D) * 1.0):
         for clamp in (0, 2):
             uses_device(lambda device: distance_encoding(5, 4, clamp, device=device))
 
@@ -1025,7 +1091,7 @@ def judge_draws(sample, logits, top_k, temperature, weights, known, what):
     demand(tensor_shape(got) == (4000, 1), "the result is "
            f"{tensor_shape(got) or type(got).__name__}, should be a tensor of shape (B, 1)", what)
     demand(not got.is_floating_point() and int(got.min()) >= 0 and int(got.max()) < V,
-           "the results are not symbols of the vocabulary, 0 ... V - 1", what)
+           "the results are not tokens of the vocabulary, 0 ... V - 1", what)
     share = torch.bincount(got.flatten(), minlength=V) / 4000
 
     def near(weights):
@@ -1033,20 +1099,20 @@ def judge_draws(sample, logits, top_k, temperature, weights, known, what):
         return (share - share_of).abs().max() < 0.04 and not share[share_of == 0].any()
     if not near(weights):
         diagnosis = next((m for m, w in known.items() if near(w)),
-                         "the symbols are drawn with other probabilities (does your softmax run "
-                         "over the symbols, the last dim, and not over the rows?)")
+                         "the tokens are drawn with other probabilities (does your softmax run "
+                         "over the tokens, the last dim, and not over the rows?)")
         rows = [" ".join(f"{z:5.2f}" for z in row) for row in (
             (torch.tensor(weights) / sum(weights)).tolist(), share.tolist())]
-        raise Wrong(f"{diagnosis}\n  {what}\n    share of the draws, symbol 0 ... {V - 1}\n"
+        raise Wrong(f"{diagnosis}\n  {what}\n    share of the draws, token 0 ... {V - 1}\n"
                     f"    expected  [{rows[0]}]\n    got       [{rows[1]}]")
 
 
 @check("sample_top_k")
 def check_sample_top_k(sample_top_k):
-    rows = torch.eye(4, 7)[:, [1, 0, 2, 4, 5, 3, 6]] * 50  # the best symbol differs from row to row
+    rows = torch.eye(4, 7)[:, [1, 0, 2, 4, 5, 3, 6]] * 50  # the best token differs from row to row
     winners, what = rows.argmax(-1, keepdim=True), "sample_top_k(four rows with a clear winner, 2)"
     got = sample_top_k(rows, 2)
-    demand(not same(got, winners[:1].expand(4, 1)), "every row gets the same symbol: each row of "
+    demand(not same(got, winners[:1].expand(4, 1)), "every row gets the same token: each row of "
            "the logits is drawn by itself", what)
     logits = torch.tensor([0.0, 3.0, 1.0, -0.5, -1.0, 2.0])
     V = len(logits)
@@ -1055,24 +1121,24 @@ def check_sample_top_k(sample_top_k):
         order = sorted(range(V), key=lambda s: -logits[s])
         best = order[:top_k]
 
-        def weights(temperature=T, symbols=best, logits=logits):
-            return [math.exp(logits[s] / temperature) if s in symbols else 0.0 for s in range(V)]
+        def weights(temperature=T, chosen=best, logits=logits):
+            return [math.exp(logits[s] / temperature) if s in chosen else 0.0 for s in range(V)]
         known = {
-            "k + 1 candidates": weights(symbols=order[: top_k + 1]),
-            "top_k is ignored: symbols beyond the k best are drawn": weights(symbols=range(V)),
+            "k + 1 candidates": weights(chosen=order[: top_k + 1]),
+            "top_k is ignored: tokens beyond the k best are drawn": weights(chosen=range(V)),
             "temperature is ignored": weights(1.0),
             "you multiply the logits by the temperature; they must be divided by it":
             weights(1 / T),
             "the logits are divided by the temperature twice": weights(T * T),
-            "always the best symbol: draw by the probabilities (torch.multinomial)": weights(
-                symbols=best[:1]),
-            "the k best are drawn evenly; they must be drawn by their softmax, over the symbols "
+            "always the best token: draw by the probabilities (torch.multinomial)": weights(
+                chosen=best[:1]),
+            "the k best are drawn evenly; they must be drawn by their softmax, over the tokens "
             "(the last dim), not over the rows": [
                 1.0 if s in best else 0.0 for s in range(V)],
-            "what multinomial draws is a place among the k best, not yet a symbol: translate it": [
+            "what multinomial draws is a place among the k best, not yet a token: translate it": [
                 weights()[best[s]] if s < top_k else 0.0 for s in range(V)],
-            "the k worst symbols are drawn": weights(symbols=order[::-1][:top_k]),
-            "k - 1 candidates": weights(symbols=order[: max(1, top_k - 1)]),
+            "the k worst tokens are drawn": weights(chosen=order[::-1][:top_k]),
+            "k - 1 candidates": weights(chosen=order[: max(1, top_k - 1)]),
             "the logits are drawn from as they are: multinomial needs probabilities, so take the "
             "softmax": [max(0.0, logits[s].item()) if s in best else 0.0 for s in range(V)],
             "the softmax is taken twice": [
@@ -1087,8 +1153,8 @@ def check_sample_top_k(sample_top_k):
     many = torch.randn(50, 9)
     draws = [sample_top_k(many, 5, 1.0, torch.Generator().manual_seed(s)) for s in (3, 3, 4)]
     demand(draws[0].equal(draws[1]), "`generator` is ignored: the same seed must give the same "
-           "symbols")
-    demand(not draws[0].equal(draws[2]), "another seed gives the same symbols")
+           "tokens")
+    demand(not draws[0].equal(draws[2]), "another seed gives the same tokens")
     copy = many.clone()
     state = torch.get_rng_state()
     sample_top_k(many, 5, 0.7, torch.Generator().manual_seed(1))
@@ -1108,9 +1174,8 @@ class Adder(nn.Module):
     that is not handed on, shows in the very next token.
     """
 
-    def __init__(self, V, generate, broken_at=None):
+    def __init__(self, V, broken_at=None):
         super().__init__()
-        self.generate = MethodType(generate, self)
         self.config = SimpleNamespace(vocab_size=V, mem_len=8, n_layer=1)
         self.u = nn.Parameter(torch.zeros(1))
         self.calls, self.broken_at = [], broken_at
@@ -1155,11 +1220,11 @@ def check_generate(generate):
     generator = torch.Generator()
     for B, P, n, V in ((2, 3, 6, 101), (3, 1, 4, 53), (1, 5, 1, 53), (2, 4, 0, 53)):
         prompt = torch.randint(V, (B, P))
-        model, wanted = Adder(V, generate).train(), oracle(prompt, n, V)
+        model, wanted = Adder(V).train(), oracle(prompt, n, V)
         drawn.clear()
-        what = (f"generate(prompt (B = {B}, P = {P}), n_tokens={n}) for a model whose next token "
-                "is the sum of all it has read")
-        with replaced(lesson_5, sample_top_k=best):
+        what = (f"generate(model, prompt (B = {B}, P = {P}), n_tokens={n}) for a model whose next "
+                "token is the sum of all it has read")
+        with replaced(lesson_5, sample_top_k=best, generate=generate):
             got = generate(model, prompt, n, 7, 0.5, generator)
         shapes = [c[0] for c in model.calls]
         known = {
@@ -1191,34 +1256,34 @@ def check_generate(generate):
         demand(all(d == ((B, V), 7, 0.5, generator) for d in drawn),
                "sample_top_k must get logits (B, V), top_k, temperature and generator as they were "
                f"given; it got shape {drawn[0][0]}, {drawn[0][1:3]}" if drawn else "", what)
-        model = Adder(V, generate).eval()
+        model = Adder(V).eval()
         drawn.clear()
-        with replaced(lesson_5, sample_top_k=best):
+        with replaced(lesson_5, sample_top_k=best, generate=generate):
             generate(model, prompt, n, 7)
         demand(all(d[1:] == (7, 1.0, None) for d in drawn), "sample_top_k must get top_k 7, "
                f"temperature 1.0 and no generator, as given; it got {drawn and drawn[0][1:]}", what)
         demand(not model.training, "the model's mode is not put back: it was in eval mode", what)
     for V, wanted_k in ((101, 40), (27, 27)):
         drawn.clear()
-        with replaced(lesson_5, sample_top_k=best):
-            generate(Adder(V, generate), torch.tensor([1, 2, 3]), 1, 7, 0.5, generator)
+        with replaced(lesson_5, sample_top_k=best, generate=generate):
+            generate(Adder(V), torch.tensor([1, 2, 3]), 1, 7, 0.5, generator)
             demand(drawn == [((1, V), 7, 0.5, generator)], "for a prompt (P,) of one dimension "
                    "top_k, temperature or generator is lost")
             drawn.clear()
-            got = generate(Adder(V, generate), torch.tensor([1, 2, 3]), 4)
+            got = generate(Adder(V), torch.tensor([1, 2, 3]), 4)
         expect("generate for a prompt (P,) of one dimension", got,
                oracle(torch.tensor([[1, 2, 3]]), 4, V)[0])
         demand(drawn[0][1] == wanted_k, f"top_k None is min(40, V): at V = {V} that is "
                f"{wanted_k}, not {drawn[0][1]}")
-    model = Adder(53, generate, broken_at=2).train()
-    with replaced(lesson_5, sample_top_k=best):
+    model = Adder(53, broken_at=2).train()
+    with replaced(lesson_5, sample_top_k=best, generate=generate):
         try:
             generate(model, torch.tensor([[1, 2]]), 4)
         except ValueError:
             pass
         demand(model.training, "after an error the model stays in eval mode: put the mode back "
                "whatever happens (try ... finally)")
-        refuses("n_tokens = -1", lambda: generate(Adder(53, generate), torch.tensor([[1]]), -1))
+        refuses("n_tokens = -1", lambda: generate(Adder(53), torch.tensor([[1]]), -1))
 
 
 # ---- train.py -----------------------------------------------------------------------------------

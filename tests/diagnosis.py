@@ -97,16 +97,25 @@ def side_by_side(wanted, got, seen=None):
     return "\n".join("    " + line.rstrip() for line in lines)
 
 
+def nothing_but_nan(z):
+    """Not a number in it."""
+    z = tensor(z)
+    return z.numel() > 0 and bool(z.isnan().all())
+
+
 def explain(got, wanted, known, seen, tolerance):
     """The sentence for a wrong result."""
     shown = seen if got.shape == wanted.shape else None
     for mistake, wrong in known.items():
         wrong = wrong() if callable(wrong) else wrong
         other = not same(wrong, wanted, seen, tolerance)  # here the mistake makes a difference
-        if other and same(got, wrong, shown, max(tolerance, 1e-9)):
+        # many mistakes end in NaN alone, so that NaN alone names none of them
+        if other and not nothing_but_nan(wrong) and same(got, wrong, shown, max(tolerance, 1e-9)):
             return mistake
     if got.shape != wanted.shape:
         return f"the shape is {tuple(got.shape)}, should be {tuple(wanted.shape)}"
+    if nothing_but_nan(got) and not nothing_but_nan(wanted):
+        return "every number is NaN: 0 * inf or inf - inf on the way"
     if not wanted.dim():
         return f"the result is {got.item():.6g}, should be {wanted.item():.6g}"
     wrong = (got.double() - wanted.double()).abs().gt(tolerance) | (got.isnan() != wanted.isnan())

@@ -125,53 +125,52 @@ EXERCISES = (
     Exercise(
         "hidden_keys", "05_full_model", "hidden_keys", 3,
         "same_length: every query sees M + 1 keys",
-        "Return (T, m + T) bool, True where a query must NOT look, for a memory that holds m "
-        "rows; query i is key m + i. Hidden is the future. With same_length also every key that "
-        "is more than M tokens back, so that each query sees itself and at most M keys before "
-        "it.",
-        "Make the table of distances first: it answers both questions. A key that is exactly M "
+        "Return a mask (T, m + T), bool, True where a query must NOT look, for a memory of m "
+        "hidden states; query i is key m + i. Hidden is the future. With same_length also "
+        "every key that is more than M back, so that each query sees itself and at most M keys "
+        "before it.",
+        "Make the matrix of distances first: it answers both questions. A key that is exactly M "
         "back is still seen."),
     Exercise(
         "distance_encoding", "05_full_model", "distance_encoding", 2, "clamp: no unknown distance",
-        "Return the sinusoids (n, D) of the distances n - 1, ..., 1, 0 in this order. With a "
+        "Return the sinusoids R (K, D) of the distances K - 1, ..., 1, 0 in this order. With a "
         "clamp_len above 0 every distance beyond it is encoded as clamp_len itself. With 0 or "
         "less there is no clamp.",
-        "torch.arange can count down. Clamp the distances, not the rows and not the encoding."),
+        "torch.arange can count down. Clamp the distances, not their places in the tensor and not "
+        "the encoding."),
     Exercise(
-        "relative_attention", "05_full_model", "RelativeAttention.forward", 8,
+        "relative_attention", "05_full_model", "RelativeAttention.attend", 4,
         "attention by content and distance",
-        "The score of query i (from h by W_q, taken apart by self.heads) and key j is [(q_i + u) "
-        ". k_j + (q_i + v) . Q_distance] / sqrt(C). Q begins with one distance more than there "
-        "is, so q Q^T is the padded table (T, K + 1) of lesson 4, which shift_padded reads. Hide "
-        "with -inf what `hidden` says, take the softmax over the keys, its dropout and the "
-        "weighted sum of the values, then join the heads to (B, T, H C) for W_o.",
-        "Write the shape behind every line: q (H, B, T, C), k and value (H, B, K, C), Q (H, K + "
-        "1, C). u and v (H, C) need two axes more to be added to q; flatten(1, 2) makes one axis "
-        "of lanes and queries, so that q meets Q."),
+        "Score each query against each key by lesson 4's relative_score, divide by sqrt(C), and "
+        "give the keys that `hidden` names the score -inf. Take the softmax over the keys, then "
+        "self.dropout_attention of these probabilities, then the weighted sum of the values. Join "
+        "the heads, one after the other: (B, T, H * C); W_o is not your business.",
+        "Write the shape beside every line: score and probability (B, H, T, K), weighted sum (B, "
+        "H, T, C). A reshape alone never exchanges two axes: bring H next to C first."),
     Exercise(
-        "layer", "05_full_model", "Layer.forward", 3,
+        "layer", "05_full_model", "Layer.forward", 4,
         "attention, add, norm; feed-forward, add, norm",
-        "Add to h what the attention makes of it (after dropout_output) and normalise the SUM "
-        "with norm_1. Add to that what the feed-forward net W_1, ReLU, dropout_inner, W_2 makes "
-        "of it (after dropout_ff) and normalise the sum with norm_2. Each norm comes after its "
-        "sum, as in the paper.",
+        "Add to h what self.attention(h, memory, R, u, v, hidden) gives, after dropout_output, and "
+        "normalise the SUM with norm_1. Add to that what the feed-forward network makes of it "
+        "(W_1, ReLU, dropout_inner, W_2), after dropout_ff, and normalise the sum with norm_2. "
+        "Each norm comes after its sum (post-norm), as in the paper.",
         "h = norm(h + dropout(block(h))), twice. The second block reads what the first norm "
         "gave."),
     Exercise(
-        "sample_top_k", "05_full_model", "sample_top_k", 8, "draw from the k best symbols",
-        "Draw one symbol for each row of the logits (B, V) from its top_k best only, with "
-        "probabilities softmax(logits / temperature) among these, using `generator`. Return the "
-        "symbols' numbers in the vocabulary, (B, 1). Refuse top_k outside 1..V and a "
-        "temperature that is not above 0 with a ValueError.",
-        "topk gives values and where they stood. What multinomial draws is a place among the k "
-        "best: it must be translated back into the vocabulary."),
+        "sample_top_k", "05_full_model", "sample_top_k", 9, "draw from the k most probable tokens",
+        "Draw one token for each row of the logits (B, V) from its top_k most probable ones, with "
+        "probabilities softmax(logits / temperature) among these, using `generator`. Return token "
+        "numbers of the vocabulary, (B, 1). Refuse top_k outside 1..V and a temperature that is "
+        "not above 0 with a ValueError.",
+        "topk gives values and indices. What multinomial draws is a place among the k best: it "
+        "must be translated back into the vocabulary."),
     Exercise(
-        "generate", "05_full_model", "TransformerXL.generate", 15, "sampling with memory",
-        "In eval mode read the prompt (B, P) once, then one token at a time: sample_top_k draws "
-        "from the logits of the LAST position, and the memory stands for all that was read "
-        "before. Return the new tokens only, (B, n_tokens); a prompt (P,) gives (n_tokens,); "
-        "top_k None is min(40, V). Put the model's mode back, whatever happens, and refuse "
-        "n_tokens < 0 with a ValueError.",
+        "generate", "05_full_model", "generate", 15, "sampling with memory",
+        "With the model in eval mode read the prompt (B, P) once, then one token at a time: "
+        "sample_top_k draws from the logits of the LAST position, and the memory stands for all "
+        "that was read before. Return the new tokens only, (B, n_tokens); a prompt (P,) gives "
+        "(n_tokens,); top_k None is min(40, V). Put the model's mode back, whatever happens, and "
+        "refuse n_tokens < 0 with a ValueError.",
         "Keep one variable for what the model reads next: first the prompt, then the (B, 1) "
         "token just drawn. Who feeds the prompt again reads it twice, since the memory holds "
         "it."),

@@ -48,9 +48,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
 from support import corpora
 import train
-from support.sizes import Config
 
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
+Config = lesson_5.Config
 SECONDS = 10  # for one input; the slowest honest one takes a tenth of it
 ROOM = 2 << 30  # bytes that one input may ask for
 TINY = ["--model", "tiny", "--device", "cpu", "--dtype", "float32", "--segment", "8", "--mem-len",
@@ -448,7 +448,7 @@ def config(draw, folder):
             losses.sum().backward()
         if not losses.isfinite().all():
             raise Fault(f"losses {losses}")
-        model.generate(x, 2)
+        lesson_5.generate(model, x, 2)
         replace(made, mem_len=5)
         train.flops_per_step(made, 2, 4), train.bytes_of_run(made, 2, 4, "float32")
 
@@ -504,8 +504,8 @@ def whole(draw, *usual):
 CALLS = {
     "forward": lambda model, z, past, y, draw: model(z, past),
     "forward with targets": lambda model, z, past, y, draw: model(z, past, y),
-    "generate": lambda model, z, past, y, draw: model.generate(
-        y, draw.choice((-1, 0, 2)), draw.choice((None, 3, whole(draw, 1))),
+    "generate": lambda model, z, past, y, draw: lesson_5.generate(
+        model, y, draw.choice((-1, 0, 2)), draw.choice((None, 3, whole(draw, 1))),
         draw.choice((1.0, 0.0, -1.0, math.nan, math.inf, 1e300, 1e-30))) if y.dim() else None,
     "lanes": lambda model, z, past, y, draw: lesson_1.lanes(y.flatten(), whole(draw, 2)),
     "segments": lambda model, z, past, y, draw: list(lesson_1.segments(

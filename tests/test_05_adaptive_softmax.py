@@ -117,7 +117,7 @@ def test_the_embedding_is_the_bands_row_projected(name):
     """One word at a time; the same rows serve input and output."""
     words, config = softmax_of(KINDS[name]), KINDS[name]
     x = torch.randperm(23).view(1, 23)
-    found, edges = words.embed(x)[0], [0, *config.cutoffs, 23]
+    found, edges = words(x)[0], [0, *config.cutoffs, 23]
     for token, vector in zip(x[0].tolist(), found):
         i = max(i for i, first in enumerate(edges[:-1]) if token >= first)
         wanted = words.rows[i][token - edges[i]]
@@ -140,7 +140,7 @@ def test_initial_values_are_the_authors():
     """Rows N(0, 0.02), projections N(0, 0.01), biases 0."""
     torch.manual_seed(0)
     config = Config(3000, n_layer=1, d_model=64, cutoffs=(1000, 2000), div_val=2)
-    for name, z in lesson.TransformerXL(config).words.named_parameters():
+    for name, z in lesson.TransformerXL(config).embedding.named_parameters():
         if name.endswith("bias"):
             assert (z == 0).all(), name
         elif z.numel() > 200:
@@ -173,7 +173,7 @@ def test_losses_are_float32_under_autocast():
         loss, _ = model(x, None, y)
     assert loss.dtype == torch.float32
     loss.sum().backward()
-    assert all(p.grad is not None for p in model.words.parameters())
+    assert all(p.grad is not None for p in model.embedding.parameters())
 
 
 class Sizes(TorchDispatchMode):
@@ -211,7 +211,7 @@ def test_generation_asks_for_the_last_position_only():
     config = replace(SMALL, vocab_size=997, cutoffs=(101, 211, 503), div_val=2)
     model = lesson.TransformerXL(config)
     with Sizes() as seen:
-        tokens = model.generate(torch.randint(997, (1, 50)), 3)
+        tokens = lesson.generate(model, torch.randint(997, (1, 50)), 3)
     assert tokens.shape == (1, 3)
     assert max(math.prod(shape) for shape in seen.shapes if 997 in shape) < 50 * 997
     assert (1, 1, 997) in seen.shapes

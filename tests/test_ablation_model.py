@@ -44,8 +44,8 @@ def test_the_row_of_ours_is_lesson_5(changes):
     for model in (ours, wanted):
         model.config = replace(config, mem_len=0)  # lowered while a memory is there
     assert_close(ours(x, memory, y)[0], wanted(x, past, y)[0], "the losses without the memory")
-    leaves = [[m.u, m.layers[0].attention.W_kR.weight, m.layers[1].attention.W_kv.weight]
-              for m in (ours, wanted)]
+    leaves = [[m.u, m.layers[0].attention.W_kR.weight, m.layers[1].attention.W_kE.weight,
+               m.layers[1].attention.W_v.weight] for m in (ours, wanted)]
     mine, its = gradients(loss, leaves[0]), gradients(other, leaves[1])
     assert_close(mine[0], its[0][0], "the gradient into u")
     for a, b in zip(mine[1:], its[1:]):
@@ -64,13 +64,13 @@ def test_vaswani_is_lesson_1():
     """Absolute places, no memory: the baseline of lesson 1 with the same weights."""
     ours = made("vaswani")
     wanted = lesson_1.VanillaTransformer(11, N=2, D=12, H=3, FF=10).double()
-    ours.words.output_bias.data.zero_()
-    wanted.embedding.weight.data = ours.words.embedding.weight.data
+    ours.embedding.bias.data.zero_()
+    wanted.embedding.weight.data = ours.embedding.weight.data
     for a, b in zip(ours.layers, wanted.layers):
         b.attention.W_q.weight.data, b.attention.W_o.weight.data = (
             a.attention.W_q.weight.data, a.attention.W_o.weight.data)
         b.attention.W_k.weight.data, b.attention.W_v.weight.data = (
-            a.attention.W_kv.weight.data.chunk(2))
+            a.attention.W_kE.weight.data, a.attention.W_v.weight.data)
         for mine, its in ((a.norm_1, b.norm_1), (a.norm_2, b.norm_2), (a.W_1, b.feed_forward[0]),
                           (a.W_2, b.feed_forward[2])):
             its.weight.data, its.bias.data = mine.weight.data, mine.bias.data
@@ -87,7 +87,7 @@ def test_shaws_score_is_terms_a_and_b_with_learned_distances():
     hidden = ablation_model.hidden_keys(3, 9, 9, False)
     none = torch.zeros(1, 1).double()
     found = attention(h, rows, torch.zeros(12, 12).double(), none, none, hidden)
-    k, value = (z.view(12, 3, 4) for z in attention.W_kv(rows)[0].detach().chunk(2, dim=-1))
+    k, value = (W(rows)[0].detach().view(12, 3, 4) for W in (attention.W_kE, attention.W_v))
     table = attention.distances.detach()
     q, wanted = attention.W_q(h).detach()[0].view(3, 3, 4), torch.zeros(3, 12).double()
     for i in range(3):
@@ -152,3 +152,16 @@ def test_what_cannot_be_is_refused():
     x = torch.zeros(1, 5, dtype=torch.int64)
     with pytest.raises(ValueError, match="4 places, x has 5 tokens"):
         made("al-rfou")(x, None, x)
+
+
+@pytest.mark.parametrize("encoding", ablation_model.ENCODINGS)
+def test_first_values_are_lesson_5s(encoding):
+    """N(0, 0.02), gains N(1, 0.02), biases 0; what is learned of distances and places, too."""
+    config = Config(300, n_layer=2, d_model=64, n_head=4, d_head=16, d_inner=100,
+                    mem_len=0 if encoding in ("vaswani", "al-rfou") else 50)
+    for name, z in AblationModel(config, 40, encoding).named_parameters():
+        if name.endswith("bias"):
+            assert not z.any(), name
+        else:
+            assert z.mean().item() == pytest.approx(float("norm" in name), abs=0.012), name
+            assert z.std().item() == pytest.approx(0.02, rel=0.4), name

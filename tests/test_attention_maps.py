@@ -36,49 +36,50 @@ def make(M, untie=False):
 
 
 def attended(model, *parts):
-    """Read parts (B, T) one by one -> what the attentions were given for the last, and gave."""
+    """Read parts (B, T) one by one -> what `attend` was given for the last, and gave, by layer."""
     seen, memory = [], None
-    hooks = [layer.attention.register_forward_hook(
-        lambda attention, given, out: seen.append((attention, given, out)))
-        for layer in model.layers]
+    for layer in model.layers:
+        def watched(*given, attention=layer.attention):
+            out = type(attention).attend(attention, *given)
+            seen.append((attention, given, out))
+            return out
+
+        layer.attention.attend = watched
     with torch.no_grad():
         for x in parts:
             seen.clear()
             _, memory = model(x, memory)
-    for hook in hooks:
-        hook.remove()
+    for layer in model.layers:
+        del layer.attention.attend
     return seen
 
 
 @pytest.mark.parametrize("untie", [False, True])
 def test_the_terms_are_what_the_attention_adds_up(untie):
-    """Softmax of their sum, times the values, through W_o: the module's own output."""
+    """Softmax of their sum, times the values: what `attend` gives."""
     model, x = make(6, untie), torch.randint(9, (2, 13))
-    for attention, (h, k, value, Q, u, v, hidden), wanted in attended(model, x[:, :8], x[:, 8:]):
-        with torch.no_grad():
-            score = maps.terms(attention, h, k, Q, u, v).sum(0)
-            out = score.masked_fill(hidden, float("-inf")).softmax(-1) @ value  # (H, B, T, C)
-            out = attention.W_o(out.permute(1, 2, 0, 3).flatten(-2))
-        assert out.shape == (2, 5, 16) and hidden.shape == (5, 11)
+    for _, (q, k, value, Q, u, v, hidden), wanted in attended(model, x[:, :8], x[:, 8:]):
+        score = maps.terms(q, k, Q, u, v).sum(0)
+        out = score.masked_fill(hidden, float("-inf")).softmax(-1) @ value  # (B, H, T, C)
+        out = torch.cat(out.unbind(1), dim=-1)
+        assert out.shape == (2, 5, 12) and hidden.shape == (5, 11)
         assert_close(out, wanted, "the attention's output")
 
 
-def pairs(attention, h, k, Q, u, v):
-    """Lesson 3's four terms (4, B, H, T, K) from the same arguments, and scaled."""
-    (B, T, D), H, C = h.shape, attention.H, attention.C
+def pairs(attention, q, k, u, v):
+    """Lesson 3's four terms (4, B, H, T, K) from the same queries and keys, and scaled."""
+    H, C, D = attention.H, attention.C, attention.W_kR.in_features
     R = lesson_3.sinusoid(torch.arange(k.shape[2]), D)
-    q = attention.W_q(h).view(B, T, H, C).transpose(1, 2)
-    table = lesson_3.four_terms_all_pairs(q, k.transpose(0, 1), R,
-                                          attention.W_kR.weight.view(H, C, D), u, v)
+    table = lesson_3.four_terms_all_pairs(q, k, R, attention.W_kR.weight.view(H, C, D), u, v)
     return (table / C**0.5).detach()
 
 
 def test_each_term_is_that_of_lesson_3():
     """(a), (b), (c) and (d), in this order, wherever a key is visible."""
     model, x = make(6), torch.randint(9, (2, 13))
-    for attention, (h, k, _, Q, u, v, hidden), _ in attended(model, x[:, :8], x[:, 8:]):
-        found = maps.terms(attention, h, k, Q, u, v).detach()
-        wanted = pairs(attention, h, k, Q, u, v).transpose(1, 2)
+    for attention, (q, k, _, Q, u, v, hidden), _ in attended(model, x[:, :8], x[:, 8:]):
+        found = maps.terms(q, k, Q, u, v).detach()
+        wanted = pairs(attention, q, k, u, v)
         for name, a, b in zip("abcd", found, wanted):
             assert_close(a[..., ~hidden], b[..., ~hidden], f"term ({name})")
 
@@ -87,8 +88,8 @@ def by_loops(model, tokens, n):
     """What averages should be, from one pass over tokens (B, L): query by query, key by key."""
     B, L = tokens.shape
     M, rows = model.config.mem_len, []
-    for attention, (h, k, _, Q, u, v, _), _ in attended(model, tokens):
-        table = pairs(attention, h, k, Q, u, v)  # (4, B, H, L, L)
+    for attention, (q, k, _, _, u, v, _), _ in attended(model, tokens):
+        table = pairs(attention, q, k, u, v)  # (4, B, H, L, L)
         for part in (table.sum(0), table[0], table[1], table[3]):
             for head in range(attention.H):
                 p = [torch.stack([part[b, head, t, t - d] for d in range(M + 1)]).softmax(0)
@@ -149,13 +150,14 @@ def test_zeroed_weights_make_a_term_alone_uniform():
         assert (p[0] - 1 / 7).abs().min(-1).values.max() > 1e-5
 
 
-def test_no_hook_is_left_behind():
-    """Neither after the end nor after an error: tokens that the model refuses."""
+def test_the_model_is_as_it_was():
+    """After the end and after an error: tokens that the model refuses."""
     model = make(3)
+    attends = [layer.attention.attend for layer in model.layers]
     maps.averages(model, torch.randint(9, (1, 8)), 2)
     with pytest.raises(ValueError, match="outside vocabulary"):
         maps.averages(model, torch.tensor([[1, 2, 3, 4, 5, 6, 99]]), 2)
-    assert not any(layer.attention._forward_pre_hooks for layer in model.layers)
+    assert [layer.attention.attend for layer in model.layers] == attends
 
 
 def test_measures_by_hand():

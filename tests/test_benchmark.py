@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from helpers import assert_close, randomized
+from support import fast
 
 FOLDER = Path(__file__).resolve().parent.parent / "experiments"
 benchmark, plain, sliding_window = (
@@ -20,12 +21,13 @@ lesson_5 = import_module("05_full_model")
 def same_weights(config):
     """Our model and the plain form of it, float64, with the same random weights."""
     ours, theirs = randomized(lesson_5.TransformerXL(config)), plain.Plain(config).double()
-    theirs.embedding.weight.data = ours.words.embedding.weight.data
+    theirs.embedding.weight.data = ours.embedding.weight.data
     theirs.bias.data, theirs.u.data, theirs.v.data = (
-        ours.words.output_bias.data, ours.u.data[0], ours.v.data[0])
+        ours.embedding.bias.data, ours.u.data[0], ours.v.data[0])
     theirs.frequency = 10000 ** -(torch.arange(0, config.d_model, 2) / config.d_model).double()
     for a, b in zip(ours.layers, theirs.layers):
-        b.qkv_net.weight.data = torch.cat([a.attention.W_q.weight, a.attention.W_kv.weight]).data
+        b.qkv_net.weight.data = torch.cat(
+            [W.weight for W in (a.attention.W_q, a.attention.W_kE, a.attention.W_v)]).data
         b.r_net.weight.data, b.o_net.weight.data = (
             a.attention.W_kR.weight.data, a.attention.W_o.weight.data)
         for mine, its in ((a.norm_1, b.norm_1), (a.norm_2, b.norm_2), (a.W_1, b.feed_forward[0]),
@@ -66,6 +68,16 @@ def test_every_call_reads_with_a_full_memory(make):
     made.step(), made.step()
     assert not all(a.equal(b) for a, b in zip(before, made.model.parameters()))
     assert not torch.equal(made.evaluate(), made.evaluate())
+
+
+def test_ours_is_the_fast_form():
+    """Prepared for training, a Reader for the others, with the lengths of each."""
+    made = benchmark.make(benchmark.SIZES["tiny"], "float32", "cpu")
+    assert all(isinstance(layer.dropout_ff, fast.Dropout) for layer in made.model.layers)
+    made.step(), made.evaluate()
+    assert isinstance(made.memories["train"], list)
+    assert isinstance(made.memories["evaluate"], fast.Memory)
+    assert made.memories["evaluate"].next_m == 32 and made.memories["train"][0].shape[1] == 16
 
 
 def test_operations_by_hand():

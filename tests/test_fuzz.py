@@ -22,9 +22,9 @@ from test_corpora import RAW, source
 
 from support import corpora
 from support.corpora import decode, encode, load
-from support.sizes import CONFIGS, Config
 
 lesson_5 = import_module("05_full_model")
+CONFIGS, Config = lesson_5.CONFIGS, lesson_5.Config
 SMALL = Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
 X = torch.zeros(2, 4, dtype=torch.int64)
 

@@ -5,8 +5,10 @@
 
 official_oracle.py computes the losses from the official layout itself, one query and key at a time.
 """
+import ast
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import torch
 
 import official_oracle as oracle
 
-official = import_module("official_weights")
+official, layout = import_module("official_weights"), import_module("support.official_weights")
 lesson_5, train = import_module("05_full_model"), import_module("train")
 Config, TransformerXL, CONFIGS = lesson_5.Config, lesson_5.TransformerXL, lesson_5.CONFIGS
 
@@ -107,7 +109,7 @@ def test_the_order_of_the_tails_is_told_by_the_names():
     state = arrays(config, port=False)
     renamed = {name if name.startswith("crit.") else f"transformer.{name}": z
                for name, z in state.items()}
-    one, other = loaded(config, state).words, loaded(config, renamed).words
+    one, other = loaded(config, state).embedding, loaded(config, renamed).embedding
     assert one.tail_rows.flip(0).equal(other.tail_rows)
     assert one.tail_bias.flip(0).equal(other.tail_bias)
     assert not one.tail_rows.equal(other.tail_rows)
@@ -121,7 +123,7 @@ def test_the_round_trip_is_exact(case, port):
     """Theirs -> ours -> theirs gives the same names and numbers, and ours -> theirs -> ours too."""
     config, state = CASES[case], arrays(CASES[case], port)
     model = loaded(config, state)
-    back = official.official_state(model, port)
+    back = layout.official_state(model, port)
     assert back.keys() == state.keys()
     for name, z in state.items():
         assert back[name].shape == z.shape
@@ -134,12 +136,12 @@ def test_the_round_trip_is_exact(case, port):
 
 
 def test_float16_weights_are_taken():
-    """The port's files may be half precision; the model's number type stays."""
+    """The port's files may be half precision; the model's dtype stays."""
     config = CASES["full softmax"]
     half = {name: z.half() for name, z in tensors(arrays(config, True)).items()}
     model = official.load_official_weights(TransformerXL(config), half)
     assert model.u.dtype == torch.float32
-    assert model.words.output_bias.equal(half["crit.out_layers.0.bias"].float())
+    assert model.embedding.bias.equal(half["crit.out_layers.0.bias"].float())
 
 
 def test_the_port_may_list_shared_u_and_v_under_every_layer():
@@ -152,6 +154,21 @@ def test_the_port_may_list_shared_u_and_v_under_every_layer():
     official.load_official_weights(TransformerXL(config).double(), state)
     state["transformer.layers.1.dec_attn.r_w_bias"] += 1
     assert "layers.1.dec_attn.r_w_bias is not equal" in refusal(config, state)
+
+
+def test_the_layout_needs_no_lesson():
+    """support/ is handed what it needs; without a table of names a refusal says the sizes."""
+    tree = ast.parse(Path(layout.__file__).read_text())
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import)
+                 for alias in node.names}
+    assert imported == {"dataclasses", "itertools", "torch", "torch.nn"}
+    small = CONFIGS["tiny"]
+    state = layout.official_state(TransformerXL(small))
+    with pytest.raises(ValueError, match="They look like vocab_size 205, n_layer 2, d_model 32"):
+        layout.load_official_weights(TransformerXL(FULL), state)
+    with pytest.raises(ValueError, match="They look like tiny$"):
+        official.load_official_weights(TransformerXL(FULL), state)
 
 
 # ---- strict -------------------------------------------------------------------------------------
@@ -187,14 +204,14 @@ def test_projections_that_the_file_does_not_tie_become_two():
     state = arrays(config, False)
     state["crit.out_projs.2"] = state["crit.out_projs.2"] + 0.3
     model = loaded(config, state)
-    pairs = zip(model.words.project_in, model.words.project_out)
+    pairs = zip(model.embedding.project_in, model.embedding.project_out)
     assert [a is b for a, b in pairs] == [False, True, False, True]
     assert not model.config.tie_projections
     x, y = segments_of(config, list(range(29)))[0]
     wanted, = oracle.losses(state, [(x, y)], 2, 3, 4, config.cutoffs, 2, mem_len=6)
     found = model(torch.tensor(x), None, torch.tensor(y))[0].detach().numpy()
     assert np.abs(found - wanted).max() < 1e-10
-    back = official.official_state(model)
+    back = layout.official_state(model)
     assert np.array_equal(back["crit.out_projs.2"].numpy(), state["crit.out_projs.2"])
 
 
@@ -211,23 +228,23 @@ def test_weights_of_another_configuration_are_recognised():
         with torch.device("meta"):
             model = TransformerXL(replace(CONFIGS[name], **changes))
         return {k: torch.empty([sum(len(z) for z in parts), *parts[0].shape[1:]], device="meta")
-                for k, parts in official.places(model, True).items()}
+                for k, parts in layout.places(model, True).items()}
 
     for name in CONFIGS:
-        assert official.looks_like(shapes(name)) == name
-    assert official.looks_like(shapes("wt103-large", untie_r=True)) == "wt103-large"
+        assert layout.looks_like(shapes(name), CONFIGS) == name
+    assert layout.looks_like(shapes("wt103-large", untie_r=True), CONFIGS) == "wt103-large"
     other = replace(CONFIGS["wt103-large"], cutoffs=(20_000, 40_000, 100_000))
     with torch.device("meta"):
         model = TransformerXL(other)
     found = {k: torch.empty([sum(len(z) for z in parts), *parts[0].shape[1:]], device="meta")
-             for k, parts in official.places(model, False).items()}
-    assert "cutoffs (20000, 40000, 100000)" in official.looks_like(found)
-    assert "d_model 16" in official.looks_like(tensors(arrays(FULL, False)))
+             for k, parts in layout.places(model, False).items()}
+    assert "cutoffs (20000, 40000, 100000)" in layout.looks_like(found, CONFIGS)
+    assert "d_model 16" in layout.looks_like(tensors(arrays(FULL, False)), CONFIGS)
     small = tensors(arrays(replace(FULL, untie_r=True), False))
     message = refusal(FULL, small)
     assert "r_w_bias is missing" in message and "untie_r=True" in message
     with pytest.raises(ValueError, match="no weights of the official"):
-        official.looks_like({"weight": torch.zeros(2)})
+        layout.looks_like({"weight": torch.zeros(2)}, CONFIGS)
 
 
 # ---- the command --------------------------------------------------------------------------------

@@ -57,11 +57,11 @@ def test_locked_multiplies_and_seeds():
 
 def test_word_dropout_takes_whole_words():
     """All occurrences of a word share one fate in a call; the others are scaled."""
-    embedding = nn.Embedding(400, 3)
+    embedding = lesson_5.TiedEmbedding(lesson_5.Config(400, d_model=4))
     drop = WordDropout(embedding, 0.25)
     words = torch.arange(400).repeat(2).view(2, 400)
     nn.init.ones_(embedding.weight)
-    ratio = drop(words)  # (2, 400, 3)
+    ratio = drop(words)  # (2, 400, 4)
     assert (ratio == ratio[:1, :, :1]).all(), "two fates in one call"
     lost = (ratio[0, :, 0] == 0)
     assert abs(lost.double().mean().item() - 0.25) < 5 * math.sqrt(0.1875 / 400)
@@ -73,10 +73,10 @@ def test_word_dropout_takes_whole_words():
 def test_word_dropout_leaves_the_output_alone():
     """Tied: the embedding of the input loses words, the output layer sees every row."""
     model = plain()
-    wanted = model.words.logits(torch.ones(1, 1, 8).double())
+    wanted = model.embedding.logits(torch.ones(1, 1, 8).double())
     regularisers.regularise(model, Recipe(word=0.9)).train()
-    assert torch.equal(model.words.logits(torch.ones(1, 1, 8).double()), wanted)
-    assert (model.words.embed(x) == 0).all(-1).any()
+    assert torch.equal(model.embedding.logits(torch.ones(1, 1, 8).double()), wanted)
+    assert (model.embedding(x) == 0).all(-1).any()
 
 
 def test_dropconnect_is_a_linear_layer_with_fewer_weights():
@@ -96,7 +96,8 @@ def test_dropconnect_is_a_linear_layer_with_fewer_weights():
 @pytest.mark.parametrize("kind", ["locked", "word", "connect"])
 def test_the_mean_is_kept(kind):
     """Over many draws the output is what it is without dropout, within five standard errors."""
-    z, embedding, linear = torch.rand(2, 3, 4) + 1, nn.Embedding(5, 4), nn.Linear(4, 6)
+    z, linear = torch.rand(2, 3, 4) + 1, nn.Linear(4, 6)
+    embedding = lesson_5.TiedEmbedding(lesson_5.Config(5, d_model=4))
     make = {"locked": (lambda: LockedDropout(0.6), lambda z: z, z),
             "word": (lambda: WordDropout(embedding, 0.6), embedding, torch.tensor([[0, 1, 4, 1]])),
             "connect": (lambda: DropConnect(linear, 0.6), linear, z)}[kind]
@@ -160,11 +161,11 @@ def test_every_dropout_gets_its_rate(locked, locked_inside):
 
 
 def test_where_weights_and_words_are_dropped():
-    """DropConnect takes the four matrices of each attention and no other; word dropout one."""
+    """DropConnect takes the matrices of each attention and no other; word dropout one."""
     model = regularisers.regularise(plain(), ALL)
     found = {name for name, module in model.named_modules() if isinstance(module, DropConnect)}
-    assert found == {f"layers.{n}.attention.W_{z}" for n in (0, 1) for z in ("q", "kR", "kv", "o")}
-    assert isinstance(model.words.embedding, WordDropout) and model.words.embedding.p == 0.3
+    assert found == {f"layers.{n}.attention.W_{z}" for n in (0, 1) for z in ("q", "kE", "kR", "v", "o")}
+    assert isinstance(model.embedding, WordDropout) and model.embedding.p == 0.3
 
 
 # ---- activations --------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ def test_penalised_reads_the_last_hidden_state():
     other.dropout_final.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
     wanted, wanted_memory = other(x, None, y)
     (h,) = caught
-    assert_close(other.words.logits(h), other(x)[0], "this is the state behind the logits")
+    assert_close(other.embedding.logits(h), other(x)[0], "this is the state behind the logits")
     penalty = 0.3 * h.square().mean() + 0.7 * (h[:, 1:] - h[:, :-1]).square().mean()
     # the penalty is float32 at least in the sum; the model here is float64
     assert (loss - wanted - penalty).abs().max() < 1e-5
@@ -255,7 +256,7 @@ def test_every_weight_is_in_one_group():
     names = {id(z): name for name, z in model.named_parameters()}
     found = [[names.pop(id(z)) for z in group["params"]] for group in optimizer.param_groups]
     assert not names
-    assert found[0] == ["words.embedding.weight"]
+    assert found[0] == ["embedding.weight"]
     assert all(name.endswith(".weight") and "norm" not in name for name in found[1])
     assert all("bias" in name or "norm" in name or name in "uv" for name in found[2])
     assert [(g["factor"], g["weight_decay"]) for g in optimizer.param_groups] == [

@@ -141,10 +141,10 @@ def test_accident_is_told_in_one_line(name, body, words):
 @pytest.mark.parametrize("name", NAMES)
 def test_numpy_array_in_place_of_a_tensor_is_told(name):
     waits(name)
-    made = []
+    made, ours = [], function_of(BY_NAME[name])
 
     def to_numpy(*args, **kwargs):
-        made.append(function_of(BY_NAME[name])(*args, **kwargs))
+        made.append(ours(*args, **kwargs))
         return made[-1].detach().numpy() if isinstance(made[-1], torch.Tensor) else made[-1]
 
     found, message = judge(BY_NAME[name], to_numpy)

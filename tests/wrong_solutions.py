@@ -56,6 +56,23 @@ def update_memory(memory, h, M):
     return torch.cat([old, new], dim=1).detach()
 """
 
+def own(old, new):
+    """OWN_SCORE with one pair of old and new text."""
+    if OWN_SCORE.count(old) != 1:
+        raise ValueError(f"{old!r} is not once in OWN_SCORE")
+    return OWN_SCORE.replace(old, new)
+
+
+OWN_SCORE = """
+def attend(self, q, k, value, Q, u, v, hidden):
+    content = (q + u[:, None]) @ k.mT
+    position = import_module("04_rel_shift").rel_shift((q + v[:, None]) @ Q.mT)
+    score = (content + position) / self.C ** 0.5
+    probability = score.masked_fill(hidden, -torch.inf).softmax(-1)
+    out = self.dropout_attention(probability) @ value
+    return torch.cat(out.unbind(1), dim=-1)
+"""
+
 WRONG = (
     # ---- lesson 1 -------------------------------------------------------------------------------
     M("lanes", "the lanes do not share a token", """
@@ -314,153 +331,201 @@ def hidden_keys(T, m, M, same_length, device=None):
     M("hidden_keys", "nothing is hidden", ("(distance < 0) | (distance > M)",
                                            "(distance < 0) & (distance > M)")),
 
-    M("distance_encoding", "your distances ascend", ("torch.arange(n - 1, -1, -1, device=device)",
-                                                    "torch.arange(n, device=device)"), bug=2),
+    M("distance_encoding", "your distances ascend", ("torch.arange(K - 1, -1, -1, device=device)",
+                                                    "torch.arange(K, device=device)"), bug=2),
     M("distance_encoding", "clamped from the wrong side", ("clamp(max=clamp_len)",
                                                            "clamp(min=clamp_len)"), bug=7),
-    M("distance_encoding", "the row was clamped", ("torch.arange(n - 1, -1, -1, device=device)",
-      "torch.arange(n, device=device)"), ("distance.clamp(max=clamp_len)",
-      "n - 1 - distance.clamp(max=clamp_len)"),
-      ("else distance,", "else n - 1 - distance,"), bug=7),
+    M("distance_encoding", "the row was clamped", ("torch.arange(K - 1, -1, -1, device=device)",
+      "torch.arange(K, device=device)"), ("distance.clamp(max=clamp_len)",
+      "K - 1 - distance.clamp(max=clamp_len)"),
+      ("else distance,", "else K - 1 - distance,"), bug=7),
     M("distance_encoding", "clamp_len has no effect",
       ("distance.clamp(max=clamp_len) if clamp_len > 0 else distance", "distance")),
     M("distance_encoding", "means no clamp", (" if clamp_len > 0 else distance", "")),
-    M("distance_encoding", "the last row must be distance 0", ("n - 1, -1, -1", "n, 0, -1")),
-    M("distance_encoding", "distance 0 is missing", ("n - 1, -1, -1", "n - 1, 0, -1")),
+    M("distance_encoding", "the last row must be distance 0", ("K - 1, -1, -1", "K, 0, -1")),
+    M("distance_encoding", "distance 0 is missing", ("K - 1, -1, -1", "K - 1, 0, -1")),
     M("distance_encoding", "every DISTANCE beyond it",
       ("sinusoid(distance.clamp(max=clamp_len) if clamp_len > 0 else distance, D)",
        "sinusoid(distance, D).clamp(max=max(clamp_len, 1))")),
     M("distance_encoding", "`device` is ignored", (", device=device)", ")")),
 
-    M("relative_attention", "u and v are exchanged", ("q + u[", "q + v["),
-      ("position = (q + v[", "position = (q + u["), bug=8),
-    M("relative_attention", "u is used for both", ("q + v[", "q + u["), bug=8),
-    M("relative_attention", "only the content part is scaled",
-      ("(q + v[:, None, None])", "(q / scale + v[:, None, None] / scale)"), bug=9),
-    M("relative_attention", "1 / sqrt(D)", ("math.sqrt(self.C)", "math.sqrt(h.shape[-1])"), bug=9),
-    M("relative_attention", "not shifted",
-      ("shift_padded(position.unflatten(1, h.shape[:2]))",
-       "position.unflatten(1, h.shape[:2])[..., 1:]"), bug=1),
-    M("relative_attention", "lacks distance 0 and is not shifted",
-      ("shift_padded(position.unflatten(1, h.shape[:2]))",
-       "position.unflatten(1, h.shape[:2])[..., :-1]"), bug=1),
-    M("relative_attention", "is one column off",
-      ("shift_padded(position.unflatten(1, h.shape[:2]))",
-       "position.unflatten(1, h.shape[:2]).flatten(-2)[..., q.shape[2] - 1 : -1].unflatten("
-       "-1, hidden.shape)"), bug=2),
-    M("relative_attention", "a column more than there are keys",
-      ("shift_padded(position.unflatten(1, h.shape[:2]))",
-       "position.unflatten(1, h.shape[:2])")),
+    M("relative_attention", "u and v are exchanged", ("Q, u, v)", "Q, v, u)"), bug=8),
+    M("relative_attention", "u is used for both", ("Q, u, v)", "Q, u, u)"), bug=8),
+    M("relative_attention", "only the content part is scaled", own(
+        "(content + position) / self.C ** 0.5", "content / self.C ** 0.5 + position"), bug=9),
+    M("relative_attention", "only q is scaled", (
+        "(q, k, Q, u, v) / math.sqrt(self.C)", "(q / math.sqrt(self.C), k, Q, u, v)"), bug=9),
+    M("relative_attention", "1 / sqrt(D)",
+      ("math.sqrt(self.C)", "math.sqrt(self.W_o.out_features)"), bug=9),
+    M("relative_attention", "the width of ONE head",
+      ("math.sqrt(self.C)", "math.sqrt(self.H * self.C)"), bug=9),
+    M("relative_attention", "the scale is missing", (" / math.sqrt(self.C)", "")),
+    M("relative_attention", "the position part is not shifted", own(
+        'import_module("04_rel_shift").rel_shift((q + v[:, None]) @ Q.mT)',
+        "(q + v[:, None]) @ Q.mT"), bug=1),
+    M("relative_attention", "only term (a)", ("relative_score(q, k, Q, u, v)", "q @ k.mT")),
+    M("relative_attention", "shifted once more", (
+        "relative_score(q, k, Q, u, v)",
+        'import_module("04_rel_shift").rel_shift(relative_score(q, k, Q, u, v))')),
+    M("relative_attention", "is one column off", own(
+        'import_module("04_rel_shift").rel_shift((q + v[:, None]) @ Q.mT)',
+        "F.pad((q + v[:, None]) @ Q.mT, (0, 1)).flatten(-2)[..., q.shape[2] :].unflatten(-1, "
+        "hidden.shape)"), bug=2),
+    M("relative_attention", "not less", own(
+        'import_module("04_rel_shift").rel_shift((q + v[:, None]) @ Q.mT)',
+        "torch.stack([row.roll(i - q.shape[2] + 2, -1) for i, row in "
+        "enumerate(((q + v[:, None]) @ Q.mT).unbind(2))], 2)")),
+    M("relative_attention", "a column more than there are keys", own(
+        'import_module("04_rel_shift").rel_shift((q + v[:, None]) @ Q.mT)',
+        "F.pad((q + v[:, None]) @ Q.mT, (1, 0))")),
+    M("relative_attention", "relative_score takes q", ("(q, k, Q, u, v)", "(k, q, Q, u, v)")),
+    M("relative_attention", "nothing is hidden", (
+        'score.masked_fill(hidden, float("-inf"))', "score")),
+    M("relative_attention", "masked_fill gives a new tensor", """
+def attend(self, q, k, value, Q, u, v, hidden):
+    score = relative_score(q, k, Q, u, v) / math.sqrt(self.C)
+    score.masked_fill(hidden, -torch.inf)
+    p = self.dropout_attention(score.softmax(-1))
+    return (p @ value).transpose(1, 2).flatten(2)
+"""),
     M("relative_attention", "fill with -inf", ('float("-inf")', "-1e3"), bug=12),
+    M("relative_attention", "fill with -inf", ('float("-inf")', "-1e30"), bug=12),
     M("relative_attention", "a score of 0", ('float("-inf")', "1e-12"), bug=12),
-    M("relative_attention", "the position part is not hidden",
-      ("content.add_(position).masked_fill_(hidden, float(\"-inf\"))",
-       "content.masked_fill(hidden, 0) + position"), bug=13),
-    M("relative_attention", "joined in the wrong order",
-      ("out.permute(1, 2, 0, 3).flatten(-2)",
-       "out.transpose(0, 1).reshape(*h.shape[:2], -1)")),
-    M("relative_attention", "must become (B, T, H, C) first",
-      ("out.permute(1, 2, 0, 3).flatten(-2)", "out.reshape(*h.shape[:2], -1)")),
-    M("relative_attention", "taken apart in the wrong order",
-      ("self.heads(self.W_q(h))",
-       "self.W_q(h).view(h.shape[0], self.H, h.shape[1], self.C).transpose(0, 1)")),
+    M("relative_attention", "the mask was multiplied by -inf",
+      ('score.masked_fill(hidden, float("-inf"))', "(score + hidden * -math.inf)")),
+    M("relative_attention", "the position part is not hidden", own(
+        "(content + position) / self.C ** 0.5\n    probability = score.masked_fill(hidden, "
+        "-torch.inf)", "(content.masked_fill(hidden, 0) + position) / self.C ** 0.5\n"
+        "    probability = score"), bug=13),
+    M("relative_attention", "a reshape alone exchanges no axes",
+      ("out.transpose(1, 2).flatten(2)", "out.reshape(len(q), q.shape[2], -1)")),
+    M("relative_attention", "(B, T, C, H) mixes them",
+      ("out.transpose(1, 2).flatten(2)", "out.permute(0, 2, 3, 1).flatten(2)")),
+    M("relative_attention", "the heads are not joined",
+      ("out.transpose(1, 2).flatten(2)", "out.transpose(1, 2)")),
+    M("relative_attention", "W_o is applied here",
+      ("out.transpose(1, 2).flatten(2)", "self.W_o(out.transpose(1, 2).flatten(2))")),
     M("relative_attention", "keys and values are exchanged",
-      ("@ k.transpose", "@ value.transpose"), ("softmax(-1)) @ value", "softmax(-1)) @ k")),
+      ("(q, k, Q,", "(q, value, Q,"), ("(probability) @ value", "(probability) @ k")),
     M("relative_attention", "the keys serve as values",
-      ("softmax(-1)) @ value", "softmax(-1)) @ k")),
-    M("relative_attention", "added along time", ("q + u[:, None, None]", "q + u")),
-    M("relative_attention", "added along the lanes", ("q + u[:, None, None]", "q + u[:, None]")),
+      ("(probability) @ value", "(probability) @ k")),
+    M("relative_attention", "added along time", own("q + u[:, None]", "q + u")),
+    M("relative_attention", "added along the lanes", own("q + u[:, None]", "q + u[:, None, None]")),
     M("relative_attention", "the softmax runs over the queries", (".softmax(-1)", ".softmax(-2)")),
+    M("relative_attention", "the softmax does not run over the keys",
+      (".softmax(-1)", ".softmax(1)")),
+    M("relative_attention", "there is no softmax", (".softmax(-1)", "")),
     M("relative_attention", "dropout_attention is not called",
-      ("self.dropout_attention(score.softmax(-1))", "score.softmax(-1)")),
-    M("relative_attention", "Q is read backwards",
-      ("@ Q.transpose(-1, -2)", "@ Q.flip(1).mT"), bug=2),
-    M("relative_attention", "something is detached", ("self.W_q(h)", "self.W_q(h.detach())")),
+      ("self.dropout_attention(probability)", "probability")),
+    M("relative_attention", "should see each of the probabilities", (
+        "self.dropout_attention(probability) @ value",
+        "self.dropout_attention(probability @ value)")),
+    M("relative_attention", "Q is read backwards", ("(q, k, Q,", "(q, k, Q.flip(1),"), bug=2),
+    M("relative_attention", "something is detached", ("(q, k, Q,", "(q.detach(), k, Q,")),
 
     M("layer", "pre-norm", """
 def forward(self, h, *past):
     h = h + self.dropout_output(self.attention(self.norm_1(h), *past))
-    inner = self.dropout_inner(F.relu(self.W_1(self.norm_2(h))))
+    inner = self.dropout_inner(self.relu(self.W_1(self.norm_2(h))))
+    return h + self.dropout_ff(self.W_2(inner))
+"""),
+    M("layer", "norm_2 stands before the feed-forward network", """
+def forward(self, h, *past):
+    h = self.norm_1(h + self.dropout_output(self.attention(h, *past)))
+    inner = self.dropout_inner(self.relu(self.W_1(self.norm_2(h))))
     return h + self.dropout_ff(self.W_2(inner))
 """),
     M("layer", "the first residual is missing", ("norm_1(h + ", "norm_1(")),
     M("layer", "the second residual is missing", ("norm_2(h + ", "norm_2(")),
     M("layer", "norm_2 is missing", ("self.norm_2(", "(")),
-    M("layer", "ReLU is missing", ("F.relu(self.dropout_inner(self.W_1(h)))",
-                                   "self.dropout_inner(self.W_1(h))")),
-    M("layer", "dropout_inner is missing", ("self.dropout_inner(self.W_1(h))",
-                                            "self.W_1(h)")),
+    M("layer", "ReLU is missing", ("self.relu(self.W_1(h))", "self.W_1(h)")),
+    M("layer", "dropout_inner is missing", ("self.dropout_inner(self.relu(self.W_1(h)))",
+                                            "self.relu(self.W_1(h))")),
+    M("layer", "dropout_inner stands before W_1", (
+        "self.dropout_inner(self.relu(self.W_1(h)))",
+        "self.relu(self.W_1(self.dropout_inner(h)))")),
+    M("layer", "dropout_inner stands after W_2", (
+        "self.dropout_inner(self.relu(self.W_1(h)))", "self.relu(self.W_1(h))"),
+      ("self.W_2(inner)", "self.dropout_inner(self.W_2(inner))")),
     M("layer", "your second sum adds the layer's input", """
 def forward(self, h, *past):
     o = self.norm_1(h + self.dropout_output(self.attention(h, *past)))
     return self.norm_2(h + self.dropout_ff(self.W_2(self.dropout_inner(F.relu(self.W_1(o))))))
 """),
     M("layer", "the residual is added after the norm",
-      ("self.norm_1(h + self.dropout_output(self.attention(h, k, value, Q, u, v, hidden)))",
-       "h + self.norm_1(self.dropout_output(self.attention(h, k, value, Q, u, v, hidden)))"),
+      ("self.norm_1(h + self.dropout_output(attended))",
+       "h + self.norm_1(self.dropout_output(attended))"),
       ("self.norm_2(h + self.dropout_ff(self.W_2(inner)))",
        "h + self.norm_2(self.dropout_ff(self.W_2(inner)))")),
     M("layer", "the dropout stands around the whole sum",
-      ("norm_1(h + self.dropout_output(self.attention(h, k, value, Q, u, v, hidden)))",
-       "norm_1(self.dropout_output(h + self.attention(h, k, value, Q, u, v, hidden)))")),
-    M("layer", "u and v are exchanged", ("u, v, hidden)))", "v, u, hidden)))"), bug=8),
+      ("h + self.dropout_output(attended)", "self.dropout_output(h + attended)")),
+    M("layer", "the dropout stands around the whole second sum",
+      ("h + self.dropout_ff(self.W_2(inner))", "self.dropout_ff(h + self.W_2(inner))")),
+    M("layer", "dropout_output stands after norm_1",
+      ("self.norm_1(h + self.dropout_output(attended))",
+       "self.dropout_output(self.norm_1(h + attended))")),
+    M("layer", "dropout_output is used twice", ("self.dropout_ff(", "self.dropout_output(")),
+    M("layer", "memory and R are exchanged", ("self.attention(h, memory, R, u, v, hidden)",
+                                              "self.attention(h, R, memory, u, v, hidden)")),
+    M("layer", "u and v are exchanged", ("self.attention(h, memory, R, u, v, hidden)",
+                                         "self.attention(h, memory, R, v, u, hidden)"), bug=8),
 
-    M("sample_top_k", "over the symbols (the last dim)", (".softmax(-1)", ".softmax(0)")),
-    M("sample_top_k", "does your softmax run over the symbols",
+    M("sample_top_k", "over the tokens (the last dim)", (".softmax(-1)", ".softmax(0)")),
+    M("sample_top_k", "does your softmax run over the tokens",
       ("logits.float().topk(top_k)", "(logits / temperature).softmax(0).topk(top_k)"),
       ("(best / temperature).softmax(-1)", "best")),
-    M("sample_top_k", "a place among the k best", ("symbols.gather(-1, choice)", "choice")),
+    M("sample_top_k", "a place among the k best", ("tokens.gather(-1, choice)", "choice")),
     M("sample_top_k", "you multiply the logits by the temperature",
       ("best / temperature", "best * temperature")),
     M("sample_top_k", "temperature is ignored", ("best / temperature", "best")),
     M("sample_top_k", "top_k is ignored", ("topk(top_k)", "topk(V)")),
     M("sample_top_k", "`generator` is ignored", (", generator=generator)", ")")),
-    M("sample_top_k", "always the best symbol", ("symbols.gather(-1, choice)", "symbols[:, :1]")),
+    M("sample_top_k", "always the best token", ("tokens.gather(-1, choice)", "tokens[:, :1]")),
     M("sample_top_k", "needs probabilities",
       ("(best / temperature).softmax(-1)", "best / temperature")),
     M("sample_top_k", "the softmax is taken twice", """
 def sample_top_k(logits, top_k, temperature=1.0, generator=None):
     if not 1 <= top_k <= logits.shape[-1] or not temperature > 0:
         raise ValueError("top_k or temperature")
-    p, symbols = (logits.float() / temperature).softmax(-1).topk(top_k)
-    return symbols.gather(-1, torch.multinomial(p.softmax(-1), 1, generator=generator))
+    p, tokens = (logits.float() / temperature).softmax(-1).topk(top_k)
+    return tokens.gather(-1, torch.multinomial(p.softmax(-1), 1, generator=generator))
 """),
     M("sample_top_k", "must be refused with a ValueError",
       ("not temperature > 0", "temperature < 0")),
     M("sample_top_k", "must be refused with a ValueError",
       ("if not 1 <= top_k", "if not 0 <= top_k")),
-    M("sample_top_k", "every row gets the same symbol",
-      ("symbols.gather(-1, choice)", "symbols.gather(-1, choice)[:1].expand(len(logits), 1)")),
+    M("sample_top_k", "every row gets the same token",
+      ("tokens.gather(-1, choice)", "tokens.gather(-1, choice)[:1].expand(len(logits), 1)")),
 
     M("generate", "the prompt is fed again", ("x = sample_top_k", "new = sample_top_k"),
       ("tokens.append(x)", "tokens.append(new)\n            x = torch.cat([x, new], dim=1)"),
       bug=19),
-    M("generate", "and the new token never", ("self(x, memory", "self(prompt, memory")),
-    M("generate", "the memory is not handed on", ("logits, memory = self", "logits, _ = self")),
-    M("generate", "the first position", ("self(x, memory, last_only=True)", "self(x, memory)"),
+    M("generate", "and the new token never", ("model(x, memory", "model(prompt, memory")),
+    M("generate", "the memory is not handed on", ("logits, memory = model", "logits, _ = model")),
+    M("generate", "the first position", ("model(x, memory, last_only=True)", "model(x, memory)"),
       ("logits[:, -1]", "logits[:, 0]")),
     M("generate", "the prompt is returned as well", ("[prompt[:, :0]]", "[prompt]")),
-    M("generate", "the model is in training mode", ("self.eval()", "pass")),
-    M("generate", "the model's mode is not put back", ("self.train(training)", "pass")),
-    M("generate", "it was in eval mode", ("self.train(training)", "self.train()")),
+    M("generate", "the model is in training mode", ("model.eval()", "pass")),
+    M("generate", "the model's mode is not put back", ("model.train(training)", "pass")),
+    M("generate", "it was in eval mode", ("model.train(training)", "model.train()")),
     M("generate", "try ... finally", """
 @torch.no_grad()
-def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
+def generate(model, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
     if n_tokens < 0:
         raise ValueError(n_tokens)
     if prompt.dim() == 1:
-        return self.generate(prompt[None], n_tokens, top_k, temperature, generator)[0]
-    top_k, mode = top_k or min(40, self.config.vocab_size), self.training
-    self.eval()
+        return generate(model, prompt[None], n_tokens, top_k, temperature, generator)[0]
+    top_k, mode = top_k or min(40, model.config.vocab_size), model.training
+    model.eval()
     tokens, x, memory = [prompt[:, :0]], prompt, None
     for _ in range(n_tokens):
-        logits, memory = self(x, memory)
+        logits, memory = model(x, memory)
         x = sample_top_k(logits[:, -1], top_k, temperature, generator)
         tokens.append(x)
-    self.train(mode)
+    model.train(mode)
     return torch.cat(tokens, 1)
 """),
-    M("generate", "top_k None is min(40, V)", ("min(40, self.config.vocab_size) if", "40 if")),
+    M("generate", "top_k None is min(40, V)", ("min(40, model.config.vocab_size) if", "40 if")),
     M("generate", "must be refused with a ValueError",
       ("if n_tokens < 0:", "if n_tokens is None:")),
     M("generate", "(B, V)", ("logits[:, -1]", "logits")),
@@ -713,36 +778,49 @@ def distance_encoding(K, D, clamp_len=0, device=None):
 def distance_encoding(K, D, clamp_len=0, device=None):
     limit = clamp_len if clamp_len > 0 else K
     return sinusoid(torch.tensor([min(limit, K - 1 - r) for r in range(K)], device=device), D)
-"""),
-    "relative_attention": ("""
-def forward(self, h, k, value, Q, u, v, hidden):
-    B, T, H, C = len(h), h.shape[1], self.H, self.C
-    rel_shift = import_module("04_rel_shift").rel_shift
-    q = self.W_q(h).view(B, T, H, C)
-    content = torch.einsum("bihc,hbjc->bhij", q + u, k)
-    position = rel_shift(torch.einsum("bihc,hjc->bhij", q + v, Q[:, 1:]))
-    score = (content + position) / C ** 0.5
-    score = score.where(~hidden, torch.tensor(-torch.inf, dtype=score.dtype))
-    p = self.dropout_attention(F.softmax(score, dim=-1).transpose(0, 1))
-    return self.W_o(torch.einsum("hbij,hbjc->bihc", p, value).flatten(2))
 """, """
-def forward(self, h, k, value, Q, u, v, hidden):
-    (B, T, D), (T, K), C = h.shape, hidden.shape, self.C
-    q, scores = self.W_q(h), []
+def distance_encoding(K, D, clamp_len=0, device=None):
+    near = min(K, clamp_len + 1) if clamp_len > 0 else K  # distances that are told apart
+    R = sinusoid(torch.arange(near - 1, -1, -1, device=device), D)
+    return torch.cat([R[:1].expand(K - near, D), R])
+"""),
+    "relative_attention": (OWN_SCORE, """
+def attend(self, q, k, value, Q, u, v, hidden):
+    (B, H, T, C), K = q.shape, k.shape[2]
+    rel_shift = import_module("04_rel_shift").rel_shift
+    q = q.transpose(1, 2)
+    score = torch.einsum("bihc,bhjc->bihj", q + u, k) + rel_shift(
+        torch.einsum("bihc,hjc->bhij", q + v, Q)).transpose(1, 2)
+    score = score / C ** 0.5
+    score = score.where(~hidden[:, None], torch.tensor(-torch.inf, dtype=score.dtype))
+    p = self.dropout_attention(F.softmax(score, dim=-1))  # (B, T, H, K)
+    return torch.einsum("bihj,bhjc->bihc", p, value).reshape(B, T, H * C)
+""", """
+def attend(self, q, k, value, Q, u, v, hidden):
+    heads = []
     for n in range(self.H):
-        part = q[..., n * C : (n + 1) * C]  # (B, T, C)
-        a = (part + u[n]) @ k[n].mT
-        b = (part + v[n]) @ Q[n].T  # (B, T, K + 1)
-        b = torch.stack([F.pad(b[:, i, T - i :], (0, T - 1 - i)) for i in range(T)], 1)
-        scores.append((a + b) * C ** -0.5)
-    score = torch.stack(scores)
-    score = score + torch.zeros(T, K, dtype=h.dtype).masked_fill(hidden, -torch.inf)
-    p = self.dropout_attention(score.softmax(-1))
-    return self.W_o(torch.cat([p[n] @ value[n] for n in range(self.H)], -1))
+        one = slice(n, n + 1)
+        score = relative_score(q[:, one], k[:, one], Q[one], u[one], v[one])[:, 0] * self.C ** -0.5
+        score = score + torch.zeros(hidden.shape, dtype=q.dtype).masked_fill(hidden, -torch.inf)
+        heads.append(self.dropout_attention(score.softmax(-1)) @ value[:, n])  # (B, T, K) each
+    return torch.cat(heads, -1)
+""", """
+def attend(self, q, k, value, Q, u, v, hidden):
+    T, K = hidden.shape
+    heads = []
+    for n in range(self.H):
+        a = (q[:, n] + u[n]) @ k[:, n].mT  # (B, T, K)
+        b = (q[:, n] + v[n]) @ Q[n].mT
+        b = torch.stack([F.pad(b[:, i, T - 1 - i :], (0, T - 1 - i)) for i in range(T)], 1)
+        score = ((a + b) * self.C ** -0.5).masked_fill(hidden, -torch.inf)
+        weight = (score - score.amax(-1, keepdim=True)).exp()
+        p = self.dropout_attention(weight / weight.sum(-1, keepdim=True))
+        heads.append(p @ value[:, n])
+    return torch.stack(heads, 2).reshape(len(q), T, -1)
 """),
     "layer": ("""
-def forward(self, h, k, value, Q, u, v, hidden):
-    made = self.attention(h, k, value, Q, u, v, hidden)
+def forward(self, h, memory, R, u, v, hidden):
+    made = self.attention(h, memory, R, u, v, hidden)
     o = self.norm_1(self.dropout_output(made) + h)
     made = self.W_2(self.dropout_inner(self.W_1(o).clamp(min=0)))
     return self.norm_2(self.dropout_ff(made) + o)
@@ -775,56 +853,56 @@ def sample_top_k(logits, top_k, temperature=1.0, generator=None):
 """),
     "generate": ("""
 @torch.no_grad()
-def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
+def generate(model, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
     if n_tokens < 0:
         raise ValueError("n_tokens")
     batch = prompt if prompt.dim() == 2 else prompt.view(1, -1)
     if top_k is None:
-        top_k = min(40, self.config.vocab_size)
+        top_k = min(40, model.config.vocab_size)
     new = torch.zeros(len(batch), n_tokens, dtype=torch.int64, device=prompt.device)
-    mode = self.training
+    mode = model.training
     try:
-        self.eval()
+        model.eval()
         read, memory = batch, None
         for n in range(n_tokens):
-            logits, memory = self(read, memory)
+            logits, memory = model(read, memory)
             read = sample_top_k(logits[:, -1, :], top_k, temperature, generator)
             new[:, n] = read[:, 0]
     finally:
-        self.train(mode)
+        model.train(mode)
     return new if prompt.dim() == 2 else new[0]
 """, """
 @torch.no_grad()
-def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
+def generate(model, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
     if n_tokens < 0:
         raise ValueError("n_tokens")
-    top_k = top_k or min(40, self.config.vocab_size)
-    x, memory, mode = torch.atleast_2d(prompt), None, self.training
+    top_k = top_k or min(40, model.config.vocab_size)
+    x, memory, mode = torch.atleast_2d(prompt), None, model.training
     out = x[:, :0]
-    self.train(False)
+    model.train(False)
     try:
         while out.shape[1] < n_tokens:
-            logits, memory = self(x, memory)
+            logits, memory = model(x, memory)
             x = sample_top_k(logits[:, logits.shape[1] - 1], top_k, temperature, generator)
             out = torch.hstack([out, x])
     finally:
-        self.train(mode)
+        model.train(mode)
     return out.view(*prompt.shape[:-1], n_tokens)
 """, """
 @torch.no_grad()
-def generate(self, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
+def generate(model, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
     if n_tokens < 0:
         raise ValueError("n_tokens")
-    top_k = min(40, self.config.vocab_size) if not top_k else top_k
-    mode, new = self.training, []
-    self.eval()
+    top_k = min(40, model.config.vocab_size) if not top_k else top_k
+    mode, new = model.training, []
+    model.eval()
     try:
-        logits, memory = self(prompt.reshape(-1, prompt.shape[-1]))
+        logits, memory = model(prompt.reshape(-1, prompt.shape[-1]))
         for _ in range(n_tokens):
             new.append(sample_top_k(logits[:, -1], top_k, temperature, generator))
-            logits, memory = self(new[-1], memory=memory)
+            logits, memory = model(new[-1], memory=memory)
     finally:
-        self.train(mode)
+        model.train(mode)
     found = torch.cat(new, 1) if new else prompt.reshape(-1, prompt.shape[-1])[:, :0]
     return found if prompt.dim() == 2 else found[0]
 """),

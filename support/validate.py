@@ -1,0 +1,100 @@
+"""Refusals: what would fail far from its cause, or not at all, is a ValueError with the numbers.
+
+    validate.config(config)             sizes that make no model
+    validate.call(model, x, memory, y)  tensors that do not fit each other and the model
+    validate.types(settings)            a field of a dataclass that holds another type than it names
+"""
+from dataclasses import fields
+from numbers import Integral, Real
+
+import torch
+
+MOST = 2**63 - 1  # the largest integer that torch knows
+KINDS = {int: Integral, float: Real, tuple: (tuple, list)}  # so NumPy's numbers are numbers, too
+
+
+def types(settings):
+    """ValueError if a field of a dataclass holds another type than it names, its default aside."""
+    for field in fields(settings):
+        kind, value = field.type, getattr(settings, field.name)
+        if value is not field.default and (not isinstance(value, KINDS.get(kind, kind))
+                                           or isinstance(value, bool) and kind is not bool):
+            got = " ".join(repr(value).split())[:80]  # one line, whatever it is
+            raise ValueError(f"{field.name} must be of type {kind.__name__}, got {got}")
+
+
+def config(c):
+    """ValueError for sizes that make no Transformer-XL."""
+    types(c)
+    for field in fields(c):
+        name, value = field.name, getattr(c, field.name)
+        lowest = {"mem_len": 0, "clamp_len": -MOST}.get(name, 1)
+        if field.type is int and not lowest <= value <= MOST:
+            bound = f"at least {lowest}" if value < lowest else f"at most {MOST}"
+            raise ValueError(f"{name} must be {bound}, got {value}")
+        if name.startswith("dropout") and not 0 <= value < 1:
+            raise ValueError(f"{name} must be in [0, 1), got {value}")
+    if c.d_model % 2:
+        raise ValueError(f"d_model must be even (sine and cosine halves), got {c.d_model}")
+    widest = max(c.vocab_size, c.n_head * c.d_head, c.d_inner, c.d_model)
+    if c.d_model * widest > 2**47:
+        raise ValueError(f"d_model {c.d_model} times {widest}, a matrix of this model, is more "
+                         "than any machine holds")
+    bands(c)
+
+
+def bands(c):
+    """ValueError for an adaptive softmax that cannot be cut as asked."""
+    edges = (0, *c.cutoffs, c.vocab_size)
+    if not all(isinstance(edge, Integral) for edge in edges):
+        raise ValueError(f"cutoffs must be integers, got {c.cutoffs}")
+    if any(first >= end for first, end in zip(edges, edges[1:])):
+        raise ValueError("cutoffs must ascend, above 0 and below the vocabulary size "
+                         f"{c.vocab_size}, got {c.cutoffs}")
+    if c.div_val > 1 and not c.cutoffs:
+        raise ValueError(f"div_val {c.div_val} narrows the bands, so it needs cutoffs")
+    if c.d_model // c.div_val ** len(c.cutoffs) < 1:
+        raise ValueError(f"d_model {c.d_model} divided by div_val {c.div_val} once for each of "
+                         f"{len(c.cutoffs)} cutoffs leaves no width")
+
+
+def call(model, x, memory, y):
+    """ValueError unless x, y (B, T) and the memory, a list of N tensors (B, m, D), fit the model.
+    """
+    tokens(model, x, y)
+    if memory is None:
+        return
+    config, device = model.config, model.u.device
+    if not (isinstance(memory, list) and len(memory) == config.n_layer):
+        raise ValueError(f"memory must be a list of {config.n_layer} tensors, one for each layer; "
+                         f"got {type(memory).__name__}")
+    for past in memory:
+        if not isinstance(past, torch.Tensor) or (
+                (past.dtype, past.device, past.layout) != (model.u.dtype, device, torch.strided)
+                or past.dim() != 3
+                or past.shape != (len(x), memory[0].shape[1], config.d_model)):
+            raise ValueError(f"memory must be (B, m, D) = ({len(x)}, m, {config.d_model}) in each "
+                             f"layer, {model.u.dtype} on {device}, got {described(past)}")
+
+
+def tokens(model, x, y):
+    """ValueError unless x and y are int64 (B, T) on the model's device, each in its vocabulary."""
+    device, V = model.u.device, model.config.vocab_size
+    for z in (x,) if y is None else (x, y):
+        if not (isinstance(z, torch.Tensor) and z.shape == x.shape and 0 not in z.shape
+                and (z.dtype, z.dim(), z.device, z.layout)
+                == (torch.int64, 2, device, torch.strided)):
+            raise ValueError("x and y must be int64 of one shape (B, T), both at least 1, on the "
+                             f"model's {device}; got {described(z)}, x is {described(x)}")
+        if z.device.type == "cpu":  # on a GPU each call would wait for the answer
+            for token in (z.min().item(), z.max().item()):
+                if not 0 <= token < V:
+                    raise ValueError(f"token {token} outside vocabulary of {V}")
+
+
+def described(z):
+    """What a call was handed, for its refusal."""
+    if not isinstance(z, torch.Tensor):
+        return type(z).__name__
+    layout = "" if z.layout == torch.strided else f", {z.layout}"
+    return f"{z.dtype} {tuple(z.shape)} on {z.device}{layout}"
