@@ -19,7 +19,6 @@ The last one is the paper's.  The text is the validation split of the model's ow
 same_length on the CPU; colours are logarithmic.  One model is described and nothing compared:
 other seeds, other heads.
 """
-import argparse
 import sys
 from dataclasses import replace
 from functools import partial
@@ -32,7 +31,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 import study
-from study import checkpoint, corpora, lanes, lesson_1, train
+from study import checkpoint, command_line, corpora, lanes, lesson_1, train
 
 rel_shift = import_module("04_rel_shift").rel_shift
 NAME, HERE = "attention_maps", study.RUNS / "attention_maps"
@@ -172,25 +171,26 @@ def checked(given, tokens):
 
 
 def trained(given):
-    """Path and content of the checkpoint to look at; without --checkpoint one is trained first."""
+    """The content of the checkpoint to look at; without --checkpoint one is trained first."""
     path = Path(given.checkpoint or HERE)
     if path.is_file():
-        return path, checkpoint.load(path)
+        return checkpoint.load(path)
     kept = any(path.glob("*.pt"))
     if given.checkpoint and not kept:
         raise ValueError(f"no checkpoint at {path}; python train.py --out {path} makes one")
     if not kept or not given.checkpoint and not (path / "curve.png").exists():  # drawn at the end
         checked(given, corpora.load("stdlib").valid)  # before a minute is gone
-        flags = train.parse([*(["--resume"] if kept else ["--minutes", "1"]), "--out", str(path)])
-        if train.train(flags, "cuda" if torch.cuda.is_available() else "cpu"):
+        flags = ["--resume"] if kept else ["--minutes", "1"]
+        given = command_line.parse([*flags, "--out", str(path)], "", train.Run, train.Config)
+        if train.train(given, "cuda" if torch.cuda.is_available() else "cpu"):
             raise KeyboardInterrupt  # it was stopped, and has saved
-    return train.best(path)
+    return checkpoint.best(path)
 
 
 def experiment(argv):
     """Read the validation split, print numbers, draw."""
-    flags = train.Parser(prog=f"experiments/{NAME}.py", description=__doc__, allow_abbrev=False,
-                         formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags = command_line.Parser(prog=f"experiments/{NAME}.py", description=__doc__,
+                                argument_default=None)
     for name, kind, default, text in (
             ("checkpoint", str, None, "a run's folder or a file in it (default: train one)"),
             ("memory", int, 256, "M, in tokens (default: 256)"),
@@ -199,9 +199,9 @@ def experiment(argv):
             ("out", Path, HERE, "folder for the figures (default: runs/attention_maps)")):
         flags.add_argument(f"--{name}", type=kind, default=default, help=text)
     given = flags.parse_args(argv)
-    path, content = trained(given)
-    config, run, state = train.unpack(content, path)
-    model, corpus = train.restore(content, path, "cpu").eval(), train.read_corpus({}, run, content)
+    content = trained(given)
+    model, run, state = train.restored(content, "cpu")
+    config, corpus = model.config, train.read_corpus({}, run, content)
     tokens, M, H, position = corpus.valid, given.memory, config.n_head, checked(given, corpus.valid)
     given.out.mkdir(parents=True, exist_ok=True)
     model.config = replace(config, mem_len=M, same_length=True, clamp_len=run.eval_clamp_len)
@@ -211,8 +211,8 @@ def experiment(argv):
     numbers = measures(p, p[0])  # (4, N * H, 3)
     wide = numbers[0, :, 1].topk(min(3, p.shape[1])).indices.tolist()
     names = [f"layer {i // H + 1} head {i % H + 1}" for i in range(p.shape[1])]
-    print(f"{path}: step {state.step:,}, {corpus.name}\n{PIECES * n:,} queries of the validation "
-          f"split, each with M = {M} tokens before it\n{'':35}entropy (bits)   mean distance   "
+    print(f"{content.path}: step {state.step:,}, {corpus.name}\n{PIECES * n:,} queries of the "
+          f"validation split, each with M = {M} tokens before it\n{'':35}entropy (bits)   mean distance   "
           f"apart from the whole\n{'all keys alike':35}{log2(M + 1):14.2f}{M / 2:16.1f}")
     mean = f"mean of {len(names)} heads"
     for name, rows in [(mean, numbers.mean(1)), *((names[i], numbers[:, i]) for i in wide)]:

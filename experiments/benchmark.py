@@ -14,7 +14,7 @@ a warm-up and, in brackets, the fastest and the slowest.  A step is forward, bac
 evaluation is a segment of one lane with its losses (four in a row), generation one token (sixteen
 in a row).  Memory is what a process of its own takes at most, above what it takes at a tiny size.
 
-FLOPs are the model's, the same for every implementation (train.flops_per_step): for one token and
+FLOPs are the model's, the same for every implementation (support/estimate.py): for one token and
 layer, forward, 2 (2 D HC + 2 D FF + (K/T) 2 D HC + 3 K HC) with K = M + T keys, and 2 D V for the
 output; three times that in training.  A key that is read counts as projected, R's projection does
 not, cells behind the mask do.  So an implementation that keeps its keys may show more than it does.
@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
-from support import fast
+from support import distributed, estimate, fast
 
 lesson_1, lesson_5, train = (import_module(name) for name in (
     "01_vanilla_segments", "05_full_model", "train"))
@@ -87,7 +87,7 @@ class Ours:
 
     def __init__(self, size, dtype, device):
         self.size, self.device = size, device
-        self.run = replace(train.RUNS_OF["tiny"], dtype=dtype, micro_batch=size.micro_batch)
+        self.run = replace(train.RUNS_OF["tiny"], dtype=dtype)
         self.model, self.memories = fast.prepare(TransformerXL(size.config).to(device)), {}
         self.reader = fast.Reader(self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2.5e-4, fused=True)
@@ -107,8 +107,9 @@ class Ours:
         """Forward, backward, clip, Adam."""
         self.train(True)
         x = self.tokens(self.size.batch, self.size.segment)
+        learner = distributed.Learner(self.model, self.size.micro_batch)
         self.memories["train"] = train.train_step(
-            self.model, self.optimizer, x, x, self.memories.get("train"), self.run)[2]
+            learner, self.optimizer, x, x, self.memories.get("train"), self.run)[2]
 
     def read(self, kind, T, with_losses):
         """T tokens a lane after the memory of this kind -> losses, or the last logits."""
@@ -142,10 +143,10 @@ def flops(size, what):
     """Operations of one call, and its tokens."""
     if what == "train":
         B, T = size.batch, size.segment
-        return train.flops_per_step(size.config, B, T), B * T
+        return estimate.flops_per_step(size.config, B, T), B * T
     B, T = size.eval_batch, size.eval_segment if what == "eval" else 1
     config = replace(size.config, mem_len=size.eval_mem_len)
-    return train.flops_per_step(config, B, T) / 3, B * T
+    return estimate.flops_per_step(config, B, T) / 3, B * T
 
 
 def matmul_rate(dtype, device):

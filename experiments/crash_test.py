@@ -23,6 +23,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
+from support import checkpoint, log
+
 train = import_module("train")
 
 FLAGS = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment", "8", "--mem-len",
@@ -50,22 +52,22 @@ def runs_differ(one, two):
     """Where the runs in two folders are not the same."""
     found = []
     for name in ("checkpoint.pt", "best.pt"):
-        found += differences(train.load(one / name), train.load(two / name), name)
-    rows = [[row | {"seconds": ""} for row in train.read_metrics(folder / "metrics.tsv")]
+        found += differences(checkpoint.load(one / name), checkpoint.load(two / name), name)
+    rows = [[row | {"seconds": ""} for row in log.read_metrics(folder / "metrics.tsv")]
             for folder in (one, two)]
     return found + (["metrics.tsv"] if rows[0] != rows[1] or len(rows[0]) < 4 else [])
 
 
-def start(argv, log):
+def start(argv, printed):
     """train.main(argv) in a process of its own -> its number."""
     number = os.fork()
     if number:
         return number
     try:
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        file = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, 1), os.dup2(file, 2)
         sys.stdout, sys.stderr = (open(n, "w", closefd=False) for n in (1, 2))
-        train.draw = lambda *arguments: None  # would take longer than all else
+        log.draw = lambda *arguments: None  # would take longer than all else
         status = train.main(argv)
         sys.stdout.flush(), sys.stderr.flush()
     except BaseException:  # the child must not come back into the loop below
@@ -134,6 +136,8 @@ def main(argv=None):
     parser.add_argument("--steps", type=int, default=200, help="of each run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="keep the runs here (default: a temporary folder)")
+    parser.add_argument("--between-validations", action="store_true",
+                        help="validate at the end only, and save on --save-minutes")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     draw = random.Random(given.seed)
@@ -144,6 +148,8 @@ def main(argv=None):
         text.write_text(" ".join("".join(draw.choices("abcde", k=draw.randint(1, 6)))
                                  for _ in range(900)))
         argv = [*FLAGS, "--text", str(text), "--steps", str(given.steps)]
+        if given.between_validations:
+            argv += ["--eval-every", "1000000", "--save-minutes", "1e-9"]
         begun = time.monotonic()
         whole = start([*argv, "--out", str(folder / "whole")], folder / "whole.log")
         if os.waitpid(whole, 0)[1]:

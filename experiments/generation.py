@@ -25,7 +25,6 @@ over the names of all prompts.  Repetition is the share of n-grams that stood in
 Minutes of training are too few: after 4 and 20 of them (one core of a busy machine; test 2.10 and
 1.81 bpc) not one name in a hundred came back, with memory or without; in the true text 35 did.
 """
-import argparse
 import math
 import re
 import sys
@@ -38,7 +37,7 @@ import torch
 from matplotlib.figure import Figure
 
 import study
-from study import RUNS, checkpoint, corpora, train
+from study import RUNS, checkpoint, command_line, corpora, fast, train, validate
 
 PROMPT, COMMON, COUNTED = 512, 500, 10_000_000
 NAME = re.compile(r"\b[A-Za-z_]\w{3,}", re.ASCII)
@@ -119,8 +118,8 @@ def without_memory(model, prompt, run, given):
 
 def parse(argv):
     """The command line, checked.  ValueError."""
-    parser = train.Parser(prog="experiments/generation.py", description=__doc__,
-                          formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = command_line.Parser(prog="experiments/generation.py", description=__doc__,
+                                 argument_default=None)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     for name, kind, default in (
             ("checkpoint", Path, None), ("data-dir", Path, RUNS.parent / "data"),
@@ -132,8 +131,8 @@ def parse(argv):
         raise ValueError(f"--seeds must be different, got {given.seeds}")
     for name, values, least in (("seeds", given.seeds, 0), ("prompts", [given.prompts], 2),
                                 ("n-tokens", [given.n_tokens], 1), ("memory", [given.memory], 0)):
-        if values != [None] and not least <= min(values) <= max(values) <= train.MOST:
-            raise ValueError(f"--{name} must be from {least} to {train.MOST}, got {values}")
+        if values != [None] and not least <= min(values) <= max(values) <= validate.MOST:
+            raise ValueError(f"--{name} must be from {least} to {validate.MOST}, got {values}")
     return given
 
 
@@ -145,9 +144,8 @@ def load(given):
             raise SystemExit(status)  # train.py has said why
     if not (path.is_file() or any(path.glob("*.pt"))):
         raise ValueError(f"no checkpoint at {path}: name the folder of a run of train.py")
-    path, content = checkpoint.newest(path) if path.is_file() else train.best(path)
-    _, run, _ = train.unpack(content, path)
-    model = train.restore(content, path, "cuda" if torch.cuda.is_available() else "cpu").eval()
+    content = checkpoint.newest(path) if path.is_file() else checkpoint.best(path)
+    model, run, _ = train.restored(content, "cuda" if torch.cuda.is_available() else "cpu")
     if given.memory is not None:
         run = replace(run, eval_mem_len=given.memory)
     return model, run, train.read_corpus({"data_dir": given.data_dir}, run, content)
@@ -169,18 +167,19 @@ def experiment(argv):
     given = parse(argv)
     model, run, corpus = load(given)
     B, n, T, vocab, seeds = given.prompts, given.n_tokens, run.segment, corpus.vocab, given.seeds
-    train.check_sampling(vars(given), len(vocab))
+    command_line.check_sampling(vars(given), len(vocab))
     stride = len(corpus.test) // B
     if stride < PROMPT + n:
         raise ValueError(f"the test split has {len(corpus.test):,} tokens; {B} prompts of {PROMPT} "
                          f"and their continuations of {n} take {B * (PROMPT + n):,}")
     tokens = corpus.test[: B * stride].view(B, stride)[:, : PROMPT + n].long()
     given.out.mkdir(parents=True, exist_ok=True)
-    new = {}  # kind: (B, n) for each seed
+    new, reader = {}, fast.Reader(model)  # kind: (B, n) for each seed
     for kind, sample in zip(COLORS, (train.continue_text, without_memory)):
         bar = study.Bar(len(seeds) * n)
-        hook = model.register_forward_hook(lambda *_: bar.advance(kind))  # a call makes a token
-        new[kind] = [sample(model, tokens[:, :PROMPT], run, vars(given) | {"seed": seed})
+        # each token that is made is read by one call of the embedding
+        hook = model.embedding.register_forward_hook(lambda *_: bar.advance(kind))
+        new[kind] = [sample(reader, tokens[:, :PROMPT], run, vars(given) | {"seed": seed})
                      for seed in seeds]
         hook.remove()
         bar.clear()

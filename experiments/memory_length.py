@@ -42,7 +42,7 @@ SIZES = {
         replace(SMALL, d_model=64, d_inner=128), train.Run(batch=16, segment=64, steps=700),
         (12, 22, 23, 32, 46, 47, 56, 70, 71, 80, 94, 95, 110, 128), count=16, n=960)),
     "paper": ((4, 8, 16), (0, 150, 600), Setting(
-        lesson_5.CONFIGS["wt103-standard"], train.WT103,
+        lesson_5.CONFIGS["wt103-standard"], train.RUNS_OF["wt103-standard"],
         (40, 80, 150, 300, 450, 640, 900, 1200, 1600), count=16, n=12_000))}
 COLORS = ("tab:orange", "tab:blue", "tab:green")
 

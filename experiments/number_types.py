@@ -14,6 +14,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
+from support import log
+
 train, lesson_1 = import_module("train"), import_module("01_vanilla_segments")
 
 
@@ -29,7 +31,7 @@ def main(argv=None):
             status = train.main([*flags, "--dtype", dtype, "--out", str(out)])
             if status:
                 return status
-        rows = train.read_metrics(out / "metrics.tsv")
+        rows = log.read_metrics(out / "metrics.tsv")
         curve = [(int(row["step"]), float(row["train"])) for row in rows if row["train"]]
         axes.plot(*zip(*curve), style, label=dtype)
         curves.append(curve)

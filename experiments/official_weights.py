@@ -16,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 import train
-from support import official_weights
+from support import checkpoint, fast, official_weights
 from support.official_weights import description, looks_like, official_state
 
 lesson_5 = import_module("05_full_model")
@@ -61,7 +61,7 @@ def evaluate(path, given):
         raise ValueError(f"{path} has {config.vocab_size:,} words, {corpus.name} has "
                          f"{len(corpus.vocab):,}: other data, or another vocabulary")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    line = train.test_line(model.to(device), corpus, run)
+    line = train.test_line(fast.Reader(model.to(device)), corpus, run)
     print(f"{line}; published: {PAPER.get(name, 'nothing')}")
 
 
@@ -82,11 +82,11 @@ def main(argv=None):
         if given.file:
             evaluate(given.file, given)
         else:
-            path, content = train.best(Path(given.run))
-            model = train.restore(content, path, "cpu")
+            content = checkpoint.best(Path(given.run))
+            model, *_ = train.restored(content, "cpu")
             state = official_state(model, given.port)
-            train.save(Path(given.to), state)
-            print(f"{given.to}: {len(state)} tensors of {path}")
+            checkpoint.save(Path(given.to), state)
+            print(f"{given.to}: {len(state)} tensors of {content.path}")
     except (ValueError, OSError) as error:
         print(f"official_weights.py: {error}", file=sys.stderr)
         return 1

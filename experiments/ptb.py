@@ -40,7 +40,8 @@ from matplotlib.figure import Figure
 
 import study
 from regularisers import Penalised, Recipe, averager, optimizer_of, regularise, segment_length
-from study import checkpoint, corpora, lanes, segments, train
+from study import (
+    checkpoint, command_line, corpora, fast, hardware, lanes, log, segments, train)
 
 NAME = "ptb"
 lesson_5 = import_module("05_full_model")
@@ -143,7 +144,7 @@ def rate_at(run, recipe, step, done):
 
 def ppl(nats):
     """A mean loss as perplexity."""
-    return train.shown(nats, "ppl")
+    return log.in_unit(nats, "ppl")
 
 
 class Curve(list):
@@ -197,7 +198,7 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
 
     bar = study.Bar(run.tokens)
     torch.manual_seed(run.seed)
-    model = regularise(TransformerXL(config).to(device), recipe)
+    model = fast.prepare(regularise(TransformerXL(config).to(device), recipe))
     penalised = Penalised(model, recipe.alpha, recipe.beta)
     optimizer = optimizer_of(model, recipe, run.lr)
     steps_left = (1 - recipe.average_from) * run.tokens / (run.batch * run.segment)
@@ -214,9 +215,10 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
         mean.load_state_dict(content["mean"])
         checkpoint.set_random_state(content, run.seed)
         bar.skip(tokens)
-    valid = train.validation_tokens(corpus, run)
+    valid = validation_tokens(corpus, run)
     first = next(segments(stream, run.segment))
-    learner = train.compiled(penalised, run, *first, mode) if mode else penalised
+    learner = hardware.compiled(penalised, train.autocast(run, device), *first,
+                                mode) if mode else penalised
     model.train()
 
     def keep(whole=False):
@@ -268,10 +270,15 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
     return plain, curve
 
 
+def validation_tokens(corpus, run):
+    """What is read in a validation: run.eval_tokens predictions, or, if that is 0, all."""
+    return corpus.valid[: run.eval_tokens + 1] if run.eval_tokens else corpus.valid
+
+
 def loss_of(plain, other, tokens, run):
     """The validation loss in nats of another model's weights, in the plain model."""
     plain.load_state_dict(other.state_dict())
-    return train.evaluate(plain, tokens, run, "validating")
+    return train.evaluate(fast.Reader(plain), tokens, run, "validating")
 
 
 # ---- evaluation ---------------------------------------------------------------------------------
@@ -284,7 +291,8 @@ def losses_by_temperature(model, tokens, run, temperatures=TEMPERATURES, known=N
     logits are divided by the temperature: above 1 the model is less sure of itself.  With known
     (V,) bool, only predictions of these words count.
     """
-    stream, memory = lanes(tokens.to(model.u.device), 1), None
+    model, memory = fast.Reader(model), None
+    stream = lanes(tokens.to(model.u.device), 1)
     totals = torch.zeros(len(temperatures), dtype=torch.float64)
     counted = torch.ones(model.config.vocab_size) if known is None else known
     counted = counted.to(model.u.device, torch.float64)
@@ -445,8 +453,8 @@ def draw(curves, path, epochs, total, title):
 
 def flags():
     """The command line."""
-    parser = train.Parser(prog="experiments/ptb.py", description=__doc__, allow_abbrev=False,
-                          formatter_class=train.argparse.RawDescriptionHelpFormatter)
+    parser = command_line.Parser(prog="experiments/ptb.py", description=__doc__,
+                                 argument_default=None)
     add = parser.add_argument
     add("--what", choices=("recipe", "effects"), default="recipe")
     add("--size", choices=SIZES, default="laptop")
@@ -489,7 +497,7 @@ def changed(recipe, settings):
 
 def asked(given):
     """What the flags ask for -> Size with its run and epochs, {name: recipe}.  ValueError."""
-    train.check_device(given.device)
+    hardware.check(given.device)
     study.check_seeds(given.seeds)
     size = SIZES[given.size]
     if given.model:
@@ -536,7 +544,7 @@ def experiment(argv):
           flush=True)
 
     exact, kept = replace(run, dtype="float32"), {}
-    valid = train.validation_tokens(corpus, run)
+    valid = validation_tokens(corpus, run)
     known = torch.bincount(corpus.train, minlength=len(corpus.vocab)) > 0  # of a part: not all
 
     def work(job, folder):

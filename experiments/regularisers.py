@@ -18,7 +18,8 @@ Socher (2018, "Regularizing and Optimizing LSTM Language Models", here MKS) trai
 
 Lesson 5 has no option for any of them: `regularise` puts its modules in the place of the model's.
 They own no weights, and those that wrap a weight share it under its name, so that a regularised
-model's state dict is that of the plain one, which is what is evaluated.
+model's state dict is that of the plain one, which is what is evaluated.  fast.prepare, after it,
+puts its own dropout in the place of those that are torch's.
 """
 import math
 import random
@@ -29,8 +30,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-from support.fast import Dropout
 
 TiedEmbedding = import_module("05_full_model").TiedEmbedding
 
@@ -133,7 +132,7 @@ def regularise(model, recipe):
         parent, _, kind = name.rpartition(".")
         if kind in PLACES:
             locked = recipe.locked_inside if PLACES[kind] == "inside" else recipe.locked
-            make = LockedDropout if locked and kind != "dropout_attention" else Dropout
+            make = LockedDropout if locked and kind != "dropout_attention" else nn.Dropout
             new = make(getattr(recipe, PLACES[kind]))
         elif isinstance(module, TiedEmbedding) and recipe.word:
             new = WordDropout(module, recipe.word)

@@ -13,7 +13,7 @@ Plain data parallelism: n GPUs hold the whole model and b = B / n (rounded up) o
 with the memory of these lanes; where n is above B, B grows to n.  DistributedDataParallel averages
 the gradients (S bytes) in buckets of 25 MiB while the backward pass goes on.  In seconds:
 
-    compute    = parts N fixed + b T F / (fraction peak)            F: train.flops_per_step a token
+    compute    = parts N fixed + b T F / (fraction peak)            F: FLOPs a token (estimate.py)
     all-reduce = 2 (n - 1) / n S / bandwidth + ceil(S / bucket) hops latency
     not hidden = max(0, that of the layers - 2/3 compute / parts) + that of embedding and output
     step       = compute + not hidden
@@ -42,8 +42,10 @@ import torch
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
-lesson_1, lesson_5, corpora, train = (import_module(name) for name in (
-    "01_vanilla_segments", "05_full_model", "support.corpora", "train"))
+from support import command_line, corpora, estimate
+
+lesson_1, lesson_5, train = (import_module(name) for name in (
+    "01_vanilla_segments", "05_full_model", "train"))
 CONFIGS, RUNS_OF = lesson_5.CONFIGS, train.RUNS_OF
 
 MODELS = ("enwik8-12L", "enwik8-18L", "enwik8-24L", "text8-24L", "wt103-standard", "wt103-large",
@@ -107,8 +109,8 @@ def not_hidden(config, n, m, backward):
 
 @lru_cache
 def bytes_of_lane(config, T):
-    """The estimate of train.bytes_of_run: weights and so on; memory and activations of a lane."""
-    return list(train.bytes_of_run(config, 1, T, "bf16").values())
+    """The estimate of estimate.py: weights and so on; memory and activations of a lane."""
+    return list(estimate.bytes_of_run(config, parameters(config)[0], 1, T, "bf16").values())
 
 
 def memory(config, T, b, m):
@@ -131,7 +133,7 @@ def flops_per_second(config, run, m, measured):
     if seconds <= fixed:
         raise ValueError(f"at {measured:,.0f} tokens/s a step takes {1000 * seconds:.1f} ms, less "
                          f"than its assumed fixed part of {1000 * fixed:.1f} ms: lower --fixed")
-    return train.flops_per_step(config, run.batch, run.segment) / (seconds - fixed)
+    return estimate.flops_per_step(config, run.batch, run.segment) / (seconds - fixed)
 
 
 def reckon(name, n, m, measured=None):
@@ -141,7 +143,7 @@ def reckon(name, n, m, measured=None):
     batch = max(run.batch, n)
     b, rate = math.ceil(batch / n), flops_per_second(config, run, m, measured)
     size, parts = memory(config, T, b, m)
-    fixed, lane = parts * N * m.fixed / 1e3, train.flops_per_step(config, 1, T) / rate
+    fixed, lane = parts * N * m.fixed / 1e3, estimate.flops_per_step(config, 1, T) / rate
     compute = fixed + b * lane
     late = not_hidden(config, n, m, 2 / 3 * compute / parts)
     speed = batch * T / (compute + late)
@@ -149,7 +151,7 @@ def reckon(name, n, m, measured=None):
     context, valid = N * run.eval_mem_len, run.eval_tokens or (
         corpora.SOURCES[run.dataset].counts or (0, 0))[1]  # 0: not known
     tokens = math.ceil(valid / n) + context * (n > 1 and valid > 0)
-    segment = (N * m.fixed / 1e3 + train.flops_per_step(
+    segment = (N * m.fixed / 1e3 + estimate.flops_per_step(
         replace(config, mem_len=run.eval_mem_len), 1, run.eval_segment) / rate) / 3
     checkpoint = 12 * count + 4 * N * batch * config.mem_len * config.d_model
     pauses = run.steps // run.eval_every * (
@@ -212,8 +214,9 @@ def limits_table(names, m, given):
                      math.floor(z["valid"] / z["context"]) + 1 if z["valid"] else "not known"))
     table(*rows)
     config, run = CONFIGS["lm1b-large"], RUNS_OF["lm1b-large"]
-    state = [next(iter(train.bytes_of_run(config, run.batch, run.segment, dtype).values()))
-             for dtype in ("float32", "bf16")]
+    count = parameters(config)[0]
+    state = [next(iter(estimate.bytes_of_run(
+        config, count, run.batch, run.segment, dtype).values())) for dtype in ("float32", "bf16")]
     print(f"\n- lm1b-large: weights, gradients and Adam's moments {state[0] / 1e9:.1f} GB, with "
           f"bf16 copies of the weights {state[1] / 1e9:.1f} GB.")
     for card in (80, 141):
@@ -234,7 +237,7 @@ def check_table(names, m, given):
     for gpu, name, lanes, slow, fast in TWO_SIZES:
         lane, fixed = split(name, lanes, slow, fast)
         config, T = THEIRS[name]
-        operations = train.flops_per_step(config, 1, T)
+        operations = estimate.flops_per_step(config, 1, T)
         print(f"- {gpu}, {name}: fixed part {1e3 * fixed / config.n_layer:.2f} ms a layer, beyond "
               f"it {operations / lane / 1e12:.1f} TFLOP/s"
               + (f", {operations / lane / 312e12:.3f} of the peak" if gpu == "A100" else ""))
@@ -251,7 +254,7 @@ def check_table(names, m, given):
     print()
     for name, (T, M, milliseconds) in THEIR_EVALUATION.items():
         config = replace(THEIRS[name][0], mem_len=M)
-        ours = (config.n_layer * theirs.fixed + 1e3 * train.flops_per_step(config, 1, T)
+        ours = (config.n_layer * theirs.fixed + 1e3 * estimate.flops_per_step(config, 1, T)
                 / (theirs.fraction * 312e12)) / 3
         print(f"- evaluating {name}, one lane, T {T}, M {M}: measured {milliseconds:.1f} ms a "
               f"segment, by the formula {ours:.1f}")
@@ -291,8 +294,8 @@ WHAT = {"speed": speed_table, "limits": limits_table, "check": check_table, "fig
 
 def main(argv=None):
     """Print a table.  Exit status 1 and one line for a mistake."""
-    parser = train.Parser(prog="experiments/scaling.py", allow_abbrev=False,
-                          description="Scaling of training, on paper.")
+    parser = command_line.Parser(prog="experiments/scaling.py", argument_default=None,
+                                 description="Scaling of training, on paper.")
     parser.add_argument("--what", choices=WHAT, default="speed")
     parser.add_argument("--model", choices=RUNS_OF, metavar="NAME", help="default: the paper's")
     parser.add_argument("--tokens-per-second", type=float, help="of one GPU, measured")

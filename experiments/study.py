@@ -5,7 +5,6 @@ is saved in the folder of the experiment (--out), and an unfinished one every mi
 the same command goes on.  Training is train.py's step and learning rate; evaluation is in float32,
 since the thresholds of the measures are finer than the rounding of bf16.
 """
-import argparse
 import os
 import statistics
 import sys
@@ -18,14 +17,12 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
-from support import checkpoint
+from support import checkpoint, command_line, corpora, fast, hardware, log, validate
 import copies
-from support import corpora
 
-lesson_1, train = import_module("01_vanilla_segments"), import_module("train")
-Config = train.Config
-lanes, segments, RUNS = lesson_1.lanes, lesson_1.segments, lesson_1.RUNS
-Config = import_module("05_full_model").Config
+lesson_1, lesson_5, train = (import_module(name) for name in (
+    "01_vanilla_segments", "05_full_model", "train"))
+lanes, segments, RUNS, Config = lesson_1.lanes, lesson_1.segments, lesson_1.RUNS, lesson_5.Config
 EVERY = 60  # seconds between two savings of an unfinished model
 
 
@@ -44,8 +41,8 @@ class Setting:
 
 def flags_of(name, about, sizes):
     """The flags that all experiments have, as a parser that can take more."""
-    flags = train.Parser(prog=f"experiments/{name}.py", description=about, allow_abbrev=False,
-                         formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags = command_line.Parser(prog=f"experiments/{name}.py", description=about,
+                                argument_default=None)
     flags.add_argument("--size", choices=sizes, default="laptop")
     flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     flags.add_argument("--dataset", help="stdlib (default; with --size paper wt103), copies (a "
@@ -61,8 +58,8 @@ def flags_of(name, about, sizes):
 
 def check_seeds(seeds):
     """ValueError unless they are different and torch takes them."""
-    if len(set(seeds)) < len(seeds) or not 0 <= min(seeds) <= max(seeds) <= train.MOST:
-        raise ValueError(f"--seeds must be different, from 0 to {train.MOST}, got {seeds}")
+    if len(set(seeds)) < len(seeds) or not 0 <= min(seeds) <= max(seeds) <= validate.MOST:
+        raise ValueError(f"--seeds must be different, from 0 to {validate.MOST}, got {seeds}")
 
 
 def checked(given, name):
@@ -70,7 +67,7 @@ def checked(given, name):
     if given.text and given.dataset:
         raise ValueError("--text and --dataset name two corpora; give one of them")
     check_seeds(given.seeds)
-    train.check_device(given.device)
+    hardware.check(given.device)
     given.dataset = given.text or given.dataset or ("wt103" if given.size == "paper" else "stdlib")
     given.synthetic = given.dataset == "copies" and not given.text
     corpus = copies.corpus() if given.synthetic else corpora.load(
@@ -118,8 +115,8 @@ class Bar:
         if now - self.shown > 0.5:
             self.shown, gone, Bar.there = now, now - self.begun, True
             left = gone * (self.total - self.done) / self.done
-            print(f"\r{text} | {self.done / self.total:.0%} | {train.clock(gone)}, "
-                  f"{train.clock(left)} left    ", end="", file=sys.stderr, flush=True)
+            print(f"\r{text} | {self.done / self.total:.0%} | {log.clock(gone)}, "
+                  f"{log.clock(left)} left    ", end="", file=sys.stderr, flush=True)
 
     @classmethod
     def clear(cls):
@@ -178,7 +175,8 @@ def number_type(model, run, folder):
         x = torch.zeros(run.batch, run.segment, dtype=torch.int64,
                         device=next(model.parameters()).device)
         try:
-            mine.write_text(train.choose_dtype(model, run, x, x))
+            mine.write_text(hardware.choose_dtype(
+                train.train_step, fast.prepare(model), run, x, x))
             with suppress(FileExistsError):
                 os.link(mine, note)  # whole or not at all, and never over another's
         finally:
@@ -194,7 +192,7 @@ def fit(model, corpus, run, path, bar, weight=1):
     A step counts as `weight` units of the bar.  ValueError if something else is saved there;
     OSError if nothing can be written.
     """
-    device = next(model.parameters()).device
+    device = next(fast.prepare(model).parameters()).device
     step, epoch, column, memory = 0, 0, 0, None
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
     settings = " ".join(map(str, (type(model).__name__, getattr(model, "variant", ""), model.config,
@@ -268,9 +266,10 @@ def memory_losses(model, tokens, before, segment, **changes):
     same_length=True.
     """
     memory, losses, device = None, [], next(model.parameters()).device
+    read = fast.Reader(model) if isinstance(model, lesson_5.TransformerXL) else model
     with evaluating_with(model, **changes):
         for x, y in segments(tokens.to(device), segment):
-            loss, memory = model(x, memory, y)
+            loss, memory = read(x, memory, y)
             losses.append(loss)
     return torch.cat(losses, dim=1)[:, before:].cpu()
 

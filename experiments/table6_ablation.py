@@ -81,10 +81,10 @@ SIZES = {
     "copies": Setting(Config(2, n_layer=2, d_model=64, n_head=4, d_head=32, d_inner=128),
                       train.Run(batch=16, segment=64, steps=700),
                       (16, 24, 32, 48, 64, 72, 96, 128), count=16, n=960),
-    "paper": Setting(WT103, replace(train.WT103, segment=128),
+    "paper": Setting(WT103, replace(train.RUNS_OF["wt103-standard"], segment=128),
                      (60, 120, 180, 256, 300, 360, 400, 450, 500, 560, 640),
                      count=16, n=12_000),
-    "lm1b": Setting(LM1B, replace(train.LM1B, steps=400_000), (16, 32, 64, 96, 128),
+    "lm1b": Setting(LM1B, replace(train.RUNS_OF["lm1b-base"], steps=400_000), (16, 32, 64, 96, 128),
                     count=16, n=12_000)}
 
 

@@ -74,8 +74,9 @@ def milliseconds_a_token(size, given):
 
 def experiment(argv):
     """Print a line for each length, and draw tokens a second over the length."""
-    flags = study.train.Parser(prog=f"experiments/{NAME}.py", allow_abbrev=False,
-                               description="Evaluation with a memory and with a sliding window.")
+    flags = study.command_line.Parser(
+        prog=f"experiments/{NAME}.py", argument_default=None,
+        description="Evaluation with a memory and with a sliding window.")
     flags.add_argument("--size", choices=SIZES, default="laptop")
     flags.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
     flags.add_argument("--device", choices=("cpu", "cuda"),
@@ -87,7 +88,7 @@ def experiment(argv):
     given = flags.parse_args(argv)
     if min(given.repetitions, *given.lanes, *given.lengths) < 1:
         raise ValueError("--repetitions, --lanes and --lengths must be at least 1")
-    study.train.check_device(given.device)
+    study.hardware.check(given.device)
     out = study.Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
     size, speeds = benchmark.SIZES[SIZES[given.size]], {side: [] for side in SIDES}

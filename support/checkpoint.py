@@ -7,17 +7,22 @@
 So at any moment a whole checkpoint is on the disk, and mostly two.  What comes back is checked:
 torch.save writes a zip archive, whose records carry a checksum each (CRC-32).  torch.load does not
 look at them; here the standard library does, and if the newest checkpoint is damaged, the one
-before it is used.  Lock keeps a second run out of the folder, Stop ends a run between two steps.
+before it is used.  State is the place of a run, Lock keeps a second run out of its folder, Stop
+ends it between two steps.
 """
+import math
 import os
 import signal
 import warnings
 from contextlib import contextmanager
+from dataclasses import dataclass
 from zipfile import ZipFile
 
 import torch
 
-from support import distributed
+from support import distributed, validate
+from support.corpora import checksum
+from support.estimate import check_weights_fit
 from support.progress import progress
 
 try:
@@ -25,8 +30,65 @@ try:
 except ImportError:  # Windows: there nobody watches over the folder
     fcntl = None
 
-FORMAT = "transformer-xl-from-scratch 3"  # what a checkpoint of ours calls itself
+FORMAT = "transformer-xl-from-scratch 4"  # what a checkpoint of ours calls itself
 
+
+# ---- where a run stands -------------------------------------------------------------------------
+
+@dataclass
+class State:
+    """Where the training loop stands; all of it goes into the checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # of training, evaluations not counted
+    column: int = 0  # of the lanes: where the next segment begins
+    epoch: int = 0  # how often the text has been read
+    memory: list = None  # N tensors (B, m, D), of this rank's lanes
+    skipped: int = 0  # steps whose loss or gradient was not finite
+    skipped_in_a_row: int = 0
+    loss_sum: float = 0.0  # since the last line of metrics.tsv, in nats
+    loss_count: int = 0
+    loss_max: float = 0.0
+    spike: bool = False  # the last loss was more than twice the mean of ten or more before it
+    lines: int = 0  # of metrics.tsv
+    best: float = math.inf  # lowest validation loss so far, in nats
+    evaluated: int = 0  # the step of the last validation
+
+    def __post_init__(self):
+        validate.types(self)
+        for name, value in vars(self).items():
+            if name not in ("memory", "best") and not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be at least 0, got {value}")
+
+    def count(self, x, loss, norm, seconds):
+        """One more step, on x (B, T), with this loss (nats) and gradient norm.
+
+        ValueError after ten steps in a row that were not finite.
+        """
+        self.step += 1
+        self.tokens += x.numel() * distributed.COUNT
+        self.column += x.shape[1]
+        (self.seconds,) = distributed.largest(self.seconds + seconds)
+        self.spike = self.loss_count >= 10 and loss > 2 * self.loss_sum / self.loss_count
+        if math.isfinite(loss + norm):
+            self.loss_sum, self.loss_count = self.loss_sum + loss, self.loss_count + 1
+            self.loss_max = max(self.loss_max, loss)
+            self.skipped_in_a_row = 0
+        else:
+            self.skipped, self.skipped_in_a_row = self.skipped + 1, self.skipped_in_a_row + 1
+        if self.skipped_in_a_row == 10:
+            raise ValueError(f"ten steps in a row, up to step {self.step}, had a loss or gradient "
+                             "that is not finite, so training stops; none of them has reached the "
+                             "weights, nor those saved. Begin anew with a smaller --lr and "
+                             "another --out")
+
+    def begin_text_again(self):
+        """The next segment is the text's first, and has no past."""
+        self.column, self.memory, self.epoch = 0, None, self.epoch + 1
+
+
+# ---- files that are whole, whatever happens -----------------------------------------------------
 
 def write(path, fill, mode="w", keep=None):
     """Write a file beside, flush it, rename it: `path` holds the new content or the old one.
@@ -86,8 +148,16 @@ def read(path):
         raise ValueError((str(error) or type(error).__name__).splitlines()[0][:100]) from None
 
 
+class Content(dict):
+    """What a checkpoint holds, and the path that it came from."""
+
+    path = None
+
+
 def load(path):
-    """Read a checkpoint of ours.  ValueError if it is not there, damaged, or something else."""
+    """Read a checkpoint of ours -> Content.  ValueError if it is not there, damaged, or something
+    else.
+    """
     if not path.is_file():
         raise ValueError(f"no checkpoint at {path}; train first, or name its folder with --out")
     try:
@@ -100,6 +170,8 @@ def load(path):
         if (z.layout, z.device.type) != (torch.strided, "cpu") or not (
                 z.dtype == torch.uint8 or z.dtype == torch.float32 and z.isfinite().all()):
             raise ValueError(f"{path} has in {where} other than finite numbers of float32")
+    content = Content(content)
+    content.path = path
     return content
 
 
@@ -113,17 +185,22 @@ def tensors_in(value, where=""):
 
 
 def newest(*paths):
-    """Path and content of the first of these checkpoints that is there and whole.
+    """The content of the first of these checkpoints that is there and whole.
 
     What is passed over is said.  ValueError if there is none.
     """
     there = [path for path in paths if path.exists()] or paths[:1]
     for path, next_one in zip(there, there[1:]):
         try:
-            return path, load(path)
+            return load(path)
         except ValueError as error:
             print(f"{error}; using {next_one}")
-    return there[-1], load(there[-1])
+    return load(there[-1])
+
+
+def best(out):
+    """The content of the checkpoint that is evaluated: the best, or else the last."""
+    return newest(*(out / name for name in ("best.pt", "checkpoint.pt", "previous.pt")))
 
 
 class Lock:
@@ -169,6 +246,8 @@ class Lock:
             self.file.close()
 
 
+# ---- what a checkpoint holds --------------------------------------------------------------------
+
 def random_state(device):
     """The random state of every rank, a row each: to draw on as if nothing had happened."""
     return {"random": distributed.gather(torch.get_rng_state()[None]), "random_cuda": (
@@ -188,16 +267,71 @@ def set_random_state(content, seed):
         torch.cuda.set_rng_state(rows_cuda[distributed.RANK].clone())
 
 
-def take_up(content, path, optimizer, shape):
-    """Adam's moments and the random state of a checkpoint back.  ValueError, and nothing is written
-    yet, if they, or the memory of shape (N, B, D), do not fit the model of this run.
-
-    torch would end the process without a word if moments had another shape than their weights.
-    """
+def unpack(content, Config, Run):
+    """A checkpoint's content -> Config, Run, State.  ValueError if something else is in it."""
     try:
-        memory = content["state"]["memory"]
+        config, run, state = (
+            kind(**content[name]) for kind, name in
+            ((Config, "config"), (Run, "run"), (State, "state")))
+        vocab, kinds = content["vocab"], {type(symbol) for symbol in content["vocab"]}
+        if not (isinstance(content["name"], str) and isinstance(vocab, list)
+                and len(vocab) == len(set(vocab)) == config.vocab_size
+                and (kinds == {int} and 0 <= min(vocab) <= max(vocab) < 256
+                     or kinds == {str} and {"<eos>", "<S>"} & set(vocab))):
+            raise ValueError(f"no vocabulary of {config.vocab_size} bytes or words")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{content.path} does not hold what a checkpoint of train.py holds: "
+                         f"{type(error).__name__} {error}") from None
+    return config, run, state
+
+
+def check_text(content, corpus):
+    """ValueError if a checkpoint's content was trained on another text than this corpus."""
+    if content and (content["vocab"], content["text"]) != (corpus.vocab, checksum(corpus)):
+        raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it "
+                         f"has changed since ({len(content['vocab'])} symbols then, "
+                         f"{len(corpus.vocab)} now); put the old one back, or train anew "
+                         "in another folder")
+
+
+def check_place(content, state, lanes):
+    """ValueError if a checkpoint stands behind the end of the lanes (B, n) that it reads."""
+    if content and state.column >= lanes.shape[1] - 1:
+        raise ValueError(f"{content.path} stands at column {state.column} of lanes that are "
+                         f"{lanes.shape[1]} long")
+
+
+def make_model(kind, count_parameters, config, content=None):
+    """kind(config), with the weights in a checkpoint's content.
+
+    ValueError if it is too large for this machine, or the weights are those of another.
+    """
+    parameters = count_parameters(config)
+    check_weights_fit(parameters)
+    if not content:
+        return kind(config)
+    try:
+        held = sum(z.numel() for z in content["model"].values())
+        if parameters > held:  # before a large one is built for nothing
+            raise TypeError(f"{held:,} numbers")
+        model = kind(config)
+        model.load_state_dict(content["model"])
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{content.path} holds the weights of another model than it says "
+                         f"({content.get('name')}): {str(error).splitlines()[0]}") from None
+    return model
+
+
+def restore(content, optimizer, state, config, run, device):
+    """The rest of a checkpoint back: Adam's moments, the random state, this rank's memory.
+
+    ValueError, and nothing is written yet, if they do not fit the model of this run.  (torch would
+    end the process without a word if moments had another shape than their weights.)
+    """
+    shape, memory = (config.n_layer, run.batch, config.d_model), content["state"]["memory"]
+    try:
         if memory and (len(memory), *memory[0].shape[::2]) != shape or len(
-                {rows.shape for rows in memory or ()}) > 1 or memory and memory[0].dim() != 3:
+                {past.shape for past in memory or ()}) > 1 or memory and memory[0].dim() != 3:
             raise ValueError(f"the memory is not of (N, B, D) = {shape}")
         if not all(isinstance(z, dict) for z in content["optimizer"]["state"].values()):
             raise ValueError("moments of another form")
@@ -211,23 +345,34 @@ def take_up(content, path, optimizer, shape):
         settings = {key: value for key, value in group.items() if key not in ("params", "lr")}
         if settings != {key: optimizer.defaults[key] for key in settings}:
             raise ValueError(f"settings of Adam {settings}")
-        set_random_state(content, content["run"]["seed"] + content["state"]["step"])
+        set_random_state(content, run.seed + state.step)
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"{path} cannot be gone on with: {type(error).__name__} {reason}"
+        raise ValueError(f"{content.path} cannot be gone on with: {type(error).__name__} {reason}"
                          ) from None
+    mine = distributed.my_lanes(run.batch)
+    state.memory = memory and [past[mine].to(device) for past in memory]
 
+
+# ---- stopping -----------------------------------------------------------------------------------
 
 class Stop:
     """Ctrl-C and SIGTERM end the run, but not in mid-step, so that what is saved is whole.
 
-    A second one leaves at once; the checkpoint on disk is whole at any moment.  Several ranks may
-    each get a signal, or get it twice (from the cluster and from torchrun, which hands it on), so
-    there the first is enough, and it waits for a place where all ranks meet.
+        with Stop() as stop:
+            while not stop.asked():     after every step; several ranks stop together
+                ...
+                with stop.at_once():    a validation need not come to its end
+                    ...
+        if stop.number: ...             which signal ended the block, 0: none
+
+    A second signal leaves at once; the checkpoint on disk is whole at any moment.  Several ranks
+    may each get a signal, or get it twice (from the cluster and from torchrun, which hands it on),
+    so there the first is enough, and it waits for a place where all ranks meet.
     """
 
     def __enter__(self):
-        self.number, self.busy = 0, False
+        self.number, self.idle = 0, False
         self.handlers = {number: signal.signal(number, self.handle)
                          for number in (signal.SIGINT, signal.SIGTERM)}
         return self
@@ -237,20 +382,26 @@ class Stop:
         if self.number and distributed.COUNT == 1:
             os._exit(128 + signal_number)
         self.number = self.number or signal_number
-        if not self.busy and distributed.COUNT == 1:
+        if self.idle and distributed.COUNT == 1:
             raise KeyboardInterrupt
+
+    def asked(self):
+        """Whether a signal has come, to any rank."""
+        self.number = int(*distributed.largest(self.number))
+        return self.number > 0
 
     @contextmanager
-    def held_back(self):
-        """`with stop.held_back():` lets the block finish first; several ranks stop together."""
-        self.busy = True
-        yield
-        self.busy = False
-        agreed = int(*distributed.largest(self.number))  # of ranks some may not have heard of it
-        if agreed:
-            self.number = agreed
-            raise KeyboardInterrupt
+    def at_once(self):
+        """A signal in this block, or before it, ends the run here (one process only)."""
+        self.idle = True
+        try:
+            if self.number and distributed.COUNT == 1:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self.idle = False
 
-    def __exit__(self, *exception):
+    def __exit__(self, kind, *exception):
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
+        return kind is KeyboardInterrupt and self.number > 0

@@ -1,4 +1,4 @@
-"""Training on many GPUs: what the processes of one run, its ranks, say to each other.
+"""Training on many GPUs, and in parts: what stands around train.py's step.
 
     torchrun --nproc-per-node=8 train.py --dataset enwik8 --batch 24
 
@@ -7,6 +7,9 @@ whole model, and its share of the B lanes with their memory.  In the backward pa
 DistributedDataParallel adds the gradients of all, so all make the same step: N ranks with B / N
 lanes are one rank with B.  Only what they must agree on is here; started without torchrun there is
 one rank, and nothing is said.
+
+Micro-batches are the same idea in time instead of space: a Learner reads its lanes a few at a time,
+and the gradients of the parts add up to that of all.
 """
 import gc
 import os
@@ -16,6 +19,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
 
 RANK, COUNT = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -26,19 +30,20 @@ def join(device):
     if COUNT > 1:
         if device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        wait = timedelta(minutes=2)
+        patience = timedelta(minutes=2)  # until all are there
         try:
             # torchrun keeps one store of addresses for all its restarts, and there a rank would
             # find those of ranks that are dead: so each restart has a part of its own
-            store, *_ = next(dist.rendezvous("env://", timeout=wait))
-            dist.init_process_group(
-                "nccl" if device == "cuda" else "gloo", timeout=wait, rank=RANK, world_size=COUNT,
-                store=dist.PrefixStore(f"start {restarts()}", store))
+            store, *_ = next(dist.rendezvous("env://", timeout=patience))
+            store = dist.PrefixStore(f"start {restarts()}", store)
+            store.set(f"rank {RANK} is here", "")
+            store.wait([f"rank {other} is here" for other in range(COUNT)], patience)
+            # later they wait longer, as when the first fetches a corpus; if one ends, torchrun
+            # ends the others at once
+            dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=RANK,
+                                    world_size=COUNT, timeout=timedelta(hours=2))
         except RuntimeError as error:
             raise ValueError(f"the {COUNT} ranks do not find each other: {error}") from None
-        # from here on they wait for each other longer, as when the first fetches a corpus; if one
-        # ends, torchrun ends the others at once
-        dist.distributed_c10d._set_pg_timeout(timedelta(hours=2))
         if RANK > 0:
             sys.stdout = open(os.devnull, "w")
 
@@ -91,7 +96,7 @@ def my_lanes(B):
     return slice(RANK * B // COUNT, (RANK + 1) * B // COUNT)
 
 
-def learner(model, x, y):
+def parallel(model, x, y):
     """The model, with gradients that are the mean over the ranks after backward().
 
     In its first backward pass DistributedDataParallel sees in which order gradients arrive, and
@@ -100,12 +105,56 @@ def learner(model, x, y):
     """
     if COUNT == 1:
         return model
-    cuda = [torch.cuda.current_device()] if model.u.is_cuda else []
-    parallel = DistributedDataParallel(model, cuda or None, gradient_as_bucket_view=True)
+    cuda = [torch.cuda.current_device()] if x.is_cuda else []
+    model = DistributedDataParallel(model, cuda or None, gradient_as_bucket_view=True)
     with torch.random.fork_rng(cuda):  # all ranks must come here: they exchange gradients
-        parallel(x[:1], None, y[:1])[0].sum().backward()
+        model(x[:1], None, y[:1])[0].sum().backward()
     model.zero_grad()
-    return parallel
+    return model
+
+
+class Learner(nn.Module):
+    """The model as train.py's step sees it: `losses, memory = learner(x, memory, y)`, where the
+    mean of the losses, and its gradient after backward(), are those of all lanes of all ranks.
+
+    The lanes go through `size` at a time (0: all at once).  The backward passes of all parts but
+    the last are made in here, so that only one part's activations are held; their gradients, which
+    the caller has set to zero before the call, wait there for the last part's.
+    """
+
+    def __init__(self, model, size=0):
+        super().__init__()
+        self.model, self.size = model, size
+
+    def forward(self, x, memory, y):
+        """x, y (B, T) and the N memories of this rank's lanes -> losses (B, T), new memories."""
+        losses, memories, size = [], [], self.size or len(x)
+        for first in range(0, len(x), size):
+            lanes = slice(first, first + size)
+            last = lanes.stop >= len(x)
+            with self.gradients_travel(last):  # between ranks: once a step
+                part, new_memory = self.model(x[lanes], memory and [z[lanes] for z in memory],
+                                              y[lanes])
+                if not last:
+                    with torch.autocast(x.device.type, enabled=False):  # backward has its own
+                        (part.sum() / y.numel()).backward()
+            losses.append(part if last else part.detach())
+            memories.append(new_memory)
+        losses = torch.cat(losses)
+        if COUNT > 1:  # the others' losses, which this rank's gradient does not depend on
+            own = losses.detach().mean().item()
+            losses = losses + (mean(own) - own)
+        return losses, [torch.cat(layer) for layer in zip(*memories)]
+
+    def gradients_travel(self, now):
+        """A context for a forward and backward pass whose gradients stay here until `now`."""
+        return nullcontext() if now or COUNT == 1 else self.model.no_sync()
+
+
+def draw_differently(seed):
+    """Let each rank but the first draw random numbers of its own from here on."""
+    if RANK:
+        torch.manual_seed(seed + RANK)
 
 
 @contextmanager
@@ -118,9 +167,21 @@ def first_alone():
         first(None)
 
 
-def synchronized(model, last):
-    """A context for the forward pass: the gradients travel after the last micro-batch only."""
-    return nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()
+def evaluate_in_parts(evaluate, model, tokens, run, label):
+    """train.py's evaluate(model, tokens, run, label, skip), each rank a part of the predictions.
+
+    To rounding the same as in one: a layer sees M tokens back, so N layers N * M, and as many are
+    read before the part without counting them.
+    """
+    if COUNT == 1:
+        return evaluate(model, tokens, run, label)
+    n = len(tokens) - 1
+    start, end = (n * (RANK + i) // COUNT for i in (0, 1))
+    skip, total = min(start, model.config.n_layer * run.eval_mem_len), 0.0
+    if start < end:
+        part = tokens[start - skip : end + 1]
+        total = (end - start) * evaluate(model, part, run, label, skip)
+    return mean(total) * COUNT / n
 
 
 def everybody(*numbers):
@@ -160,7 +221,7 @@ def gather(z):
     """A tensor (n, ...) of each rank -> all their rows in order, on the CPU of the first; or None.
     """
     if COUNT == 1:
-        return z.cpu()
+        return z.cpu().clone()  # torch.save would write all of which z is a part
     z = z.to(where()).contiguous()
     parts = [torch.empty_like(z) for _ in range(COUNT)] if RANK == 0 else None
     dist.gather(z, parts)

@@ -1308,8 +1308,6 @@ class Ledger(nn.Module):
             autocast=torch.is_autocast_enabled("cpu"), grad=torch.is_grad_enabled()))
         demand(y is not None, "the model is called without targets: model(x, memory, y) gives the "
                "losses and the new memory")
-        demand(memory is None or all(len(layer) == len(x) for layer in memory), "a micro-batch of "
-               f"{len(x)} lanes got the memory of other lanes as well: hand it its own rows")
         past = 0.0 if memory is None else memory[1][:, :, :1].mean(1)
         losses = -(self.W[x] + self.u * past[..., None] if memory is not None
                    else self.W[x]).log_softmax(-1).gather(-1, y[..., None])[..., 0]
@@ -1324,6 +1322,7 @@ class Descent:
 
     def __init__(self, model, lr):
         self.parameters, self.lr, self.steps = list(model.parameters()), lr, 0
+        self.param_groups = [{"params": self.parameters}]
 
     def zero_grad(self, set_to_none=True):
         for p in self.parameters:
@@ -1345,13 +1344,11 @@ def check_train_step(train_step):
     memory = [torch.randn(B, 3, 4, dtype=torch.float64) for _ in range(2)]
     copies = [layer.clone() for layer in memory]
 
-    for part, past, clip in ((0, memory, 1e9), (0, None, 1e9), (2, memory, 1e9), (2, memory, 0.05),
-                             (3, None, 0.05), (1, memory, 1e9)):
+    for past, clip in ((memory, 1e9), (None, 1e9), (memory, 0.05), (None, 0.05)):
         torch.manual_seed(1)
         model = Ledger()
         begin = {n: p.detach().clone() for n, p in model.named_parameters()}
         stale = {n: torch.randn_like(p) for n, p in model.named_parameters()}
-        size = part or B
 
         def slope(loss):
             found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True,
@@ -1359,10 +1356,8 @@ def check_train_step(train_step):
             return {n: torch.zeros_like(begin[n]) if g is None else g
                     for n, g in zip(begin, found)}
         losses, new = model(x, past, y)
-        cuts = [losses[i : i + size] for i in range(0, B, size)]
-        exact = slope(losses.mean())
+        exact, rate = slope(losses.mean()), 0.5
         norm = sum(g.pow(2).sum() for g in exact.values()).sqrt().item()
-        rate = 0.5
 
         def after(grads, clip=clip, stale=None):
             grads = {n: g + (stale[n] if stale else 0) for n, g in grads.items()}
@@ -1373,88 +1368,63 @@ def check_train_step(train_step):
         for n, p in model.named_parameters():
             p.grad = stale[n].clone()
         model.calls.clear()
-        optimizer = Descent(model, rate)
-        settings = replace(run, micro_batch=part, clip=clip)
-        what = (f"train_step with {B} lanes, micro_batch {part}, clip {clip:g}, "
-                f"{'no memory' if past is None else 'a memory'}")
-        got = train_step(model, optimizer, x, y, past, settings)
+        settings = replace(run, clip=clip)
+        what = f"train_step with clip {clip:g}, {'no memory' if past is None else 'a memory'}"
+        got = train_step(model, Descent(model, rate), x, y, past, settings)
         demand(got is not None, "nothing is returned: did you forget `return`?", what)
         demand(isinstance(got, tuple) and len(got) == 3,
                f"the result is a {type(got).__name__}, should be a tuple of three: loss, norm, new "
                "memory", what)
-        calls = model.calls
-        demand([len(c.x) for c in calls] == [len(c) for c in cuts],
-               f"the lanes should go through in parts of {[len(c) for c in cuts]}, but they go in "
-               f"parts of {[len(c.x) for c in calls]}", what)
-        read, asked = (torch.cat([vars(c)[name] for c in calls]) for name in "xy")
-        demand(read.equal(x) and asked.equal(y),
-               "the lanes do not go through in order, each with its own targets", what)
+        demand(len(model.calls) == 1, f"the model is called {len(model.calls)} times, should be "
+               "once, with all lanes", what)
+        call = model.calls[0]
+        demand(call.x.equal(x) and call.y.equal(y), "the model does not get x and y as they are",
+               what)
         if past is not None:
-            demand(all(c.memory is not None for c in calls),
-                   "the memory is not handed to the model", what)
-            demand(all(torch.cat([c.memory[n] for c in calls]).equal(past[n]) for n in range(2)),
+            demand(call.memory is not None, "the memory is not handed to the model", what)
+            demand(all(a.equal(b) for a, b in zip(call.memory, past)),
                    "a lane got the memory of another lane", what)
         else:
-            demand(all(c.memory is None for c in calls),
-                   "without a memory the model gets None", what)
+            demand(call.memory is None, "without a memory the model gets None", what)
         demand(all(a.equal(b) for a, b in zip(memory, copies)), "the old memory was changed in "
                "place: a bad step must be able to hand it back", what)
         loss, found_norm, found_memory = got
         demand(isinstance(loss, float) and isinstance(found_norm, float),
                f"loss and norm are {type(loss).__name__} and {type(found_norm).__name__}, should "
                "be floats (.item()): a tensor would keep the graph alive", what)
-        mean = losses.mean().item()
-        expect(f"the loss that {what} returns", loss, mean, {
+        expect(f"the loss that {what} returns", loss, losses.mean().item(), {
             "the loss is the sum, not the mean": losses.sum().item(),
-            "the loss is that of the last micro-batch": cuts[-1].mean().item(),
-            "the loss is that of the last micro-batch, as a part of the whole":
-            cuts[-1].sum().item() / y.numel(),
-            "the loss is the sum of the micro-batches' means: divide by ALL tokens":
-            sum(c.mean().item() for c in cuts),
-            "you weight each part by run.micro_batch lanes; the last one may have fewer": sum(
-                c.mean().item() for c in cuts) * size / B,
-            "the loss is the mean of the micro-batches' means: the last one is smaller":
-            sum(c.mean().item() for c in cuts) / len(cuts)}, tolerance=1e-9)
+            "the loss is that of the first lane only": losses[0].mean().item(),
+            "the loss is that of the last token only": losses[:, -1].mean().item(),
+            "the loss is in bits: nats are asked for": losses.mean().item() / math.log(2),
+        }, tolerance=1e-9)
         weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-        unclipped = after(exact, clip=1e9)
         expect(f"the weights after {what}", weights, after(exact), {
             "the weights have not moved: optimizer.step() is missing": torch.cat(
                 [w.flatten() for w in begin.values()]),
             "the gradients of the step before are still in: zero them first": after(
                 exact, stale=stale),
-            "the gradient is not clipped, or only after the step": unclipped,
+            "the gradient is not clipped, or only after the step": after(exact, clip=1e9),
             "the gradient is that of the sum: the mean over B x T tokens is asked for":
             after(slope(losses.sum())),
-            "the gradient is that of the last micro-batch only": after(
-                slope(cuts[-1].sum() / y.numel())),
-            "each micro-batch is divided by its own tokens: divide by those of the whole batch, so "
-            "that the parts add up": after(slope(sum(c.mean() for c in cuts))),
-            "the mean of the micro-batches' means: the smaller last one counts too much": after(
-                slope(sum(c.mean() for c in cuts) / len(cuts))),
+            "the gradient is that of the last token only": after(slope(losses[:, -1].mean())),
             "the update goes uphill": torch.cat([(begin[n] + rate * g).flatten()
                                                  for n, g in exact.items()]),
         }, tolerance=1e-5 if clip < 1 else 1e-9)
         expect(f"the norm that {what} returns", found_norm, norm, {
             "you return the norm after clipping; it must be the one before, which "
-            "clip_grad_norm_ returns": min(
-                norm, clip)}, tolerance=1e-5)
+            "clip_grad_norm_ returns": min(norm, clip)}, tolerance=1e-5)
         demand(isinstance(found_memory, list) and len(found_memory) == 2,
                "the new memory must be a list with a tensor for each layer", what)
         for n in range(2):
-            parts = [new[n][i : i + size] for i in range(0, B, size)]
             expect(f"layer {n} of the memory that {what} returns", found_memory[n], new[n], {
                 "this is the old memory: the model returned a new one": new[n] if past is None
-                else past[n],
-                "this is the memory of the last micro-batch: join those of all lanes": parts[-1],
-                "this is the memory of the first micro-batch: join those of all lanes": parts[0],
-                "the lanes of the memory are in another order": torch.cat(parts[::-1])})
-    for poison, part in (((1, math.nan, False), 0), ((2, math.nan, False), 2),
-                         ((1, math.inf, True), 2)):
+                else past[n]})
+    for poison in ((1, math.nan, False), (1, math.inf, True)):
         model = Ledger(poison=poison)
         before = torch.cat([p.detach().clone().flatten() for p in model.parameters()])
         optimizer = Descent(model, 0.1)
-        loss, norm, kept = train_step(model, optimizer, x, y, memory,
-                                      replace(run, micro_batch=part, clip=0.25))
+        loss, norm, kept = train_step(model, optimizer, x, y, memory, replace(run, clip=0.25))
         weights = torch.cat([p.detach().flatten() for p in model.parameters()])
         what = f"train_step where a loss is {poison[1]} and the gradient " + (
             "finite" if poison[2] else "too")
@@ -1474,11 +1444,24 @@ def check_train_step(train_step):
            and not math.isfinite(norm), "where only the gradient is bad, the loss is finite and "
            f"the norm is not; here they are {loss} and {norm}")
     model = Ledger()
-    train_step(model, Descent(model, 0.1), x, y, None,
-               replace(run, dtype="bf16"))
+    train_step(model, Descent(model, 0.1), x, y, None, replace(run, dtype="bf16"))
     demand(all(c.autocast for c in model.calls), "the model is called outside `with autocast(run, "
            "x.device.type)`: bf16 is asked for and not used")
     demand(not torch.is_autocast_enabled("cpu"), "autocast is still on after the step")
+    model = Ledger()
+    before = torch.cat([p.detach().clone().flatten() for p in model.parameters()])
+    real = model.forward
+
+    def backward_inside(*arguments):  # as support/distributed.py's Learner does with micro-batches
+        model.W.sum().backward()
+        return real(*arguments)
+
+    model.forward = backward_inside
+    train_step(model, Descent(model, 1.0), x, y, None, replace(run, clip=1e9))
+    moved = before - torch.cat([p.detach().flatten() for p in model.parameters()])
+    demand(moved[: model.W.numel()].mean() > 0.5, "the gradients are cleared after the model was "
+           "called: clear them first, since with micro-batches the call makes backward passes of "
+           "its own, whose gradients must stay")
 
 
 @check("evaluate")

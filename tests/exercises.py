@@ -175,18 +175,16 @@ EXERCISES = (
         "token just drawn. Who feeds the prompt again reads it twice, since the memory holds "
         "it."),
     Exercise(
-        "train_step", "train", "train_step", 15, "one update, the memory handed on",
-        "Run the lanes through the model in micro-batches of run.micro_batch lanes (0: all), "
-        "each with its own rows of the memory and under autocast(run, ...), so that the "
-        "gradients add up to that of the MEAN loss of all B x T tokens. Clip the gradient to "
-        "the norm run.clip and update, but only if loss and norm are finite; otherwise hand the "
-        "old memory back. Return the mean loss, the norm before clipping (both floats), and the "
-        "new memory of all lanes.",
-        "Divide each part's SUM by the number of all tokens, y.numel(), and call backward for "
-        "each part: gradients add up by themselves, also those of the step before if nobody "
-        "clears them."),
+        "train_step", "train", "train_step", 11, "one update, the memory handed on",
+        "Clear the gradients, then call the model with x, the memory and y under autocast(run, "
+        "x.device.type): it gives the losses (B, T) and the new memory. Send the gradient of the "
+        "MEAN loss backward, clip it to the norm run.clip and update, but only if loss and norm "
+        "are finite; otherwise hand the old memory back. Return the mean loss, the norm before "
+        "clipping (both floats), and the new memory.",
+        "clip_grad_norm_ clips in place and returns the norm of before. A float is loss.item(): a "
+        "tensor would keep the whole graph alive."),
     Exercise(
-        "evaluate", "train", "evaluate", 9, "every token counted once",
+        "evaluate", "train", "evaluate", 10, "every token counted once",
         "Cut the tokens into one lane and into segments of run.eval_segment, and read them in "
         "order inside `with evaluating(model, run)`, under autocast, the memory handed on. Add "
         "up the losses of ALL tokens in float64, but for the first `skip`. Return the sum divided "

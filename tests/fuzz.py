@@ -46,7 +46,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
-from support import corpora
+from support import corpora, estimate
 import train
 
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
@@ -450,7 +450,9 @@ def config(draw, folder):
             raise Fault(f"losses {losses}")
         lesson_5.generate(model, x, 2)
         replace(made, mem_len=5)
-        train.flops_per_step(made, 2, 4), train.bytes_of_run(made, 2, 4, "float32")
+        parameters = lesson_5.count_parameters(made)
+        estimate.flops_per_step(made, 2, 4)
+        estimate.bytes_of_run(made, parameters, 2, 4, "float32")
 
     return Input(f"Config({', '.join(f'{k}={v!r}' for k, v in values.items())})", act)
 

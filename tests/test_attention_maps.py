@@ -228,13 +228,13 @@ def run(text, tmp_path_factory):
     """The folder of a finished run of train.py, its heads made sharper so that they differ."""
     out = tmp_path_factory.mktemp("run") / "tiny"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "draw", lambda *given: None)  # takes longer than all else
+        patch.setattr(train.log, "draw", lambda *given: None)  # takes longer than all else
         assert train.main([*TINY, "--text", str(text), "--steps", "30", "--lr", "0.01",
                            "--eval-clamp-len", "6", "--out", str(out)]) == 0
-    path, content = train.best(out)
+    content = maps.checkpoint.best(out)
     for name, weight in content["model"].items():
         weight *= 8 if "W_q" in name else 1
-    maps.checkpoint.save(path, content)
+    maps.checkpoint.save(content.path, dict(content))
     return out
 
 
@@ -265,14 +265,13 @@ def test_the_printed_numbers_are_those_of_the_model(run, text, tmp_path, monkeyp
         assert (out / f"figure{name}.png").read_bytes().startswith(PNG)
         assert f"figure: {out / f'figure{name}.png'}" in lines
 
-    path, content = train.best(run)
-    config, settings, _ = train.unpack(content, path)
-    model = train.restore(content, path, "cpu").eval()
-    model.config = replace(config, mem_len=20, same_length=True, clamp_len=6)
+    content = maps.checkpoint.best(run)
+    model, settings, _ = train.restored(content, "cpu")
+    model.config = replace(model.config, mem_len=20, same_length=True, clamp_len=6)
     valid = train.read_corpus({}, settings, content).valid
     p = maps.averages(model, train.lanes(valid, 8)[:, :27], 7)
     numbers = maps.measures(p, p[0]).flatten(1, 2)  # (4, heads, 3)
-    assert lines[0].startswith(f"{path}: step 30, ") and lines[1].startswith("56 queries")
+    assert lines[0].startswith(f"{content.path}: step 30, ") and lines[1].startswith("56 queries")
     assert lines[3].split() == ["all", "keys", "alike", f"{log2(21):.2f}", "10.0"]
     order = sorted(range(4), key=lambda i: -numbers[0, i, 1])[:3]
     rows = [numbers.mean(1)] + [numbers[:, i] for i in order]
@@ -347,16 +346,16 @@ def test_the_last_that_is_no_mistake(run, tmp_path, no_figures, flags):
 @pytest.mark.slow
 def test_without_a_checkpoint_one_is_trained_once(text, tmp_path, monkeypatch, capsys):
     """Refused before it is trained; stopped; gone on with; then only used."""
-    here, asked, real = tmp_path / "here", [], train.parse
+    here, asked, real = tmp_path / "here", [], maps.command_line.parse
     load = maps.corpora.load
 
-    def parse(argv):  # 30 steps of a tiny model in place of a minute
+    def parse(argv, *others):  # 30 steps of a tiny model in place of a minute
         asked.append(argv)
         return real([*TINY, *argv] if "--resume" in argv else [
-            *TINY, "--steps", "30", "--text", str(text), *argv[2:]])
+            *TINY, "--steps", "30", "--text", str(text), *argv[2:]], *others)
 
     monkeypatch.setattr(maps, "HERE", here)
-    monkeypatch.setattr(train, "parse", parse)
+    monkeypatch.setattr(maps.command_line, "parse", parse)
     monkeypatch.setattr(maps.corpora, "load", lambda name, **options: load(
         text if name == "stdlib" else name, **options))
     assert "it has 600" in failure(capsys, maps.main(["--memory", "68"])) and not asked

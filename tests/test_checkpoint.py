@@ -134,12 +134,12 @@ def test_the_one_before_is_used_and_it_says_so(tmp_path, capsys):
         checkpoint.newest(path, before)
     for step in (1, 2):
         checkpoint.save(path, CONTENT | {"step": step}, before)
-    found, content = checkpoint.newest(path, before)
-    assert (found, content["step"], capsys.readouterr().out) == (path, 2, "")
+    content = checkpoint.newest(path, before)
+    assert (content.path, content["step"], capsys.readouterr().out) == (path, 2, "")
     path.write_bytes(path.read_bytes()[:-9])
-    found, content = checkpoint.newest(path, before)
+    content = checkpoint.newest(path, before)
     said = capsys.readouterr().out
-    assert (found, content["step"]) == (before, 1)
+    assert (content.path, content["step"]) == (before, 1)
     assert "checkpoint.pt is damaged" in said and said.endswith(f"using {before}\n")
     before.write_bytes(b"nothing")
     with pytest.raises(ValueError, match="previous.pt is damaged"):
@@ -147,7 +147,7 @@ def test_the_one_before_is_used_and_it_says_so(tmp_path, capsys):
     path.unlink()
     checkpoint.save(before, CONTENT)
     capsys.readouterr()
-    assert checkpoint.newest(path, before)[0] == before and capsys.readouterr().out == ""
+    assert checkpoint.newest(path, before).path == before and capsys.readouterr().out == ""
 
 
 # ---- one run in a folder ------------------------------------------------------------------------
@@ -194,21 +194,42 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, capsys):
 
 # ---- signals ------------------------------------------------------------------------------------
 
-def test_a_signal_waits_for_the_end_of_the_block():
-    """Ctrl-C and SIGTERM; outside a block at once; afterwards the handlers are as they were."""
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    for number in (signal.SIGINT, signal.SIGTERM):
-        acts = []
-        with checkpoint.Stop() as stop:
-            with pytest.raises(KeyboardInterrupt), stop.held_back():
-                os.kill(os.getpid(), number)
-                time.sleep(0.01)
-                acts.append("the step is finished")
-            assert acts and stop.number == number
-        with checkpoint.Stop() as stop, pytest.raises(KeyboardInterrupt):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_for_the_end_of_the_step(number):
+    """It is asked for after each step; afterwards the handlers are as they were."""
+    handlers = [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]
+    with checkpoint.Stop() as stop:
+        assert not stop.asked()
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
+        assert stop.asked() and stop.number == number
+    assert stop.number == number
+    assert handlers == [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_signal_ends_an_evaluation_at_once(number, before):
+    """One that has come before it, too; the block of the run ends, and it is known by which."""
+    reached = []
+    with checkpoint.Stop() as stop:
+        if before:
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+        with stop.at_once():
+            reached.append("the evaluation")
             os.kill(os.getpid(), number)
             time.sleep(1)
-    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+            reached.append("its end")
+        reached.append("what is after it")
+    assert reached == ([] if before else ["the evaluation"]) and stop.number == number
+
+
+def test_an_error_goes_through():
+    """A KeyboardInterrupt that is no signal's, and any other error."""
+    for error in (KeyboardInterrupt, ValueError):
+        with pytest.raises(error), checkpoint.Stop():
+            raise error
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -217,7 +238,7 @@ def test_a_second_signal_leaves_at_once(number):
     """In the middle of a block, with the status that convention gives to the signal."""
     child = os.fork()
     if not child:
-        with checkpoint.Stop() as stop, stop.held_back():
+        with checkpoint.Stop():
             for _ in range(2):
                 os.kill(os.getpid(), number)
                 time.sleep(0.01)

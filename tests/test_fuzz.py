@@ -33,13 +33,13 @@ X = torch.zeros(2, 4, dtype=torch.int64)
 def no_curve(monkeypatch, request):
     """Drawing takes longer than all else in these runs; only one test looks at it."""
     if "curve" not in request.node.name:
-        monkeypatch.setattr(fuzz.train, "draw", lambda *arguments: None)
+        monkeypatch.setattr(fuzz.train.log, "draw", lambda *arguments: None)
 
 
 # ---- drawn --------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind, count", [("command", 16), ("text", 50), ("archive", 50),
-                                         ("checkpoint", 24), ("config", 40), ("tensors", 120)])
+                                         ("checkpoint", 32), ("config", 40), ("tensors", 120)])
 def test_drawn_inputs_work_or_are_refused(kind, count):
     """No traceback, hang, warning, half-written file, or code out of a pickle."""
     outcomes = [fuzz.judge(kind, number, seed=1) for number in range(count)]

@@ -205,8 +205,8 @@ def test_the_samples_are_those_of_the_model(run_folder, tmp_path, monkeypatch, c
     assert generation.main(["--checkpoint", str(run_folder), *SMALL, "--memory", "40", "--out",
                             str(tmp_path / "new" / "out")]) == 0
     assert [(bar.total, bar.done) for bar in bars] == [(120, 120)] * 2
-    path, content = train.best(run_folder)
-    model, (_, run, _) = train.restore(content, path, "cpu").eval(), train.unpack(content, path)
+    content = checkpoint.best(run_folder)
+    model, run, _ = train.restored(content, "cpu")
     corpus = train.read_corpus({}, run, content)
     half = len(corpus.test) // 2
     tokens = torch.stack([corpus.test[:512], corpus.test[half : half + 512]]).long()
@@ -399,7 +399,7 @@ def one_line(capsys, start="generation.py: "):
     (["--checkpoint", "other.txt"], "other.txt is damaged or no checkpoint"),
     (["--prompts", "9"], "take 5,148"), (["--n-tokens", "2000"], "take 5,024"),
     (["--prompts", "1"], "--prompts"), (["--n-tokens", "0"], "--n-tokens"),
-    (["--top-k", "0"], "top_k"), (["--top-k", "400"], "top_k must be from 1 to V = "),
+    (["--top-k", "0"], "--top-k"), (["--top-k", "400"], "--top-k must be from 1 to the"),
     (["--temperature", "0"], "temperature"), (["--temperature", "nan"], "temperature"),
     (["--memory", "-1"], "--memory"), (["--seeds", "0", "-1"], "--seeds"),
     (["--seeds", "2", "2"], "--seeds must be different"), (["--seeds", str(2**64)], "--seeds"),

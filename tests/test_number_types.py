@@ -19,7 +19,7 @@ def test_both_runs_and_their_distance(tmp_path, monkeypatch, capsys):
              "--device", "cpu"]
     assert number_types.main(flags) == 0
     lines = capsys.readouterr().out.splitlines()
-    curves = [[float(row["train"]) for row in number_types.train.read_metrics(
+    curves = [[float(row["train"]) for row in number_types.log.read_metrics(
         tmp_path / f"number_types-{dtype}" / "metrics.tsv") if row["train"]]
         for dtype in ("float32", "bf16")]
     assert len(curves[0]) == len(curves[1]) == 20 and curves[0] != curves[1]

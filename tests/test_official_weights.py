@@ -271,7 +271,7 @@ def test_a_file_is_evaluated_beside_the_published_figure(tiny, tmp_path, capsys)
     model = official.load_official_weights(TransformerXL(CONFIGS["small"]), state).eval()
     corpus = train.corpora.load(str(tiny))
     value = train.evaluate(model, corpus.test, train.RUNS_OF["small"])
-    assert line.startswith(f"test {train.shown(value, 'bpc'):.4f} bpc")
+    assert line.startswith(f"test {train.log.in_unit(value, 'bpc'):.4f} bpc")
     assert line.endswith("published: nothing")
 
 

@@ -20,10 +20,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import checkpoint
-from support import distributed
 from crash_test import differences, runs_differ
 from helpers import wait_until
+from support import checkpoint, distributed, log
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 ROOT = Path(train.__file__).parent
@@ -84,7 +83,7 @@ def on_ranks(count, tmp_path, function, *arguments, patience=60, again=True):
 @pytest.fixture(autouse=True)
 def no_curve(monkeypatch):
     """Drawing takes longer than all else in these runs."""
-    monkeypatch.setattr(train, "draw", lambda *arguments: None)
+    monkeypatch.setattr(log, "draw", lambda *arguments: None)
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def text(tmp_path):
 def curve(folder):
     """Training and validation losses of a run."""
     return [float(row["train"] or row["valid"]) for row in
-            train.read_metrics(folder / "metrics.tsv")]
+            log.read_metrics(folder / "metrics.tsv")]
 
 
 # ---- arithmetic, without processes --------------------------------------------------------------
@@ -143,7 +142,7 @@ def test_evaluation_is_split_without_loss(monkeypatch, count, n):
     monkeypatch.setattr(distributed, "mean", mean)
     for rank in range(count):
         monkeypatch.setattr(distributed, "RANK", rank)
-        result = train.evaluate_on_ranks(model, tokens, SETTINGS, "testing")
+        result = distributed.evaluate_in_parts(train.evaluate, model, tokens, SETTINGS, "testing")
     assert result == pytest.approx(whole, abs=1e-12)
     assert sum(read - skip for read, skip in lengths) == n
     assert max(skip for _, skip in lengths) == min(3 * 7, n - (n + count - 1) // count)
@@ -160,7 +159,7 @@ def four_steps(path, micro_batch):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     stream, mine = torch.randint(11, (4, 25)), distributed.my_lanes(4)
     x, y = stream[mine, :6], stream[mine, 1:7]
-    learner, sent = distributed.learner(model, x, y), []
+    learner, sent = distributed.Learner(distributed.parallel(model, x, y), micro_batch), []
     if distributed.COUNT > 1:
         def count(state, bucket):
             sent.append(bucket.index())
@@ -168,15 +167,14 @@ def four_steps(path, micro_batch):
             done = torch.futures.Future()
             done.set_result(bucket.buffer())
             return done
-        learner.register_comm_hook(None, count)
+        learner.model.register_comm_hook(None, count)
     memory, results = None, []
-    run = replace(SETTINGS, micro_batch=micro_batch)
     for column in range(0, 24, 6):
         x, y = stream[mine, column : column + 6], stream[mine, column + 1 : column + 7]
-        loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, run)
+        loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, SETTINGS)
         results.append((loss, norm, [p.grad.clone() for p in model.parameters()]))
     memory = [distributed.gather(z) for z in memory]
-    loss = train.evaluate_on_ranks(model, stream.flatten(), run, "testing")
+    loss = distributed.evaluate_in_parts(train.evaluate, model, stream.flatten(), SETTINGS, "testing")
     if distributed.RANK == 0:
         torch.save((results, memory, model.state_dict(), loss, len(sent)), path)
 
@@ -203,8 +201,6 @@ def whole_run(argv, stop_at=0, stop_rank=0, break_at=0, where="train_step"):
     """train.main(argv); at a step, or a call of another function, one rank gets a SIGTERM, or
     fails.
     """
-    if distributed.RANK:
-        train.progress = lambda items, label, total: items
     real, calls = getattr(train, where), [0]
 
     def step(*arguments):
@@ -216,7 +212,7 @@ def whole_run(argv, stop_at=0, stop_rank=0, break_at=0, where="train_step"):
         return real(*arguments)
 
     setattr(train, where, step)
-    train.draw = lambda *arguments: None
+    log.draw = lambda *arguments: None
     return train.main(argv)
 
 
@@ -229,7 +225,7 @@ def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
     statuses, said = on_ranks(2, tmp_path, whole_run, [*argv, "--out", str(out)], 6, 1)
     assert statuses == [143, 143], said
     assert "stopped after step 6, saved; go on with" in said[0] and said[1] == ""
-    content = train.load(out / "checkpoint.pt")
+    content = checkpoint.load(out / "checkpoint.pt")
     assert [len(z) for z in content["state"]["memory"]] == [4] * 2 and len(content["random"]) == 2
     assert train.main(["--resume", "--out", str(out), "--device", "cpu"]) == 0
     said = capsys.readouterr().out
@@ -245,7 +241,7 @@ def test_a_signal_in_an_evaluation_waits_for_its_end(text, tmp_path):
     argv = [*FLAGS, "--text", str(text), "--steps", "12", "--out", str(tmp_path / "run")]
     statuses, said = on_ranks(2, tmp_path, whole_run, argv, 2, 1, 0, "evaluate")
     assert statuses == [143, 143] and "stopped after step 8, saved" in said[0]
-    assert train.load(tmp_path / "run" / "checkpoint.pt")["state"]["evaluated"] == 8
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["evaluated"] == 8
 
 
 def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
@@ -272,7 +268,7 @@ def test_resumed_on_as_many_ranks_to_the_bit(text, tmp_path, count):
     assert on_ranks(count, tmp_path, whole_run, broken, 6, 1)[0] == [143] * count
     assert on_ranks(count, tmp_path, whole_run, [*broken, "--resume"])[0] == [0] * count
     assert not runs_differ(tmp_path / "whole", tmp_path / "broken")
-    content = train.load(tmp_path / "broken" / "checkpoint.pt")
+    content = checkpoint.load(tmp_path / "broken" / "checkpoint.pt")
     assert differences(content["random"][0], content["random"][1]), "each rank draws its own"
 
 
@@ -284,7 +280,7 @@ def test_a_failing_rank_ends_all(text, tmp_path):
     assert statuses == [1, 1]
     assert said[1] == "train.py: rank 1: the cables have been mixed up\n"
     assert said[0].endswith("train.py: another rank has ended, so this one ends, too\n")
-    assert train.load(tmp_path / "run" / "checkpoint.pt")["state"]["step"] == 4
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["step"] == 4
 
 
 def bad_step(path):
@@ -295,7 +291,8 @@ def bad_step(path):
     model = lesson_5.TransformerXL(config)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     x = torch.randint(11, (2, 5))
-    learner, memory, results = distributed.learner(model, x, x), None, []
+    learner = distributed.Learner(distributed.parallel(model, x, x))
+    memory, results = None, []
     for step in range(3):
         hook = model.dropout_final.register_forward_hook(
             lambda m, args, out: out * torch.nan if distributed.RANK and step == 1 else out)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 scaling = import_module("scaling")
-Machine, reckon, train = scaling.Machine, scaling.reckon, scaling.train
+Machine, reckon, estimate = scaling.Machine, scaling.reckon, scaling.estimate
 PAGE = Path(scaling.__file__).with_suffix(".md").read_text(encoding="utf-8")
 M = Machine()
 
@@ -99,8 +99,9 @@ def test_more_gpus(name):
 def test_memory_is_that_of_train_py():
     """With as many parts as it needs to fit."""
     config, run = scaling.CONFIGS["enwik8-24L"], scaling.RUNS_OF["enwik8-24L"]
-    whole = sum(train.bytes_of_run(config, 64, 768, "bf16").values())
-    halved = sum(train.bytes_of_run(config, 64, 768, "bf16", 32).values())
+    count = scaling.lesson_5.count_parameters(config)
+    whole, halved = (sum(estimate.bytes_of_run(config, count, 64, 768, "bf16", lanes).values())
+                     for lanes in (64, 32))
     assert whole > 141e9 > halved
     assert scaling.memory(config, 768, 64, M) == (pytest.approx(halved), 2)
     assert scaling.memory(config, 768, 64, Machine(card=200)) == (pytest.approx(whole), 1)
@@ -108,9 +109,10 @@ def test_memory_is_that_of_train_py():
 
 
 def test_sharding_is_not_needed():
-    """The largest published model takes 13.5 GB at 16 bytes a parameter, by train.py's count."""
+    """The largest published model takes 13.5 GB at 16 bytes a parameter, by estimate.py's count."""
     config, run = scaling.CONFIGS["lm1b-large"], scaling.RUNS_OF["lm1b-large"]
-    needs = train.bytes_of_run(config, run.batch, run.segment, "float32")
+    count = scaling.lesson_5.count_parameters(config)
+    needs = estimate.bytes_of_run(config, count, run.batch, run.segment, "float32")
     state = needs["weights, gradients, two moments of Adam"]
     assert state == 16 * 841_295_982 and f"{state / 1e9:.1f}" == "13.5"
     largest = max(scaling.CONFIGS.values(), key=lambda z: scaling.parameters(z)[0])
@@ -132,7 +134,7 @@ def test_the_defaults_are_what_was_measured():
     one, two = 8 * T / 21_554, 16 * T / 25_084
     assert 8 * lane + fixed == pytest.approx(one) and 16 * lane + fixed == pytest.approx(two)
     assert round(1e3 * fixed / config.n_layer, 1) == M.fixed
-    assert round(train.flops_per_step(config, 1, T) / lane / 312e12, 2) == M.fraction
+    assert round(estimate.flops_per_step(config, 1, T) / lane / 312e12, 2) == M.fraction
 
 
 COMMANDS = re.findall(r"^    python experiments/scaling\.py(.*)$", PAGE, re.MULTILINE)

@@ -119,7 +119,7 @@ def test_variants_of_one_shape_are_told_apart(tmp_path):
 def test_the_number_type_is_measured_once(tmp_path, monkeypatch):
     """And noted, so that a folder holds models of one type."""
     model, answers = lesson_5.TransformerXL(CONFIG), ["bf16", "float32"]
-    monkeypatch.setattr(study.train, "choose_dtype", lambda *_: answers.pop(0))
+    monkeypatch.setattr(study.hardware, "choose_dtype", lambda *_: answers.pop(0))
     auto = replace(RUN, dtype="auto")
     assert [study.number_type(model, run, tmp_path).dtype for run in (auto, auto, RUN)] == [
         "bf16", "bf16", "float32"]
@@ -292,7 +292,7 @@ def test_the_first_note_of_a_number_type_counts(tmp_path, monkeypatch):
         (tmp_path / "number_type").write_text("bf16")  # the other process was faster
         return "float32"
 
-    monkeypatch.setattr(train, "choose_dtype", choose)
+    monkeypatch.setattr(study.hardware, "choose_dtype", choose)
     assert study.number_type(model, run, tmp_path).dtype == "bf16"
     assert [path.name for path in tmp_path.iterdir()] == ["number_type"]
     (tmp_path / "number_type").write_text("")

@@ -3,6 +3,7 @@
     pytest tests/test_train.py
 """
 import copy
+import dataclasses
 import math
 import os
 import pickle
@@ -20,10 +21,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from support import checkpoint
 import crash_test
 from crash_test import differences, runs_differ
 from helpers import exit_status, wait_until
+from support import (
+    checkpoint, command_line, corpora, distributed, estimate, folder, hardware, log)
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 CONFIGS, Config = lesson_5.CONFIGS, lesson_5.Config
@@ -39,7 +41,7 @@ TINY = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment",
 def no_curve(monkeypatch, request):
     """Drawing takes longer than all else in these runs; only one test looks at it."""
     if "curve" not in request.node.name:
-        monkeypatch.setattr(train, "draw", lambda *arguments: None)
+        monkeypatch.setattr(log, "draw", lambda *arguments: None)
 
 
 @pytest.fixture
@@ -203,11 +205,11 @@ def test_a_crash_after_a_validation_repeats_nothing(text, tmp_path, monkeypatch)
 
 def test_the_best_model_is_tested_on_the_test_split(text, tmp_path, monkeypatch):
     """Validation on the valid split, best.pt kept while it gets worse, and best.pt tested."""
-    corpus, seen, out = train.corpora.load(text), [], tmp_path / "run"
+    corpus, seen, out = corpora.load(text), [], tmp_path / "run"
     losses = iter([2.0, 1.0, 3.0, 9.0])
 
     def evaluate(model, tokens, *rest):
-        seen.append((tokens, copy.deepcopy(model.state_dict())))
+        seen.append((tokens, copy.deepcopy(model.model.state_dict())))  # of the Reader
         return next(losses)
 
     monkeypatch.setattr(train, "evaluate", evaluate)
@@ -231,6 +233,52 @@ def test_metrics_are_means_since_the_last_line(text, tmp_path, monkeypatch):
             if line[0].isdigit()]
     assert [float(row[5]) for row in rows if row[5]] == pytest.approx(
         [3 / math.log(2), 5 / math.log(2)], abs=1e-3)
+
+
+def test_a_run_is_saved_between_validations(text, tmp_path, monkeypatch, capsys):
+    """Every --save-minutes, however far the next validation is: a kill costs no more, and the run
+    goes on from there to the bit.
+    """
+    flags = ("--steps", "14", "--eval-every", "100", "--save-minutes", "1e-9", "--dropout", "0.2")
+    run(text, tmp_path / "whole", *flags)
+    real, calls, out = train.train_step, [0], tmp_path / "broken"
+
+    def crash(*arguments):
+        calls[0] += 1
+        if calls[0] == 9:
+            raise RuntimeError("the machine is gone")
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "train_step", crash)
+        with pytest.raises(RuntimeError):
+            run(text, out, *flags)
+    assert checkpoint.load(out / "checkpoint.pt")["state"]["step"] == 8
+    assert checkpoint.load(out / "previous.pt")["state"]["step"] == 7
+    assert train.main(["--resume", "--out", str(out), "--device", "cpu"]) == 0
+    assert "going on from step 8" in capsys.readouterr().out
+    same_runs(tmp_path / "whole", out)
+
+
+def test_between_validations_a_run_is_saved_by_the_minutes_of_training(text, tmp_path, monkeypatch):
+    """At least every ten, unless --save-minutes says otherwise; a validation begins them anew."""
+    saved, real = [], folder.Folder.save
+
+    def save(self, model, optimizer, state):
+        saved.append(state.step)
+        real(self, model, optimizer, state)
+
+    def count(self, x, loss, norm, seconds):
+        counted(self, x, loss, norm, 60 * 2.4)
+
+    counted = checkpoint.State.count
+    monkeypatch.setattr(folder.Folder, "save", save)
+    monkeypatch.setattr(checkpoint.State, "count", count)
+    run(text, tmp_path / "a", "--steps", "14", "--eval-every", "7")
+    assert saved == [5, 7, 12, 14]  # a step takes 2.4 minutes
+    saved.clear()
+    run(text, tmp_path / "b", "--steps", "14", "--eval-every", "100", "--save-minutes", "24")
+    assert saved == [11, 14]
 
 
 def test_a_damaged_checkpoint_costs_nothing_but_time(text, tmp_path, capsys, step=9):
@@ -265,10 +313,10 @@ def test_a_kill_between_a_line_of_metrics_and_its_checkpoint_doubles_nothing(tex
         raise RuntimeError("the machine is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "save", killed)
+        patch.setattr(folder, "save", killed)
         with pytest.raises(RuntimeError, match="gone"):
             train.main(["--resume", "--out", str(out), "--device", "cpu"])
-    lines = [row["step"] for row in train.read_metrics(out / "metrics.tsv")]
+    lines = [row["step"] for row in log.read_metrics(out / "metrics.tsv")]
     assert lines == ["3", "6", "6"], "the line of the validation is there already"
     assert train.main(["--resume", "--out", str(out), "--device", "cpu"]) == 0
     same_runs(tmp_path / "whole", out)
@@ -349,7 +397,7 @@ def test_a_preemption_notice_ends_a_run_in_good_order(text, tmp_path, process_of
         os.kill(child, signal.SIGTERM)
         status = exit_status(child)
     assert status == 143, log.read_text()
-    step = train.load(out / "checkpoint.pt")["state"]["step"]
+    step = checkpoint.load(out / "checkpoint.pt")["state"]["step"]
     assert step >= 9 and f"stopped after step {step}, saved" in log.read_text()
 
 
@@ -371,6 +419,35 @@ def test_ctrl_c_saves_and_says_how_to_go_on(text, tmp_path, process_of_its_own):
     assert f"python train.py --resume --out {out}" in printed
     assert torch.load(out / "checkpoint.pt", weights_only=True)["state"]["step"] >= 9
     assert not list(out.glob("*.part"))
+
+
+def test_plain_trains_the_file_as_it_is_read(text, tmp_path, capsys):
+    """--plain: no line of support/fast.py, and to rounding the same losses and figure."""
+    figures = []
+    for flags in ([], ["--plain"]):
+        out = tmp_path / str(len(flags))
+        with pytest.MonkeyPatch.context() as patch:
+            if flags:
+                patch.setattr(train.fast, "prepare", None)
+                patch.setattr(train.fast, "Reader", None)
+            assert run(text, out, "--steps", "12", "--eval-every", "6", *flags) == 0
+        rows = log.read_metrics(out / "metrics.tsv")
+        figures.append([float(row["train"] or row["valid"]) for row in rows])
+        figures[-1].append(float(last_line(capsys).split()[1]))
+    assert figures[0] == pytest.approx(figures[1], abs=2e-4)
+
+
+def test_every_field_is_a_flag_with_its_comment_as_help(capsys):
+    """Of Run, of Config but for what the corpus decides, and of Command; --help shows each."""
+    with pytest.raises(SystemExit):
+        train.main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for kind in (train.Run, Config, command_line.Command):
+        texts = command_line.comments(kind)
+        for field in dataclasses.fields(kind):
+            if field.name not in command_line.NO_FLAGS:
+                assert f"--{field.name.replace('_', '-')} " in said
+                assert " ".join(texts[field.name].split()) in said.replace("- ", "-"), field.name
 
 
 # ---- the parts ----------------------------------------------------------------------------------
@@ -422,10 +499,14 @@ def test_the_learning_rate_warms_up_and_ends_at_zero():
 
 def test_a_run_knows_its_length_in_steps_tokens_or_minutes():
     """The schedule follows whichever length was given."""
-    assert train.fraction_done(replace(SETTINGS, steps=8), 2, 99, 99) == 0.25
-    assert train.fraction_done(replace(SETTINGS, steps=0, tokens=200), 2, 50, 99) == 0.25
-    assert train.fraction_done(replace(SETTINGS, steps=0, minutes=2), 2, 50, 30) == 0.25
-    assert train.fraction_done(replace(SETTINGS, steps=0, minutes=2), 2, 50, 999) == 1
+    def done(step, read, seconds, **length):
+        state = checkpoint.State(step=step, tokens=read, seconds=float(seconds))
+        return train.fraction_done(replace(SETTINGS, **{"steps": 0} | length), state)
+
+    assert done(2, 99, 99, steps=8) == 0.25
+    assert done(2, 50, 99, tokens=200) == 0.25
+    assert done(2, 50, 30, minutes=2.0) == 0.25
+    assert done(2, 50, 999, minutes=2.0) == 1
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 5])
@@ -437,8 +518,8 @@ def test_micro_batches_add_up_to_the_batch(micro_batch):
         (model, optimizer), memory = make_state(), None
         model.double()
         for _ in range(3):
-            loss, norm, memory = train.train_step(
-                model, optimizer, x, y, memory, replace(SETTINGS, micro_batch=size))
+            learner = distributed.Learner(model, size)
+            loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, SETTINGS)
         results.append([torch.tensor([loss, norm]).double(), *model.state_dict().values(), *memory])
     for whole, parts in zip(*results):
         assert (whole - parts).abs().max() < 1e-9
@@ -510,7 +591,7 @@ def test_a_spike_is_in_the_log(text, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert said.count("a spike") == 1
     assert f"step 13 | loss {2.5 / math.log(2):.3f} bpc: a spike" in said
-    row, later, _ = train.read_metrics(tmp_path / "run" / "metrics.tsv")
+    row, later, _ = log.read_metrics(tmp_path / "run" / "metrics.tsv")
     assert float(later["train_max"]) == float(later["train"]) < 1.5
     assert float(row["train_max"]) == pytest.approx(2.5 / math.log(2), abs=1e-3)
     assert float(row["train"]) < 1.6 and row["skipped"] == "0"
@@ -524,7 +605,7 @@ def test_out_of_memory_is_a_sentence_with_what_would_fit(text, tmp_path, monkeyp
 
     def step(model, optimizer, x, y, memory, settings):
         calls[0] += 1
-        if calls[0] > 5 and settings.micro_batch != 2:
+        if calls[0] > 5 and model.size != 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(model, optimizer, x, y, memory, settings)
 
@@ -533,7 +614,7 @@ def test_out_of_memory_is_a_sentence_with_what_would_fit(text, tmp_path, monkeyp
     said = failure(capsys, run(text, out, *flags))
     assert "out of memory with 4 lanes at a time" in said and "--micro-batch 2 needs about" in said
     assert train.main(["--resume", "--micro-batch", "2", "--out", str(out), "--device", "cpu"]) == 0
-    a, b = (train.load(folder / "checkpoint.pt")["model"] for folder in (tmp_path / "whole", out))
+    a, b = (checkpoint.load(folder / "checkpoint.pt")["model"] for folder in (tmp_path / "whole", out))
     assert max((a[name] - b[name]).abs().max() for name in a) < 1e-4
     monkeypatch.setattr(train, "train_step", real)
 
@@ -547,9 +628,9 @@ def test_out_of_memory_is_a_sentence_with_what_would_fit(text, tmp_path, monkeyp
 def test_choosing_the_number_type_draws_nothing(capsys):
     """The trial steps leave weights and random state alone."""
     model, _ = make_state(dropout=0.3)
-    x, y = torch.randint(11, (2, 3, 4))
+    x, y, settings = *torch.randint(11, (2, 3, 4)), replace(SETTINGS, dtype="auto")
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    assert train.choose_dtype(model, SETTINGS, x, y) in ("float32", "bf16")
+    assert hardware.choose_dtype(train.train_step, model, settings, x, y) in ("float32", "bf16")
     assert torch.get_rng_state().equal(state)
     same(before, model.state_dict())
 
@@ -568,12 +649,12 @@ def no_rename(source, target):
 def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     """Written beside and renamed: a full disk costs the new checkpoint, never the old one."""
     path = tmp_path / "checkpoint.pt"
-    train.save(path, {"a": 1})
+    checkpoint.save(path, {"a": 1})
     for target, name, broken in ((torch, "save", full_disk), (os, "replace", no_rename)):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, broken)
             with pytest.raises(OSError, match="could not write"):
-                train.save(path, {"a": 2})
+                checkpoint.save(path, {"a": 2})
         assert torch.load(path) == {"a": 1} and [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
@@ -733,8 +814,8 @@ def test_a_validation_that_is_not_a_number_does_not_become_the_record(text, tmp_
 
 def test_a_loss_too_large_for_exp_is_an_infinite_perplexity():
     """A model that diverges must not end in an OverflowError."""
-    assert train.shown(800.0, "ppl") == math.inf
-    assert train.shown(2.0, "ppl") == pytest.approx(math.exp(2))
+    assert log.in_unit(800.0, "ppl") == math.inf
+    assert log.in_unit(2.0, "ppl") == pytest.approx(math.exp(2))
 
 
 def test_bad_prompts_and_top_k(text, tmp_path, capsys):
@@ -783,7 +864,7 @@ def test_schedules_are_the_official_ones(name, lengths):
 def test_every_model_has_a_schedule_and_every_benchmark_a_model():
     """The tables fit each other."""
     assert CONFIGS.keys() == train.RUNS_OF.keys()
-    assert set(train.MODELS_OF) == set(train.corpora.SOURCES)
+    assert set(train.MODELS_OF) == {"stdlib", *corpora.SOURCES}
     for data, (large, small) in train.MODELS_OF.items():
         assert {large, small} <= CONFIGS.keys()
         assert data == "wikitext-2" or train.RUNS_OF[large].dataset == data
@@ -794,7 +875,8 @@ def test_a_small_model_gets_the_bands_of_its_benchmark():
     name, config, _ = train.settings({"dataset": "wt103"}, "cpu")
     assert (name, config.div_val) == ("laptop-words", 4)
     assert config.cutoffs == (20_000, 40_000, 200_000)
-    given = train.parse(["--dataset", "wt103", "--cutoffs", "5", "9", "--div-val", "2"])
+    given = command_line.parse(
+        ["--dataset", "wt103", "--cutoffs", "5", "9", "--div-val", "2"], "", train.Run, Config)
     _, config, _ = train.settings(given, "cpu")
     assert (config.cutoffs, config.div_val) == ((5, 9), 2)
     assert train.settings({"dataset": "ptb"}, "cpu")[1].cutoffs == ()
@@ -829,7 +911,7 @@ def test_the_compiled_step_gives_the_same_losses(text, tmp_path, monkeypatch, ca
     assert run(text, tmp_path / "a", *flags) == 0
     assert run(text, tmp_path / "b", *flags, "--compile") == 0
     assert "compiled in" in capsys.readouterr().out
-    curves = [[float(row["train"]) for row in train.read_metrics(tmp_path / name / "metrics.tsv")
+    curves = [[float(row["train"]) for row in log.read_metrics(tmp_path / name / "metrics.tsv")
                if row["train"]] for name in "ab"]
     assert len(curves[0]) == 9 and curves[0] == pytest.approx(curves[1], abs=1e-3)
     assert train.main(["--resume", "--out", str(tmp_path / "b")]) == 0
@@ -859,7 +941,7 @@ def test_operations_are_those_that_torch_counts(name):
         for width, first, end in ((12, 11, 20), (6, 20, 30), (3, 30, 53)):
             tails += width * (end - first + 2 * 24) * math.log(end / first) / math.log(53)
     R = config.n_layer * 2 * (7 + T) * 24 * 30  # the formula leaves out the projection of R
-    formula = train.flops_per_step(config, B, T) / 3 - 2 * B * T * tails + R
+    formula = estimate.flops_per_step(config, B, T) / 3 - 2 * B * T * tails + R
     assert counter.get_total_flops() == pytest.approx(formula, abs=6)
 
 
@@ -887,7 +969,8 @@ def test_the_estimated_memory_is_that_of_the_saved_tensors(model, change, dtype)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda z: z):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bf16"):
             net(x, memory, x)
-    needs = train.bytes_of_run(config, B, T, dtype)
+    needs = estimate.bytes_of_run(
+        config, lesson_5.count_parameters(config), B, T, dtype)
     assert 1 / 1.6 < needs["activations"] / sum(sizes.values()) < 1.6
     assert needs["memory of the layers, old and new"] == 2 * sum(z.nbytes for z in memory)
 
@@ -895,7 +978,7 @@ def test_the_estimated_memory_is_that_of_the_saved_tensors(model, change, dtype)
 def test_a_dry_run_says_what_a_run_will_take_and_does_nothing(tmp_path, monkeypatch, capsys):
     """Parameters, memory, steps, operations, hours; no data are read and no folder is made."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train.corpora, "load", None)
+    monkeypatch.setattr(corpora, "load", None)
     assert train.main(["--model", "wt103-standard", "--dry-run", "--tokens-per-second", "50000",
                        "--out", "run", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
@@ -915,7 +998,8 @@ def test_a_dry_run_reckons_with_the_data_and_the_micro_batch(capsys):
     assert train.main([*base, "--model", "enwik8-12L", "--drop-newlines"]) == 0
     assert "41,055,436" in capsys.readouterr().out
     config = CONFIGS["enwik8-12L"]
-    whole, parts = (train.bytes_of_run(config, 22, 512, "bf16", size) for size in (0, 11))
+    whole, parts = (estimate.bytes_of_run(config, 41_055_949, 22, 512, "bf16", size)
+                    for size in (0, 11))
     same_key, activations = "memory of the layers, old and new", "activations"
     assert whole[same_key] == parts[same_key]
     assert whole[activations] == pytest.approx(2 * parts[activations], abs=1)

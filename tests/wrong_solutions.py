@@ -532,32 +532,30 @@ def generate(model, prompt, n_tokens, top_k=None, temperature=1.0, generator=Non
 
     # ---- train.py -------------------------------------------------------------------------------
     M("train_step", "zero them first", ("optimizer.zero_grad()", "pass")),
-    M("train_step", "divide by ALL tokens", ("losses.sum() / y.numel()", "losses.mean()")),
-    M("train_step", "the last one may have fewer", ("losses.sum() / y.numel()",
-      "losses.mean() * (run.micro_batch or len(x)) / len(x)")),
-    M("train_step", "the sum, not the mean", ("losses.sum() / y.numel()", "losses.sum()")),
-    M("train_step", "this is the memory of the last micro-batch",
-      ("[torch.cat(layer) for layer in zip(*memories)]", "new_memory")),
-    M("train_step", "of other lanes", ("memory and [z[rows] for z in memory]", "memory")),
+    M("train_step", "clear them first", ("    optimizer.zero_grad()\n", ""),
+      ("    loss.backward()", "    optimizer.zero_grad()\n    loss.backward()")),
+    M("train_step", "the sum, not the mean", ("losses.mean()", "losses.sum()")),
+    M("train_step", "the last token only", ("losses.mean()", "losses[:, -1].mean()")),
     M("train_step", "is not clipped",
       ("    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)\n", ""),
-      ("loss, norm = distributed.mean(loss.item()), norm.item()", "loss = loss.item()"),
+      ("    loss, norm = loss.item(), norm.item()\n    if not math.isfinite(loss + norm):",
+       "    loss = loss.item()\n    if not math.isfinite(loss):"),
       ("    optimizer.step()", "    optimizer.step()\n    norm = torch.nn.utils.clip_grad_norm_("
-       "model.parameters(), run.clip).item()"),
-      ("    if not math.isfinite(loss + norm):", "    if not math.isfinite(loss):")),
+       "model.parameters(), run.clip).item()")),
     M("train_step", "reached the weights", ("if not math.isfinite(loss + norm):", "if False:")),
+    M("train_step", "the gradient is not: this step",
+      ("if not math.isfinite(loss + norm):", "if not math.isfinite(loss):")),
     M("train_step", "the memory of a bad step was kept", ("return loss, norm, memory",
                                                           "return loss, norm, new_memory")),
-    M("train_step", "outside `with autocast", ("with autocast(run, x.device.type), ", "with ")),
-    M("train_step", "should be floats",
-      ("    loss, norm = distributed.mean(loss.item()), norm.item()\n", "")),
-    M("train_step", "of the last micro-batch", ("loss += part.detach()", "loss = part.detach()")),
-    M("train_step", "without targets", ("z in memory], y[rows])", "z in memory])")),
-    M("train_step", "the memory is not handed", ("memory and [z[rows] for z in memory]",
-                                                 "None")),
+    M("train_step", "outside `with autocast", ("with autocast(run, x.device.type):", "if True:")),
+    M("train_step", "should be floats", ("    loss, norm = loss.item(), norm.item()\n", "")),
+    M("train_step", "after clipping", ("loss.item(), norm.item()",
+                                       "loss.item(), min(norm.item(), run.clip)")),
+    M("train_step", "without targets", ("model(x, memory, y)", "model(x, memory)")),
+    M("train_step", "the memory is not handed", ("model(x, memory, y)", "model(x, None, y)")),
     M("train_step", "optimizer.step() is missing", ("    optimizer.step()\n", "")),
     M("train_step", "the old memory: the model returned a new one",
-      ("[torch.cat(layer) for layer in zip(*memories)]", "memory"), bug=24),
+      ("return loss, norm, new_memory", "return loss, norm, memory"), bug=24),
 
     M("evaluate", "a mean of the segments' means", (".double().sum()", ".double().mean()"),
       ("total.item() / (len(tokens) - 1 - skip)", "total.item() / parts"), bug=22),
@@ -908,46 +906,43 @@ def generate(model, prompt, n_tokens, top_k=None, temperature=1.0, generator=Non
 """),
     "train_step": ("""
 def train_step(model, optimizer, x, y, memory, run):
-    B, size = len(x), run.micro_batch or len(x)
-    optimizer.zero_grad()
-    total, kept = 0.0, []
-    for start in range(0, B, size):
-        part = slice(start, start + size)
-        past = memory if memory is None else [rows[part] for rows in memory]
-        with autocast(run, x.device.type):
-            losses, new = model(x[part], past, y[part])
-            loss = losses.mean() * (losses.numel() / y.numel())
-        loss.backward()
-        total += float(loss.detach())
-        kept.append(new)
-    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip))
-    if math.isfinite(total) and math.isfinite(norm):
-        optimizer.step()
-        memory = [torch.cat([new[n] for new in kept]) for n in range(len(kept[0]))]
-    return total, norm, memory
-""", """
-def train_step(model, optimizer, x, y, memory, run):
     for parameter in model.parameters():
         parameter.grad = None
-    size, sums, layers = run.micro_batch or len(x), [], None
-    for n, (a, b) in enumerate(zip(x.split(size), y.split(size))):
-        past = None if memory is None else [z.split(size)[n] for z in memory]
-        with autocast(run, x.device.type):
-            losses, new = model(a, past, b)
-        losses.sum().backward()
-        sums.append(losses.sum().item())
-        layers = new if layers is None else [torch.cat(pair) for pair in zip(layers, new)]
+    with autocast(run, x.device.type):
+        losses, new = model(x, memory, y)
+        loss = losses.sum() / y.numel()
+    loss.backward()
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip))
+    if math.isfinite(loss) and math.isfinite(norm):
+        optimizer.step()
+        memory = new
+    return float(loss), norm, memory
+""", """
+def train_step(model, optimizer, x, y, memory, run):
+    optimizer.zero_grad(set_to_none=False)
+    with autocast(run, x.device.type):
+        losses, new = model(x, memory, y)
+    (losses / losses.numel()).sum().backward()
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    for g in grads:
-        g /= y.numel()
-    norm = math.sqrt(sum(g.pow(2).sum().item() for g in grads))
-    mean = sum(sums) / y.numel()
+    mean, norm = losses.mean().item(), math.sqrt(sum(g.pow(2).sum().item() for g in grads))
     if not (math.isfinite(mean) and math.isfinite(norm)):
         return mean, norm, memory
     for g in grads:
         g *= min(1.0, run.clip / (norm + 1e-6))
     optimizer.step()
-    return mean, norm, layers
+    return mean, norm, new
+""", """
+def train_step(model, optimizer, x, y, memory, run):
+    optimizer.zero_grad()
+    with autocast(run, x.device.type):
+        losses, after = model(x, memory, y)
+    torch.mean(losses).backward()
+    weights = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(weights, run.clip).item()
+    good = math.isfinite(losses.mean().item()) and math.isfinite(norm)
+    if good:
+        optimizer.step()
+    return losses.mean().item(), norm, after if good else memory
 """),
     "evaluate": ("""
 @torch.no_grad()

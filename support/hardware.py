@@ -1,0 +1,92 @@
+"""What the machine is good at: its device, its dtype, its compiler."""
+import copy
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from support import distributed
+
+
+def check(device):
+    """ValueError if a device is asked for that torch does not find."""
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
+
+
+def device(given):
+    """The device that was asked for, or the best present.  ValueError if it is not there.
+
+    What stays float32 on a GPU may use TF32.
+    """
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    check(given.get("device", best))
+    torch.set_float32_matmul_precision("high")
+    return given.get("device", best)
+
+
+def choose_dtype(step, model, run, x, y):
+    """What run.dtype asks for; if that is auto, bf16 on a GPU that has it, and on a CPU the faster
+    of bf16 and float32, measured.
+
+    step is train.py's train_step; it trains copies of the model on x, y (B, T).
+    """
+    if run.dtype != "auto":
+        return run.dtype
+    if x.is_cuda:
+        return "bf16" if torch.cuda.is_bf16_supported() else "float32"
+    times = {}
+    with torch.random.fork_rng(devices=[]):  # what the trial draws, the run must not miss
+        for dtype in ("float32", "bf16"):
+            trial, seconds, memory = copy.deepcopy(model), [], None
+            optimizer = torch.optim.Adam(trial.parameters(), lr=run.lr)
+            for _ in range(5):
+                start = time.perf_counter()
+                memory = step(trial, optimizer, x, y, memory, replace(run, dtype=dtype))[2]
+                seconds.append(time.perf_counter() - start)
+            times[dtype] = min(seconds[2:])  # the first two fill the memory
+    slower, faster = sorted(times, key=times.get, reverse=True)
+    ratio = times[slower] / times[faster]
+    print(f"dtype: {faster}, measured {ratio:.1f} times as fast as {slower} here")
+    return faster
+
+
+def compiled(model, context, x, y, mode="default"):
+    """The model compiled by torch; as it is, and one line why, where that fails.
+
+    It reads x, y (B, T) twice inside `context`, an autocast: the first segments have less memory
+    than the others, so they are compiled for, too.
+    """
+    print("compiling the training step, up to two minutes", flush=True)
+    start, memory = time.monotonic(), None
+    faster = torch.compile(model, dynamic=False, mode=mode)
+    try:
+        with torch.random.fork_rng():  # what the trial draws, the run must not miss
+            for _ in range(2):
+                with context:
+                    losses, memory = faster(x, memory, y)
+                losses.mean().backward()
+                model.zero_grad()
+                memory = [z.clone() for z in memory]  # CUDA graphs write over what they returned
+    except Exception as error:  # no compiler, or one that fails: many types, the reason first
+        print(f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+        faster = model
+    if any(distributed.largest(faster is model)):  # one rank's failure is that of all
+        return model
+    print(f"compiled in {time.monotonic() - start:.0f} s")
+    return faster
+
+
+@contextmanager
+def finite_logits():
+    """ValueError, one sentence, if the block cannot sample since the logits are not finite."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "probability tensor" not in str(error):
+            raise
+        raise ValueError("the model's logits are not finite, so it cannot be sampled; train it "
+                         "with a smaller --lr") from None

@@ -1,0 +1,175 @@
+"""What a run says: log lines on the terminal, metrics.tsv, and the curve that is drawn from it."""
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from shutil import which
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from support import distributed
+from support.checkpoint import write
+from support.corpora import compressed_bits, decode
+
+# train: mean loss since the last line, train_max: the largest, which shows a spike; skipped: steps
+COLUMNS = ("step", "tokens", "seconds", "lr", "grad_norm", "train", "train_max", "skipped", "valid")
+
+
+def in_unit(nats, unit):
+    """A mean loss in the corpus's unit: bits per character, or perplexity."""
+    if unit == "bpc":
+        return nats / math.log(2)
+    return math.exp(nats) if nats < 700 else math.inf  # above, exp overflows
+
+
+def test_line(nats, corpus, run):
+    """The one line that a run is quoted by."""
+    return (f"test {in_unit(nats, corpus.unit):.4f} {corpus.unit} (evaluation T "
+            f"{run.eval_segment}, M {run.eval_mem_len}, clamp {run.eval_clamp_len or 'none'}; "
+            f"{len(corpus.test) - 1:,} predictions; {corpus.name})")
+
+
+def clock(seconds):
+    """Seconds as 5s, 4m05s or 3h04m."""
+    minutes, s = divmod(int(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60}h{minutes % 60:02}m"
+    return f"{minutes}m{s:02}s" if minutes else f"{s}s"
+
+
+class Metrics:
+    """metrics.tsv of a run: a line for each mean of training losses and for each validation.
+
+    Line by line on the disk, so that a look at it is never stale.  Of several ranks the first
+    writes.
+    """
+
+    def __init__(self, path, job):
+        """A new file, or cut back to the lines that a checkpoint knows.  Says what is trained."""
+        state, self.unit, self.said = job.state, job.corpus.unit, time.monotonic()
+        parameters = sum(p.numel() for p in job.model.parameters())
+        print(f"{job.name}: {parameters:,} parameters on {job.corpus.name}")
+        if state.step:
+            print(f"going on from step {state.step:,}, {clock(state.seconds)} of training")
+        if distributed.RANK:
+            self.file = open(os.devnull, "w")
+            return
+        text = circumstances(parameters, job) + "\t".join(COLUMNS) + "\n"
+        if state.lines and path.exists():
+            old = path.read_text().splitlines(keepends=True)
+            head = [line for line in old if not line[0].isdigit()]
+            text = "".join(head + [line for line in old if line[0].isdigit()][: state.lines])
+        write(path, lambda file: file.write(text))
+        self.file = open(path, "a", buffering=1)
+
+    def line(self, state, **values):
+        """Write one line; a column without a value stays empty."""
+        values |= {"step": state.step, "tokens": state.tokens, "seconds": f"{state.seconds:.1f}"}
+        print(*(values.get(name, "") for name in COLUMNS), sep="\t", file=self.file)
+        state.lines += 1
+
+    def validation(self, state, loss):
+        """A validation loss, in nats: in the file and on the terminal."""
+        value = f"{in_unit(loss, self.unit):.4f}"
+        self.line(state, valid=value)
+        print(f"step {state.step:,} | validation {value} {self.unit}", flush=True)
+
+    def training(self, state, run, rate, loss, norm, done):
+        """After a step: a line of means when it is due, a spike, and a log line now and then."""
+        if state.spike:
+            print(f"step {state.step:,} | loss {in_unit(loss, self.unit):.3f} {self.unit}: a spike,"
+                  " twice the mean before it", flush=True)
+        if state.step % run.log_every == 0 and state.loss_count:
+            mean = in_unit(state.loss_sum / state.loss_count, self.unit)
+            largest = in_unit(state.loss_max, self.unit)
+            self.line(state, lr=f"{rate:.3g}", grad_norm=f"{norm:.3g}", train=f"{mean:.4f}",
+                      train_max=f"{largest:.4f}", skipped=state.skipped)
+            state.loss_sum, state.loss_count, state.loss_max = 0.0, 0, 0.0
+        if time.monotonic() - self.said > 5:
+            self.said = time.monotonic()
+            left = state.seconds * (1 / done - 1) if done else 0
+            print(f"step {state.step:,} | {done:.0%} | loss {in_unit(loss, self.unit):.3f} "
+                  f"{self.unit} | {state.tokens / state.seconds:,.0f} tok/s | "
+                  f"{clock(state.seconds)}, {clock(left)} left"
+                  + (f" | {state.skipped} steps skipped" if state.skipped else ""), flush=True)
+
+    def flush(self):
+        """All lines are on the disk after this."""
+        os.fsync(self.file.fileno())
+
+    def close(self):
+        """No line comes after this."""
+        self.file.close()
+
+
+def read_metrics(path):
+    """The lines of a metrics.tsv -> [{column: text, empty where it has no value}]."""
+    return [dict(zip(COLUMNS, line.rstrip("\n").split("\t")))
+            for line in path.read_text().splitlines() if line[0].isdigit()]
+
+
+def draw(path, corpus):
+    """curve.png beside metrics.tsv, drawn from it."""
+    rows, unit, title = read_metrics(path), corpus.unit, f"{path.parent.name}: {corpus.name}"
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for column, style, label in (("train", "-", "training, mean since the last point"),
+                                 ("valid", "o-", "validation, with the memory of evaluation")):
+        points = [(int(row["tokens"]) / 1e6, float(row[column])) for row in rows if row[column]]
+        axes.plot(*zip(*points) if points else ((), ()), style, markersize=4, label=label)
+    axes.set(xlabel="tokens read (millions)", ylabel=f"loss ({unit})", xlim=(0, None),
+             title=title.split(" (")[0].replace("$", r"\$"))  # it stands around formulas
+    if unit == "bpc":
+        axes.set(ylim=(0, None))
+    else:  # it begins near the size of the vocabulary
+        axes.set(yscale="log", ylabel="perplexity (logarithmic)")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set(major_formatter="{x:,.0f}", minor_locator=NullLocator())
+    axes.legend()
+    with warnings.catch_warnings():  # of a letter in a file's name that the font lacks
+        warnings.simplefilter("ignore")
+        figure.savefig(path.with_name("curve.png"), dpi=120)
+
+
+def circumstances(parameters, job):
+    """What a figure needs to be believed later: comment lines for the head of metrics.tsv."""
+    here = Path(__file__).resolve().parent
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, text=True,
+                            capture_output=True).stdout.strip() if which("git") else ""
+    hardware = torch.cuda.get_device_name() if job.model.u.is_cuda else (
+        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads")
+    command = " ".join(" ".join(["python train.py", *sys.argv[1:]]).split())  # in one line
+    return (f"# {command}\n# commit {commit or 'unknown'}, Python {platform.python_version()}, "
+            f"torch {torch.__version__}, {job.model.u.device.type}: {hardware}\n"
+            f"# {parameters:,} parameters, {job.corpus.name}\n")
+
+
+def say_what_a_gpu_trains(given, device, models_of, runs_of):
+    """Without a GPU a benchmark's name alone trains a small model: say so."""
+    name = given.get("dataset")
+    large, small = models_of.get(name, (None, None))
+    if device == "cpu" and large != small and "model" not in given:
+        run = runs_of[large]
+        print(f"no GPU here: training the small model {small!r} on {name}; {large!r} takes one, "
+              f"for {run.steps:,} steps of {run.batch} x {run.segment} tokens (--model {large} "
+              "forces it)")
+
+
+def report(out, run, corpus, prompt, sample):
+    """Print the end of a run: what the model makes of a prompt, and what to try next."""
+    source = f"--text {run.text}" if run.text else f"--dataset {run.dataset}"
+    print("--- the beginning of the test split, and after >>> the model's own\n"
+          f"{decode(prompt, corpus.vocab)}>>>{decode(sample, corpus.vocab)}\n---\n"
+          f"curve: {out / 'curve.png'}\n"
+          f"try next: python train.py --sample TEXT --out {out}\n"
+          f"          python train.py {source} --minutes 30 --out {out}-30")
+    if corpus.unit == "bpc":
+        bits = compressed_bits(corpus.test, corpus.vocab)
+        print("the test bytes by compressors, which have not seen the training split: "
+              + ", ".join(f"{name} {value:.4f}" for name, value in bits.items()))
