@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -58,8 +59,9 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (python {self.prog} --help lists all flags)")
 
 
+@cache
 def comments(settings):
-    """{field: the comment behind it} of a dataclass, from its source."""
+    """{field: the comment after it} of a dataclass, from its source."""
     pattern = r"^    (\w+): [^#\n]*  # (.+)$"
     return dict(re.findall(pattern, inspect.getsource(settings), re.MULTILINE))
 
