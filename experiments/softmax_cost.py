@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmark import resident_peak
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
+from support import fast
+
 lesson_5 = import_module("05_full_model")
 CONFIG = lesson_5.CONFIGS["wt103-large"]
 
@@ -47,7 +49,7 @@ class Largest(TorchDispatchMode):
 def measure(config):
     """One lane, forward and backward: (parameters, peak in GB, middle of 3 in s, largest shape)."""
     torch.manual_seed(0)
-    model, T = lesson_5.TransformerXL(config), config.mem_len
+    model, T = fast.prepare(lesson_5.TransformerXL(config)), config.mem_len
     parameters = sum(p.numel() for p in model.parameters())
     ranks = 1 / torch.arange(1.0, config.vocab_size + 1)
     x, y = torch.multinomial(ranks, 2 * T, replacement=True).view(2, 1, T)
