@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 from helpers import assert_close, randomized
 
+from support import fast
+
 lesson_5, regularisers = import_module("05_full_model"), import_module("regularisers")
 LockedDropout, WordDropout, DropConnect, Penalised, Recipe = (
     getattr(regularisers, name) for name in
@@ -141,6 +143,24 @@ def test_the_weights_keep_their_names_and_places():
     assert list(model.state_dict()) == names
     assert all(a is b for a, b in zip(model.parameters(), weights, strict=True))
     plain(1).load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize("locked_inside", [False, True])
+def test_the_fast_form_of_a_regularised_model(locked_inside):
+    """fast.prepare after it: the same losses and gradients without draws (float64), and the locked
+    dropouts stay; where ReLU is merged with one, it is still there.
+    """
+    recipe, results = Recipe(locked_inside=locked_inside), []
+    for form in (lambda model: model, fast.prepare):
+        model = form(regularisers.regularise(plain(), recipe)).train()
+        loss, _ = model(x, model(x)[1], y)
+        loss.sum().backward()
+        results.append([loss, *(z.grad for z in model.parameters())])
+    for wanted, found in zip(*results, strict=True):
+        assert_close(found, wanted, "the fast form", 1e-10)
+    for layer in model.layers:
+        assert type(layer.dropout_inner) is (LockedDropout if locked_inside else fast.DropoutReLU)
+        assert type(layer.attention.dropout_attention) is fast.Dropout
 
 
 @pytest.mark.parametrize("locked, locked_inside", [(True, False), (False, True)])
