@@ -2,7 +2,7 @@
 
 The parts are built and compared by now: segments (01), memory (02), the four-term score
 (03), the shift (04).  This file joins them into the model that train.py trains, and
-adds what a complete one needs: dropout, first values, the paper's sizes, generation.
+adds what a complete one needs: dropout, initial weights, the paper's sizes, generation.
 
     tokens (B, T) -> E[x] * sqrt(D) -> h -> layer 1 ... layer N -> h E^T + b -> logits
     layer n:  attention of h to [memory n o h], add, norm;  feed-forward, add, norm
@@ -12,10 +12,12 @@ New are two options for reading with a longer memory than in training:
 
   * same_length: without it the first query of a segment sees M keys before it and the
     last one M + T - 1, so a loss depends on where the text was cut; with it each query
-    sees M + 1 keys (itself and M before it), and the cut no longer matters at all;
+    sees itself and the M keys before it, if they exist: the cut no longer matters;
   * clamp_len: larger distances count as this one, so none is new to the trained model.
 
-This is the plain form; support/fast.py does the same work in a faster order.
+This is the plain form; support/fast.py does the same work in a faster order.  Texts of
+words have an embedding of their own (support/adaptive_softmax.py): sorted by frequency,
+cut into bands, narrower vectors for rarer words.  The byte models do without.
 
     python 05_full_model.py     half a minute: cuts, sizes, a sample, a figure
 """
@@ -42,7 +44,7 @@ relative_score = import_module("04_rel_shift").relative_score
 
 @dataclass(frozen=True)
 class Config:
-    """What a model is; ValueError, with the numbers, for sizes that make none.
+    """The sizes of a model.  ValueError, naming the numbers, if no model can have them.
 
     mem_len, same_length and clamp_len touch no weight and are read at every call:
     `model.config = replace(model.config, mem_len=2100, same_length=True)`.
@@ -57,20 +59,21 @@ class Config:
     mem_len: int = 128  # memory length M; 0: no memory
     dropout: float = 0.0  # of hidden states
     dropout_attention: float = 0.0  # of attention probabilities
-    cutoffs: tuple = ()  # where the adaptive softmax cuts the vocabulary into bands
-    div_val: int = 1  # each further band is so many times narrower
-    tie_projections: bool = True  # one matrix into a band and out of it
-    untie_r: bool = False  # u and v for each layer, not one pair for all
-    same_length: bool = False  # each query sees M + 1 keys
+    cutoffs: tuple = ()  # words: where the vocabulary is cut into bands
+    div_val: int = 1  # words: each further band is so many times narrower
+    tie_projections: bool = True  # words: one matrix into a band and out of it
+    untie_r: bool = False  # u and v for each layer, not one pair (the authors' name)
+    same_length: bool = False  # each query sees itself and M keys before it
     clamp_len: int = 0  # the largest distance told apart; 0 or less: no clamp
 
     def __post_init__(self):
         validate.config(self)
 
 
-# The official training values, with V of the published parameter counts.  The paper
-# gives enwik8-18L, lm1b-medium and ptb a number of parameters only: their sizes are
-# ours.  Of wt103-large it says 257M; lm1b-base is the model of the authors' script.
+# The sizes of the authors' scripts.  V is that of the published parameter counts (204:
+# enwik8 without newlines); train.py puts its corpus's own there.  For enwik8-18L, ptb
+# and lm1b-medium the paper gives only the number of parameters: these sizes are ours.
+# wt103-large has 285M parameters, where the paper says 257M.
 WT103, LM1B = (20_000, 40_000, 200_000), (60_000, 100_000, 640_000)  # cutoffs
 CONFIGS = {name: Config(*sizes) for name, sizes in {
     #                  V        N   D     H   C    FF    M    dropout, of attention
@@ -117,8 +120,8 @@ def distance_encoding(K, D, clamp_len=0, device=None):
     return sinusoid(distance.clamp(max=clamp_len) if clamp_len > 0 else distance, D)
 
 
-def with_first_values(module, mean=0.0):
-    """The module with the authors' first values: weight N(mean, 0.02), bias 0."""
+def initialized(module, mean=0.0):
+    """The module with the authors' initial weights N(mean, 0.02), and bias 0."""
     nn.init.normal_(module.weight, mean, 0.02)
     if getattr(module, "bias", None) is not None:
         nn.init.zeros_(module.bias)
@@ -133,8 +136,8 @@ class RelativeAttention(nn.Module):
         D, self.H, self.C = config.d_model, config.n_head, config.d_head
         HC = self.H * self.C
         self.W_q, self.W_kE, self.W_kR, self.W_v = (
-            with_first_values(nn.Linear(D, HC, bias=False)) for _ in range(4))
-        self.W_o = with_first_values(nn.Linear(HC, D, bias=False))
+            initialized(nn.Linear(D, HC, bias=False)) for _ in range(4))
+        self.W_o = initialized(nn.Linear(HC, D, bias=False))
         self.dropout_attention = nn.Dropout(config.dropout_attention)
 
     def heads(self, z):
@@ -155,10 +158,10 @@ class RelativeAttention(nn.Module):
 
     def forward(self, h, memory, R, u, v, hidden):
         """h (B, T, D), memory (B, m, D), R (K, D), u, v (H, C) -> (B, T, D)."""
-        remembered = torch.cat([memory, h], dim=1)  # [memory o h], (B, K, D)
+        h_tilde = torch.cat([memory, h], dim=1)  # [memory o h], (B, K, D)
         q = self.heads(self.W_q(h))  # (B, H, T, C): queries from the segment only
-        k = self.heads(self.W_kE(remembered))  # (B, H, K, C)
-        value = self.heads(self.W_v(remembered))  # (B, H, K, C)
+        k = self.heads(self.W_kE(h_tilde))  # (B, H, K, C)
+        value = self.heads(self.W_v(h_tilde))  # (B, H, K, C)
         Q = self.heads(self.W_kR(R))  # (H, K, C): a key for each distance
         return self.W_o(self.attend(q, k, value, Q, u, v, hidden))
 
@@ -170,11 +173,11 @@ class Layer(nn.Module):
         super().__init__()
         D, FF, p = config.d_model, config.d_inner, config.dropout
         self.attention, self.dropout_output = RelativeAttention(config), nn.Dropout(p)
-        self.W_1, self.relu = with_first_values(nn.Linear(D, FF)), nn.ReLU()
-        self.W_2 = with_first_values(nn.Linear(FF, D))
+        self.W_1, self.relu = initialized(nn.Linear(D, FF)), nn.ReLU()
+        self.W_2 = initialized(nn.Linear(FF, D))
         self.dropout_inner, self.dropout_ff = nn.Dropout(p), nn.Dropout(p)
-        self.norm_1 = with_first_values(nn.LayerNorm(D), mean=1.0)
-        self.norm_2 = with_first_values(nn.LayerNorm(D), mean=1.0)
+        self.norm_1 = initialized(nn.LayerNorm(D), mean=1.0)
+        self.norm_2 = initialized(nn.LayerNorm(D), mean=1.0)
 
     def forward(self, h, memory, R, u, v, hidden):
         """h (B, T, D), the others as for the attention -> (B, T, D)."""
@@ -190,7 +193,7 @@ class TiedEmbedding(nn.Embedding):
     def __init__(self, config):
         super().__init__(config.vocab_size, config.d_model)
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
-        with_first_values(self)
+        initialized(self)
 
     def logits(self, h):
         """(B, T, D) -> (B, T, V)."""
@@ -220,7 +223,7 @@ class TransformerXL(nn.Module):
 
         Returns logits (B, T, V), or (B, 1, V) if last_only, or with targets y (B, T)
         the losses -ln p(y) in nats, (B, T); and the new memory, a list of N detached
-        tensors (B, m, D).  ValueError, with the numbers, for what does not fit.
+        tensors (B, m, D).  ValueError, with the numbers, if x, y or memory do not fit.
         """
         validate.call(self, x, memory, y)
         c, D, T = self.config, self.config.d_model, x.shape[1]
@@ -230,7 +233,7 @@ class TransformerXL(nn.Module):
         m = min(memory[0].shape[1], c.mem_len)  # mem_len may be lower than it was
         memory = [past[:, past.shape[1] - m :] for past in memory]  # (B, m, D) each
         R = distance_encoding(m + T, D, c.clamp_len, x.device).to(h)  # (K, D)
-        R = self.dropout_R(R)  # one for all layers, as the mask is
+        R = self.dropout_R(R)  # drawn once for all layers
         hidden = hidden_keys(T, m, c.mem_len, c.same_length, x.device)  # (T, K)
         u, v = (z.expand(c.n_layer, -1, -1) for z in (self.u, self.v))  # (N, H, C)
         new_memory = []
@@ -297,14 +300,15 @@ def generate(model, prompt, n_tokens, top_k=None, temperature=1.0, generator=Non
 
 @torch.no_grad()
 def show_what_a_cut_changes():
-    """The two golden equalities, and that the second is the work of same_length."""
-    (x, y), at_1 = torch.randint(205, (2, 1, 96)), {}  # any targets will do
+    """Two cases in which a cut changes nothing, and one in which it does."""
+    x, y = torch.randint(205, (2, 1, 96))  # any targets will do
+    at_1 = {}
     model = TransformerXL(CONFIGS["tiny"]).double().eval()
     print("how far 96 losses move if cut into T = 4, 16, 96 instead of 1 (float64):")
     for M, same_length, words in (
             (96, False, "rounding: nothing has left the memory"),
             (16, False, "more: the first queries see less than the last"),
-            (16, True, "rounding: all see M + 1 keys")):
+            (16, True, "rounding: all see M keys before them")):
         model.config = replace(model.config, mem_len=M, same_length=same_length)
         one, *others = (stream_losses(model, x, y, T) for T in (1, 4, 16, 96))
         at_1[M, same_length] = one
@@ -352,9 +356,10 @@ if __name__ == "__main__":
 # Ask yourself
 #   1. Why are R and the mask made once for all layers, but the memory for each?
 #   2. With same_length, T = 96 and M = 16: how many keys does query 90 see, and which?
-#   3. What would go wrong if generate fed the prompt again with each new token?
+#   3. What would go wrong if generate kept the memory but fed the prompt again, too?
 # Change and watch
-#   1. Write `distance >= M` for `distance > M` in hidden_keys: which printed equality
-#      breaks, and which does not?
+#   1. Write `distance >= M` for `distance > M` in hidden_keys: which printed line shows
+#      it, and which do not?
 #   2. Begin with zeros: write h.new_zeros(len(h), c.mem_len, c.d_model) for h[:, :0].
 #      Which line of show_what_a_cut_changes no longer prints rounding?
+#   3. Give the figure's last bar clamp_len=127: it reads distances never trained.

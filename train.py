@@ -12,6 +12,11 @@
 A run lives in one folder (--out): checkpoint.pt and the one before it, previous.pt,
 best.pt (best validation loss), metrics.tsv and curve.png.  Losses are in nats inside,
 and shown as bits per character (bpc) of bytes, or as perplexity (ppl) of words.
+
+Words of this file: `given` is a dict of the flags that were typed, and nothing else;
+`state` is where a run stands (checkpoint.State: steps, tokens and seconds so far, the
+place in the text, the memory, the best validation loss); `content` is what a checkpoint
+holds, None for a new run; a rank is one of the processes of a run, one for each GPU.
 """
 import math
 import os
@@ -22,7 +27,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # before torch: see support/README.md
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that wait shall sleep soon
 
 import torch
 
@@ -47,7 +52,7 @@ class Run:
     dataset: str = "stdlib"  # stdlib, enwik8, text8, wt103, wikitext-2, ptb or lm1b
     batch: int = 16  # lanes B
     segment: int = 128  # segment length T
-    steps: int = 0  # length of the run in steps,
+    steps: int = 0  # length of the run in steps (or --tokens, or --minutes)
     lr: float = 3e-3  # highest learning rate
     warmup: int = 100  # steps until it is reached
     eval_segment: int = 512  # segment length T of evaluation
@@ -56,8 +61,8 @@ class Run:
     eval_every: int = 1000  # steps between validations
     eval_tokens: int = 100_000  # validation tokens during training; 0: all
     log_every: int = 50  # steps between lines of metrics.tsv
-    tokens: int = 0  # length of the run in tokens, in place of steps,
-    minutes: float = 0.0  # ... or in minutes of training
+    tokens: int = 0  # length of the run in tokens, in place of steps
+    minutes: float = 0.0  # length of the run in minutes of training, in place of steps
     text: str = ""  # train on this file instead of a dataset, as bytes, cut 90/5/5
     drop_newlines: bool = False  # enwik8 as the authors count it: V = 204
     micro_batch: int = 0  # lanes at a time, gradients accumulated; 0: all
@@ -97,7 +102,7 @@ RUNS_OF |= {
     "ptb": Run("ptb", batch=10, segment=70, steps=166_000, lr=3e-4, warmup=3000,
                eval_segment=70, eval_mem_len=280, eval_every=1328, eval_tokens=0,
                log_every=100)}
-# what --dataset trains on a GPU, and without one
+# what --dataset trains: with a GPU, without one
 MODELS_OF = {
     "stdlib": ("laptop", "laptop"), "enwik8": ("enwik8-12L", "laptop"),
     "text8": ("text8-12L", "laptop"), "wt103": ("wt103-standard", "laptop-words"),
@@ -116,11 +121,13 @@ def fraction_done(run, state):
     """How much of the run is done, 0 to 1, by whichever length it was given."""
     if run.minutes:
         return min(1.0, state.seconds / (60 * run.minutes))
-    return min(1.0, state.tokens / run.tokens if run.tokens else state.step / run.steps)
+    if run.tokens:
+        return min(1.0, state.tokens / run.tokens)
+    return min(1.0, state.step / run.steps)
 
 
 def learning_rate(run, step, done):
-    """Linear warm-up, then a cosine from lr to 0 over the whole run."""
+    """The smaller of a linear warm-up and a cosine from lr to 0 over the whole run."""
     cosine = (1 + math.cos(math.pi * done)) / 2
     return run.lr * min((step + 1) / max(1, run.warmup), cosine)
 
@@ -135,7 +142,8 @@ def train_step(model, optimizer, x, y, memory, run):
 
     Returns the mean loss (nats), the gradient norm before clipping, and the new memory.
     If loss or norm is not finite nothing is updated and the old memory comes back: one
-    such number would poison every weight.
+    such number would poison every weight.  With --micro-batch or several ranks `model`
+    is a distributed.Learner, which stands for all their lanes.
     """
     optimizer.zero_grad()
     with autocast(run, x.device.type):
@@ -168,17 +176,17 @@ def evaluating(model, run):
 
 @torch.no_grad()
 def evaluate(model, tokens, run, label="evaluating", skip=0):
-    """Mean loss in nats over n - 1 predictions of n tokens, each token counted once.
+    """Mean loss in nats over the n - 1 predictions of n tokens, each counted once.
 
     One lane, read in order with run.eval_mem_len tokens of memory and same_length; the
     first token is context only.  The first `skip` predictions are made for the memory
     of the others and not counted.  `model` may be a Reader (support/fast.py).
     """
-    device = model.u.device
+    device = model.u.device  # that of any weight
     stream, memory = lanes(tokens.to(device), 1), None
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / run.eval_segment)
-    with evaluating(model, run), autocast(run, device.type):  # weights become bf16 once
+    with evaluating(model, run), autocast(run, device.type):  # bf16 weights made once
         read = progress(segments(stream, run.eval_segment), label, parts)
         for i, (x, y) in enumerate(read):
             loss, memory = model(x, memory, y)  # (1, T)
@@ -211,13 +219,15 @@ def folder_of(given, device):
 
 
 def reader_of(model, given):
-    """Make the model fast -> what evaluates and samples; --plain: itself, as it is."""
+    """What evaluates and samples: a fast.Reader, and `prepare` makes the model itself
+    fast in training; with --plain nothing is changed, and the model reads for itself.
+    """
     return model if "plain" in given else fast.Reader(fast.prepare(model))
 
 
 def training_lanes(corpus, run, epoch, device):
     """The lanes of one reading of the text: in order, or sentences in a new order."""
-    if corpus.separator is None:
+    if corpus.separator is None:  # the token between sentences that are shuffled (lm1b)
         return lanes(corpus.train, run.batch).to(device)
     return corpora.SentenceLanes(
         corpus.train, run.batch, corpus.separator, run.seed, epoch)
@@ -232,14 +242,17 @@ def next_segment(stream, run, state, device):
 
 def begin(given, device, folder):
     """A new run, or the one in the folder: all that `train` works with."""
+    # 1. what is trained, on what
     name, config, run, state, content = folder.resume(given, *settings(given, device))
     corpus = read_corpus(given, run, content)
     command_line.check_sampling(given, len(corpus.vocab))
+    # 2. the model, with new weights from the seed or those of the checkpoint
     config = replace(config, vocab_size=len(corpus.vocab))
     torch.manual_seed(run.seed)
     model = checkpoint.make_model(TransformerXL, count_parameters, config, content)
     reader = reader_of(model.to(device), given)
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
+    # 3. the place in the text, and what else the checkpoint holds
     stream = training_lanes(corpus, run, state.epoch, device)
     checkpoint.check_place(content, state, stream)
     x, y = next_segment(stream, run, state, device)
@@ -247,9 +260,10 @@ def begin(given, device, folder):
         checkpoint.restore(content, optimizer, state, config, run, device)
     else:
         log.say_what_a_gpu_trains(given, device, MODELS_OF, RUNS_OF)
-        distributed.draw_differently(run.seed)  # dropout; the weights are the first's
+        distributed.draw_differently(run.seed)  # to each rank its own dropout
         dtype = hardware.choose_dtype(train_step, model, run, x, y)
         run = replace(run, dtype=distributed.first(dtype))
+    # 4. what stands around the model in a step: ranks, compiler, micro-batches
     learner = distributed.parallel(model, x, y)
     if "compile" in given:
         learner = hardware.compiled(learner, autocast(run, device), x, y)
@@ -262,10 +276,12 @@ def begin(given, device, folder):
 
 
 def validate_and_save(job, folder, stop):
-    """Validate every eval_every steps and at the end; save then or by save_minutes."""
+    """Validate every eval_every steps and at the end.  Save after each validation, and
+    at least every save_minutes.
+    """
     run, state, valid = job.run, job.state, job.corpus.valid
     due = state.step % run.eval_every == 0 or fraction_done(run, state) == 1
-    if due and state.evaluated < state.step:
+    if due and state.evaluated < state.step:  # not twice at one step, when resumed
         valid = valid[: run.eval_tokens + 1] if run.eval_tokens else valid
         with stop.at_once():
             loss = distributed.evaluate_in_parts(
@@ -285,7 +301,7 @@ def train(given, device):
     with Folder(folder_of(given, device)) as folder:
         job = begin(given, device, folder)
         run, state, stream = job.run, job.state, job.stream
-        with checkpoint.Stop() as stop:
+        with checkpoint.Stop() as stop:  # Ctrl-C, SIGTERM: finish the step, then stop
             validate_and_save(job, folder, stop)  # if it was stopped in a validation
             while (done := fraction_done(run, state)) < 1 and not stop.asked():
                 start = time.perf_counter()
@@ -358,21 +374,16 @@ def use(given, device):
     return 0
 
 
-def dry_run(given, device):
-    """Print what a run will take.  No data are read."""
-    name, config, run = settings(given, device)
-    estimate.report(name, config, count_parameters, run, device,
-                    given.get("tokens_per_second"))
-    return 0
-
-
 def command(argv):
     """Do what the command line says -> exit status."""
     given = command_line.parse(argv, __doc__, Run, Config)
-    device, using = hardware.device(given), given.keys() & {"eval_only", "sample"}
-    act = dry_run if "dry_run" in given else use if using else train
+    device = hardware.device(given)
+    if "dry_run" in given:  # says what the run will take, and reads no data
+        return estimate.report(*settings(given, device), count_parameters, device,
+                               given.get("tokens_per_second"))
     distributed.join(device)
-    status = act(given, device)
+    using = given.keys() & {"eval_only", "sample"}
+    status = use(given, device) if using else train(given, device)
     distributed.leave()
     return status
 

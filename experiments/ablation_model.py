@@ -33,7 +33,7 @@ lesson_1, lesson_2, lesson_4, lesson_5 = (import_module(name) for name in (
 sinusoid, update_memory = lesson_1.sinusoid, lesson_2.update_memory
 relative_score, projected_distances = lesson_4.relative_score, lesson_4.projected_distances
 TiedEmbedding, hidden_keys = lesson_5.TiedEmbedding, lesson_5.hidden_keys
-with_first_values = lesson_5.with_first_values
+initialized = lesson_5.initialized
 
 ENCODINGS = ("ours", "shaw", "vaswani", "al-rfou")
 
@@ -46,11 +46,11 @@ class Attention(nn.Module):
         self.encoding, D, self.H, self.C = encoding, config.d_model, config.n_head, config.d_head
         HC = self.H * self.C
         self.W_q, self.W_kE, self.W_v = (
-            with_first_values(nn.Linear(D, HC, bias=False)) for _ in range(3))
-        self.W_o = with_first_values(nn.Linear(HC, D, bias=False))
+            initialized(nn.Linear(D, HC, bias=False)) for _ in range(3))
+        self.W_o = initialized(nn.Linear(HC, D, bias=False))
         self.dropout_attention = Dropout(config.dropout_attention)
         if encoding == "ours":
-            self.W_kR = with_first_values(nn.Linear(D, HC, bias=False))
+            self.W_kR = initialized(nn.Linear(D, HC, bias=False))
         if encoding == "shaw":
             self.distances = nn.Parameter(torch.randn(self.H, config.mem_len + T, self.C) * 0.02)
 
@@ -81,10 +81,10 @@ class Layer(nn.Module):
         super().__init__()
         D, FF, p = config.d_model, config.d_inner, config.dropout
         self.attention, self.dropout_output = Attention(config, encoding, T), Dropout(p)
-        self.W_1, self.dropout_inner = with_first_values(nn.Linear(D, FF)), Dropout(p)
-        self.W_2, self.dropout_ff = with_first_values(nn.Linear(FF, D)), Dropout(p)
+        self.W_1, self.dropout_inner = initialized(nn.Linear(D, FF)), Dropout(p)
+        self.W_2, self.dropout_ff = initialized(nn.Linear(FF, D)), Dropout(p)
         self.norm_1, self.norm_2 = (
-            with_first_values(nn.LayerNorm(D), mean=1.0) for _ in range(2))
+            initialized(nn.LayerNorm(D), mean=1.0) for _ in range(2))
 
     def forward(self, h, *context):
         """(B, T, D) -> (B, T, D)."""

@@ -64,8 +64,11 @@ def vocabulary(run, config):
     return VOCABULARY.get(run.dataset, config.vocab_size) - run.drop_newlines
 
 
-def report(name, config, count_parameters, run, device, speed=None):
-    """Print what a run will take: size, memory, steps, operations and, given tokens/s, hours."""
+def report(name, config, run, count_parameters, device, speed=None):
+    """Print what a run will take: size, memory, steps, operations and, given tokens/s, hours.
+
+    Returns the exit status, 0.
+    """
     config = replace(config, vocab_size=vocabulary(run, config))
     parameters = count_parameters(config)
     if speed is not None and not speed > 0:
@@ -92,6 +95,7 @@ def report(name, config, count_parameters, run, device, speed=None):
               f"which are {flops / (B * T) * speed / 1e12:.3g} TFLOP/s")
     else:
         print("hours            name a speed with --tokens-per-second")
+    return 0
 
 
 def check_weights_fit(parameters):
