@@ -71,7 +71,7 @@ def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys, e
     left = [z for z in node.body if not isinstance(z, ast.Expr)]
     assert len(left) == 1 and isinstance(left[0], ast.Raise), "only the stub is left"
     stub = " ".join(line.strip(" #") for line in text.splitlines()[first - 1 : node.end_lineno])
-    assert exercise.task in stub and max(map(len, text.splitlines())) <= 100
+    assert exercise.task in stub and max(map(len, text.splitlines())) <= 88
     assert blank.main(["--undo", exercise.name]) == 0
     assert files(project) == before
 
