@@ -20,7 +20,7 @@ class AdaptiveSoftmax(nn.Module):
     """Embedding and softmax of a vocabulary sorted by falling count, cut into bands at cutoffs.
 
     Each word has one row, both its embedding and its output weight (tied).  Frequent words stay in
-    the head.  Each rarer band is one more entry of the head, behind which a small softmax over its
+    the head.  Each rarer band is one more entry of the head, after which a small softmax over its
     own words waits until it is needed, with rows of width D / div_val^i (Grave et al. 2017; as
     input, Baevski & Auli 2019).  For cutoffs 20,000, 40,000 and 200,000:
 

@@ -295,7 +295,7 @@ def check_text(content, corpus):
 
 
 def check_place(content, state, lanes):
-    """ValueError if a checkpoint stands behind the end of the lanes (B, n) that it reads."""
+    """ValueError if a checkpoint stands after the end of the lanes (B, n) that it reads."""
     if content and state.column >= lanes.shape[1] - 1:
         raise ValueError(f"{content.path} stands at column {state.column} of lanes that are "
                          f"{lanes.shape[1]} long")

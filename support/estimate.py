@@ -17,8 +17,8 @@ def flops_per_step(config, B, T):
     """Floating-point operations of one training step: three times those of its forward pass.
 
     Counted are the matrix products, two for each multiplication and addition, with a full memory:
-    for one token and layer 2 (2 D HC + 2 D FF + (K/T) 2 D HC + 3 K HC).  Cells behind the mask are
-    in it; the projection of R, one for all lanes, is not.  For the adaptive softmax the targets
+    for one token and layer 2 (2 D HC + 2 D FF + (K/T) 2 D HC + 3 K HC).  Cells that the mask hides
+    are in it; the projection of R, one for all lanes, is not.  For the adaptive softmax the targets
     are taken to be as rare as 1 / rank (Zipf).
     """
     D, FF, HC, K = config.d_model, config.d_inner, config.n_head * config.d_head, config.mem_len + T
