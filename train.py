@@ -22,12 +22,12 @@ import math
 import os
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that wait shall sleep soon
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # waiting threads soon go to sleep
 
 import torch
 
@@ -68,8 +68,9 @@ class Run:
     micro_batch: int = 0  # lanes at a time, gradients accumulated; 0: all
     clip: float = 0.25  # largest norm of the gradient
     save_minutes: float = 10.0  # minutes of training between two checkpoints, at most
-    seed: int = 0  # of weights, dropout and samples
-    dtype: str = "auto"  # of the matrix products: auto (measured), float32 or bf16
+    seed: int = 0  # seed of weights, dropout and samples
+    dtype: str = "auto"  # dtype of matrix products: auto (measured), float32 or bf16
+    plain: bool = False  # the model as lesson 5 has it, without support/fast.py
 
     def __post_init__(self):
         validate.run(self)
@@ -142,8 +143,8 @@ def train_step(model, optimizer, x, y, memory, run):
 
     Returns the mean loss (nats), the gradient norm before clipping, and the new memory.
     If loss or norm is not finite nothing is updated and the old memory comes back: one
-    such number would poison every weight.  With --micro-batch or several ranks `model`
-    is a distributed.Learner, which stands for all their lanes.
+    such number would poison every weight.  (In `train` the model is wrapped in a
+    distributed.Learner, for micro-batches and ranks: it stands for all their lanes.)
     """
     optimizer.zero_grad()
     with autocast(run, x.device.type):
@@ -218,19 +219,27 @@ def folder_of(given, device):
     return Path(given.get("out", RUNS / f"{text}-{name}"))
 
 
-def reader_of(model, given):
-    """What evaluates and samples: a fast.Reader, and `prepare` makes the model itself
-    fast in training; with --plain nothing is changed, and the model reads for itself.
+def reader_of(model, run):
+    """A fast.Reader of the model, to evaluate and sample.  `prepare` changes the model
+    in place, so that it trains faster, too.  With --plain: the model itself, unchanged.
     """
-    return model if "plain" in given else fast.Reader(fast.prepare(model))
+    return model if run.plain else fast.Reader(fast.prepare(model))
 
 
 def training_lanes(corpus, run, epoch, device):
-    """The lanes of one reading of the text: in order, or sentences in a new order."""
+    """The lanes of one pass over the text: in order, or sentences in a new order."""
     if corpus.separator is None:  # the token between sentences that are shuffled (lm1b)
         return lanes(corpus.train, run.batch).to(device)
     return corpora.SentenceLanes(
         corpus.train, run.batch, corpus.separator, run.seed, epoch)
+
+
+def next_stream(job):
+    """The lanes to go on with at the end of the text: the same, or in a new order."""
+    if job.corpus.separator is None:
+        return job.stream
+    job.stream = None  # makes room
+    return training_lanes(job.corpus, job.run, job.state.epoch, job.model.u.device)
 
 
 def next_segment(stream, run, state, device):
@@ -244,13 +253,16 @@ def begin(given, device, folder):
     """A new run, or the one in the folder: all that `train` works with."""
     # 1. what is trained, on what
     name, config, run, state, content = folder.resume(given, *settings(given, device))
+    distributed.my_lanes(run.batch)  # refuses a batch that cannot be dealt out
     corpus = read_corpus(given, run, content)
     command_line.check_sampling(given, len(corpus.vocab))
     # 2. the model, with new weights from the seed or those of the checkpoint
     config = replace(config, vocab_size=len(corpus.vocab))
     torch.manual_seed(run.seed)
+    estimate.check_weights_fit(count_parameters(config))
+    hardware.allow_tf32(device)
     model = checkpoint.make_model(TransformerXL, count_parameters, config, content)
-    reader = reader_of(model.to(device), given)
+    reader = reader_of(model.to(device), run)
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
     # 3. the place in the text, and what else the checkpoint holds
     stream = training_lanes(corpus, run, state.epoch, device)
@@ -258,20 +270,22 @@ def begin(given, device, folder):
     x, y = next_segment(stream, run, state, device)
     if content:
         checkpoint.restore(content, optimizer, state, config, run, device)
-    else:
+    folder.own(new=content is None)
+    part = slice(run.micro_batch or len(x))  # what goes through the model at a time
+    if not content:
         log.say_what_a_gpu_trains(given, device, MODELS_OF, RUNS_OF)
         distributed.draw_differently(run.seed)  # to each rank its own dropout
-        dtype = hardware.choose_dtype(train_step, model, run, x, y)
+        dtype = hardware.choose_dtype(train_step, model, run, x[part], y[part])
         run = replace(run, dtype=distributed.first(dtype))
     # 4. what stands around the model in a step: ranks, compiler, micro-batches
     learner = distributed.parallel(model, x, y)
     if "compile" in given:
-        learner = hardware.compiled(learner, autocast(run, device), x, y)
+        learner = hardware.compiled(learner, autocast(run, device), x[part], y[part])
     job = SimpleNamespace(
         name=name, config=config, run=run, corpus=corpus, state=state, stream=stream,
         model=model, reader=reader, optimizer=optimizer,
         learner=distributed.Learner(learner, run.micro_batch))
-    folder.own(content, job)
+    folder.open(job, content)
     return job
 
 
@@ -283,9 +297,14 @@ def validate_and_save(job, folder, stop):
     due = state.step % run.eval_every == 0 or fraction_done(run, state) == 1
     if due and state.evaluated < state.step:  # not twice at one step, when resumed
         valid = valid[: run.eval_tokens + 1] if run.eval_tokens else valid
+        loss = None
+        if stop.asked():
+            return
         with stop.at_once():
             loss = distributed.evaluate_in_parts(
                 evaluate, job.reader, valid, run, "validating")
+        if loss is None:  # a signal has ended it; --resume will begin with it
+            return
         folder.metrics.validation(state, loss)
         state.evaluated = state.step
         if loss < state.best:  # never if it is not a number
@@ -300,31 +319,32 @@ def train(given, device):
     """Train from the start or from a checkpoint, then test, sample and draw."""
     with Folder(folder_of(given, device)) as folder:
         job = begin(given, device, folder)
-        run, state, stream = job.run, job.state, job.stream
+        run, state = job.run, job.state
         with checkpoint.Stop() as stop:  # Ctrl-C, SIGTERM: finish the step, then stop
             validate_and_save(job, folder, stop)  # if it was stopped in a validation
-            while (done := fraction_done(run, state)) < 1 and not stop.asked():
+            while not stop.asked() and (done := fraction_done(run, state)) < 1:
                 start = time.perf_counter()
                 rate = learning_rate(run, state.step, done)
                 job.optimizer.param_groups[0]["lr"] = rate
-                x, y = next_segment(stream, run, state, device)
+                x, y = next_segment(job.stream, run, state, device)
                 with estimate.what_would_fit(job.config, job.model, run):
                     loss, norm, state.memory = train_step(
                         job.learner, job.optimizer, x, y, state.memory, run)
                 state.count(x, loss, norm, time.perf_counter() - start)
-                if state.column == stream.shape[1] - 1:
+                if state.column == job.stream.shape[1] - 1:
                     state.begin_text_again()
-                    stream = training_lanes(job.corpus, run, state.epoch, device)
+                    job.stream = next_stream(job)
                 folder.metrics.training(state, run, rate, loss, norm,
                                         fraction_done(run, state))
+                state.stop_if_never_finite()
                 validate_and_save(job, folder, stop)
-        if not stop.number:
-            report(job, folder.path, given)
-            return 0
-        folder.save(job.model, job.optimizer, state)
-        print(f"\nstopped after step {state.step:,}, saved; go on with\n"
-              f"  python train.py --resume --out {folder.path}")
-        return 128 + stop.number
+            if stop.asked():
+                folder.save(job.model, job.optimizer, state)
+                print(f"\nstopped after step {state.step:,}, saved; go on with\n"
+                      f"  python train.py --resume --out {folder.path}")
+                return 128 + stop.number
+        report(job, folder.path, given)
+    return 0
 
 
 # ---- using a trained model ----------------------------------------------------------
@@ -348,11 +368,11 @@ def report(job, out, given):
     model, corpus = job.model, job.corpus
     if (out / "best.pt").exists():  # not if no validation loss was finite
         model, _, _ = restored(checkpoint.best(out), model.u.device)
-    reader = reader_of(model.eval(), given)
+    reader = reader_of(model.eval(), job.run)
     if distributed.RANK == 0:
+        log.draw(out / "metrics.tsv", corpus)
         prompt = corpus.test[:200].long()
         sample = continue_text(reader, prompt, job.run, {"n_tokens": 300} | given)
-        log.draw(out / "metrics.tsv", corpus)
         log.report(out, job.run, corpus, prompt, sample)
     print(test_line(reader, corpus, job.run))
 
@@ -362,8 +382,8 @@ def use(given, device):
     out = folder_of(given, device)
     content = checkpoint.best(out)
     model, run, state = restored(content, device)
-    reader = reader_of(model, given)
-    run = command_line.other_lengths(given, content, run)
+    run = replace(run, **command_line.other_lengths(given, content))
+    reader = reader_of(model, run)
     print(f"{content.path}: step {state.step:,}")
     if "sample" in given:
         prompt = corpora.encode(given["sample"], content["vocab"])
@@ -376,7 +396,7 @@ def use(given, device):
 
 def command(argv):
     """Do what the command line says -> exit status."""
-    given = command_line.parse(argv, __doc__, Run, Config)
+    given = command_line.parse(argv, __doc__, {Run: RUNS_OF, Config: CONFIGS})
     device = hardware.device(given)
     if "dry_run" in given:  # says what the run will take, and reads no data
         return estimate.report(*settings(given, device), count_parameters, device,

@@ -181,7 +181,8 @@ def trained(given):
     if not kept or not given.checkpoint and not (path / "curve.png").exists():  # drawn at the end
         checked(given, corpora.load("stdlib").valid)  # before a minute is gone
         flags = ["--resume"] if kept else ["--minutes", "1"]
-        given = command_line.parse([*flags, "--out", str(path)], "", train.Run, train.Config)
+        presets = {train.Run: train.RUNS_OF, train.Config: train.CONFIGS}
+        given = command_line.parse([*flags, "--out", str(path)], "", presets)
         if train.train(given, "cuda" if torch.cuda.is_available() else "cpu"):
             raise KeyboardInterrupt  # it was stopped, and has saved
     return checkpoint.best(path)

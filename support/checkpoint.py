@@ -22,7 +22,6 @@ import torch
 
 from support import distributed, validate
 from support.corpora import checksum
-from support.estimate import check_weights_fit
 from support.progress import progress
 
 try:
@@ -62,10 +61,7 @@ class State:
                 raise ValueError(f"{name} must be at least 0, got {value}")
 
     def count(self, x, loss, norm, seconds):
-        """One more step, on x (B, T), with this loss (nats) and gradient norm.
-
-        ValueError after ten steps in a row that were not finite.
-        """
+        """One more step, on x (B, T), with this loss (nats) and gradient norm."""
         self.step += 1
         self.tokens += x.numel() * distributed.COUNT
         self.column += x.shape[1]
@@ -77,6 +73,9 @@ class State:
             self.skipped_in_a_row = 0
         else:
             self.skipped, self.skipped_in_a_row = self.skipped + 1, self.skipped_in_a_row + 1
+
+    def stop_if_never_finite(self):
+        """ValueError after ten steps in a row that were not finite."""
         if self.skipped_in_a_row == 10:
             raise ValueError(f"ten steps in a row, up to step {self.step}, had a loss or gradient "
                              "that is not finite, so training stops; none of them has reached the "
@@ -259,7 +258,8 @@ def set_random_state(content, seed):
     rows, rows_cuda = content["random"], content["random_cuda"]
     if len(rows) != distributed.COUNT:
         torch.manual_seed(seed + distributed.RANK)
-        print(f"saved by {len(rows)} ranks, now there are {distributed.COUNT}: dropout draws anew")
+        print(f"saved by {len(rows)} ranks, now there are {distributed.COUNT}: dropout starts a "
+              "new random sequence")
         return
     # cloned, since torch reads a row of a larger tensor wrongly
     torch.set_rng_state(rows[distributed.RANK].clone())
@@ -295,7 +295,7 @@ def check_text(content, corpus):
 
 
 def check_place(content, state, lanes):
-    """ValueError if a checkpoint stands after the end of the lanes (B, n) that it reads."""
+    """ValueError if a checkpoint stands past the end of the lanes (B, n) that it reads."""
     if content and state.column >= lanes.shape[1] - 1:
         raise ValueError(f"{content.path} stands at column {state.column} of lanes that are "
                          f"{lanes.shape[1]} long")
@@ -304,10 +304,9 @@ def check_place(content, state, lanes):
 def make_model(kind, count_parameters, config, content=None):
     """kind(config), with the weights in a checkpoint's content.
 
-    ValueError if it is too large for this machine, or the weights are those of another.
+    ValueError if they are the weights of another model.
     """
     parameters = count_parameters(config)
-    check_weights_fit(parameters)
     if not content:
         return kind(config)
     try:
@@ -348,7 +347,7 @@ def restore(content, optimizer, state, config, run, device):
         set_random_state(content, run.seed + state.step)
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"{content.path} cannot be gone on with: {type(error).__name__} {reason}"
+        raise ValueError(f"{content.path} cannot be resumed: {type(error).__name__} {reason}"
                          ) from None
     mine = distributed.my_lanes(run.batch)
     state.memory = memory and [past[mine].to(device) for past in memory]
@@ -362,9 +361,9 @@ class Stop:
         with Stop() as stop:
             while not stop.asked():     after every step; several ranks stop together
                 ...
-                with stop.at_once():    a validation need not come to its end
-                    ...
-        if stop.number: ...             which signal ended the block, 0: none
+                with stop.at_once():    a validation need not come to its end: a signal ends
+                    ...                 this block, and the program goes on after it
+            if stop.asked(): ...        save; stop.number says which signal it was
 
     A second signal leaves at once; the checkpoint on disk is whole at any moment.  Several ranks
     may each get a signal, or get it twice (from the cluster and from torchrun, which hands it on),
@@ -392,16 +391,16 @@ class Stop:
 
     @contextmanager
     def at_once(self):
-        """A signal in this block, or before it, ends the run here (one process only)."""
+        """A signal in this block ends it (one process only)."""
         self.idle = True
         try:
-            if self.number and distributed.COUNT == 1:
-                raise KeyboardInterrupt
             yield
+        except KeyboardInterrupt:
+            if not self.number:
+                raise
         finally:
             self.idle = False
 
-    def __exit__(self, kind, *exception):
+    def __exit__(self, *exception):
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
-        return kind is KeyboardInterrupt and self.number > 0

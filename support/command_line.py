@@ -21,7 +21,7 @@ from support import distributed
 class Command:
     """What is done, and where."""
 
-    model: str = ""  # one of CONFIGS in lesson 5 (default: by dataset and device)
+    model: str = ""  # a model by its name, see below (default: by dataset and device)
     data_dir: str = ""  # where corpora are kept (default: data)
     device: str = ""  # cpu or cuda (default: the best present)
     out: str = ""  # folder of the run (default: runs/DATASET-MODEL)
@@ -34,7 +34,6 @@ class Command:
     dry_run: bool = False  # print what the run will take, and stop
     tokens_per_second: float = 0.0  # the speed that --dry-run counts with
     compile: bool = False  # compile the training step (torch.compile): for a GPU
-    plain: bool = False  # the model as lesson 5 has it, without support/fast.py
 
 
 # of Config: what the corpus or the evaluation decides
@@ -66,8 +65,8 @@ def comments(settings):
     return dict(re.findall(pattern, inspect.getsource(settings), re.MULTILINE))
 
 
-def add_fields(parser, settings):
-    """A flag for each field of a dataclass."""
+def add_fields(parser, settings, presets=None):
+    """A flag for each field of a dataclass; presets, by name, say what the default is."""
     group, texts = parser.add_argument_group(settings.__name__), comments(settings)
     for field in (field for field in fields(settings) if field.name not in NO_FLAGS):
         options = {"type": field.type}
@@ -77,20 +76,25 @@ def add_fields(parser, settings):
             options = {"type": int, "nargs": "*", "metavar": "N"}
         elif field.type is str:
             options["metavar"] = "TEXT"
-        text = texts[field.name]
-        if field.default not in ("", 0, (), False):
-            text += f" (default: {field.default})"
+        defaults = [f"{name}: {getattr(presets[name], field.name)}" for name in (
+            "laptop", "enwik8-12L")] if presets else [f"default: {field.default}"]
+        if field.type is bool or field.default in ("", ()) and not presets:
+            defaults = []
+        text = f"{texts[field.name]} ({', '.join(defaults)})" if defaults else texts[field.name]
         group.add_argument(flag(field.name), help=text.replace("%", "%%"), **options)
 
 
-def parse(argv, description, *settings):
+def parse(argv, description, presets):
     """The command line -> {field: value} of the flags that were given, and of no others.
 
-    So `"resume" in given` asks whether somebody typed --resume.  ValueError, one sentence.
+    So `"resume" in given` asks whether somebody typed --resume.  presets: for each dataclass, its
+    instances by the name of the model.  ValueError, one sentence.
     """
-    parser = Parser(prog="train.py", description=description)
-    for kind in (*settings, Command):
-        add_fields(parser, kind)
+    names = ", ".join(next(iter(presets.values())))
+    parser = Parser(prog="train.py", description=description, epilog=f"models: {names}")
+    for kind, instances in presets.items():
+        add_fields(parser, kind, instances)
+    add_fields(parser, Command)
     given = vars(parser.parse_args(argv))
     for name, value in given.items():
         if isinstance(value, str) and value != value.encode(errors="ignore").decode():
@@ -143,15 +147,15 @@ def check_agreement(given, content, act, free=()):
                              f"{saved[key] or 'not set'} there, not {value}")
 
 
-def other_lengths(given, content, run):
-    """For --sample and --eval-only: a checkpoint's Run with the evaluation lengths that were given.
+def other_lengths(given, content):
+    """For --sample and --eval-only: the settings of a checkpoint's Run that were given anew.
 
     ValueError if another of its settings was given, too.
     """
-    lengths = {"eval_segment", "eval_mem_len", "eval_clamp_len"} & given.keys()
+    free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain"} & given.keys()
     act = "--sample" if "sample" in given else "--eval-only"
-    check_agreement(given, content, act, lengths | {"seed"})
-    return replace(run, **{name: given[name] for name in lengths})
+    check_agreement(given, content, act, free | {"seed"})
+    return {name: given[name] for name in free}
 
 
 def sampling(given, run, model):

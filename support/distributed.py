@@ -142,8 +142,10 @@ class Learner(nn.Module):
             memories.append(new_memory)
         losses = torch.cat(losses)
         if COUNT > 1:  # the others' losses, which this rank's gradient does not depend on
-            own = losses.detach().mean().item()
-            losses = losses + (mean(own) - own)
+            own = losses.detach().mean()
+            everyones = own.clone()
+            dist.all_reduce(everyones)
+            losses = losses + (everyones / COUNT - own)
         return losses, [torch.cat(layer) for layer in zip(*memories)]
 
     def gradients_travel(self, now):
@@ -221,7 +223,7 @@ def gather(z):
     """A tensor (n, ...) of each rank -> all their rows in order, on the CPU of the first; or None.
     """
     if COUNT == 1:
-        return z.cpu().clone()  # torch.save would write all of which z is a part
+        return z.clone().cpu()  # a copy: torch.save would write all of which z is a part
     z = z.to(where()).contiguous()
     parts = [torch.empty_like(z) for _ in range(COUNT)] if RANK == 0 else None
     dist.gather(z, parts)

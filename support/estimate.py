@@ -61,7 +61,9 @@ def vocabulary(run, config):
     if run.dataset not in ("stdlib", *VOCABULARY):
         raise ValueError(f"unknown dataset {run.dataset!r}, known are "
                          f"{', '.join(['stdlib', *VOCABULARY])}")
-    return VOCABULARY.get(run.dataset, config.vocab_size) - run.drop_newlines
+    if run.dataset not in VOCABULARY:
+        return config.vocab_size
+    return VOCABULARY[run.dataset] - run.drop_newlines
 
 
 def report(name, config, run, count_parameters, device, speed=None):

@@ -15,10 +15,9 @@ class Folder:
 
         with Folder(path) as folder:
             ... = folder.resume(given, name, config, run)   what it goes on from, if it does
-            folder.own(content, job)                        from here on it is this run's alone
+            folder.own(new)                                 from here on it is this run's alone
+            folder.open(job, content)                       ... and its files can be written
             folder.save(model, optimizer, state)
-
-    identity is what never changes in its checkpoints.
     """
 
     def __init__(self, path):
@@ -70,24 +69,28 @@ class Folder:
             print(f"kept the damaged one as {self.path / 'damaged.pt'}")
         return content
 
-    def own(self, content, job):
-        """Make the folder, or take the one that is there, for this process alone; then checkpoints
-        can be saved, and metrics.tsv is open.  job: see `begin` in train.py.
-        """
-        text = content["text"] if content else checksum(job.corpus)
-        self.identity = {"format": FORMAT, "name": job.name, "config": asdict(job.config),
-                         "run": asdict(job.run), "vocab": job.corpus.vocab, "text": text}
+    def own(self, new):
+        """Make the folder, or take the one that is there, for this process alone."""
         if distributed.RANK == 0:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock.take()
-            if not content:
-                self.choose(resume=False)  # again, now under the lock: nobody was faster
+            if new:
+                self.choose(resume=False)  # refuses again, now under the lock: nobody was faster
                 for left in ("best.pt", "metrics.tsv"):  # of a run whose checkpoints are gone
                     if (self.path / left).exists():
                         os.replace(self.path / left, self.path / f"old-{left}")
             self.lock.sign(f"process {os.getpid()}, started by {distributed.launch()}")
             for part in self.path.glob("*.part"):  # of a save that was killed
                 part.unlink()
+
+    def open(self, job, content):
+        """Begin metrics.tsv, or go on with it, and note what never changes in the checkpoints.
+
+        job: see `begin` in train.py; content: the checkpoint that it goes on from, or None.
+        """
+        text = content["text"] if content else checksum(job.corpus)
+        self.identity = {"format": FORMAT, "name": job.name, "config": asdict(job.config),
+                         "run": asdict(job.run), "vocab": job.corpus.vocab, "text": text}
         self.metrics = Metrics(self.path / "metrics.tsv", job)
         self.saved = job.state.seconds  # of training, at the last checkpoint
 

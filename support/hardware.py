@@ -18,14 +18,16 @@ def check(device):
 
 
 def device(given):
-    """The device that was asked for, or the best present.  ValueError if it is not there.
-
-    What stays float32 on a GPU may use TF32.
-    """
+    """The device that was asked for, or the best present.  ValueError if it is not there."""
     best = "cuda" if torch.cuda.is_available() else "cpu"
     check(given.get("device", best))
-    torch.set_float32_matmul_precision("high")
     return given.get("device", best)
+
+
+def allow_tf32(device):
+    """On a GPU what stays float32 may use TF32."""
+    if device == "cuda":
+        torch.set_float32_matmul_precision("high")
 
 
 def choose_dtype(step, model, run, x, y):

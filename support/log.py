@@ -46,7 +46,7 @@ def clock(seconds):
 class Metrics:
     """metrics.tsv of a run: a line for each mean of training losses and for each validation.
 
-    Line by line on the disk, so that a look at it is never stale.  Of several ranks the first
+    Written line by line, so that a look at it is never stale.  Of several ranks the first
     writes.
     """
 
@@ -116,7 +116,8 @@ def read_metrics(path):
 
 def draw(path, corpus):
     """curve.png beside metrics.tsv, drawn from it."""
-    rows, unit, title = read_metrics(path), corpus.unit, f"{path.parent.name}: {corpus.name}"
+    rows, unit = read_metrics(path), corpus.unit
+    title = f"{path.parent.name}: {corpus.name.split(' (')[0]}"
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for column, style, label in (("train", "-", "training, mean since the last point"),
@@ -124,7 +125,7 @@ def draw(path, corpus):
         points = [(int(row["tokens"]) / 1e6, float(row[column])) for row in rows if row[column]]
         axes.plot(*zip(*points) if points else ((), ()), style, markersize=4, label=label)
     axes.set(xlabel="tokens read (millions)", ylabel=f"loss ({unit})", xlim=(0, None),
-             title=title.split(" (")[0].replace("$", r"\$"))  # it stands around formulas
+             title=title.replace("$", r"\$"))  # it stands around formulas
     if unit == "bpc":
         axes.set(ylim=(0, None))
     else:  # it begins near the size of the vocabulary

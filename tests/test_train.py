@@ -87,6 +87,7 @@ def make_state(seed=0, dropout=0.0):
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
+PRESETS = {train.Run: train.RUNS_OF, Config: CONFIGS}
 SETTINGS = train.Run(steps=10, dtype="float32", eval_segment=5, eval_mem_len=7)
 
 
@@ -876,7 +877,7 @@ def test_a_small_model_gets_the_bands_of_its_benchmark():
     assert (name, config.div_val) == ("laptop-words", 4)
     assert config.cutoffs == (20_000, 40_000, 200_000)
     given = command_line.parse(
-        ["--dataset", "wt103", "--cutoffs", "5", "9", "--div-val", "2"], "", train.Run, Config)
+        ["--dataset", "wt103", "--cutoffs", "5", "9", "--div-val", "2"], "", PRESETS)
     _, config, _ = train.settings(given, "cpu")
     assert (config.cutoffs, config.div_val) == ((5, 9), 2)
     assert train.settings({"dataset": "ptb"}, "cpu")[1].cutoffs == ()
