@@ -236,12 +236,13 @@ def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_signal_in_an_evaluation_waits_for_its_end(text, tmp_path):
-    """The others would wait for this rank's part for ever."""
+@pytest.mark.parametrize("call, step", [(2, 8), (3, 12)], ids=["in between", "the last"])
+def test_a_signal_in_an_evaluation_waits_for_its_end(text, tmp_path, call, step):
+    """The others would wait for this rank's part for ever; after the last all must agree, too."""
     argv = [*FLAGS, "--text", str(text), "--steps", "12", "--out", str(tmp_path / "run")]
-    statuses, said = on_ranks(2, tmp_path, whole_run, argv, 2, 1, 0, "evaluate")
-    assert statuses == [143, 143] and "stopped after step 8, saved" in said[0]
-    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["evaluated"] == 8
+    statuses, said = on_ranks(2, tmp_path, whole_run, argv, call, 1, 0, "evaluate")
+    assert statuses == [143, 143] and f"stopped after step {step}, saved" in said[0]
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["evaluated"] == step
 
 
 def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):

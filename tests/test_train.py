@@ -422,6 +422,56 @@ def test_ctrl_c_saves_and_says_how_to_go_on(text, tmp_path, process_of_its_own):
     assert not list(out.glob("*.part"))
 
 
+def test_the_last_save_is_still_guarded(text, tmp_path, monkeypatch):
+    """A second signal, which clusters send, must not find the handlers given back."""
+    handlers, real = [], folder.save
+
+    def save(*arguments):
+        handlers.append(signal.getsignal(signal.SIGTERM).__name__)
+        real(*arguments)
+
+    monkeypatch.setattr(folder, "save", save)
+    stop_at(monkeypatch, 3)
+    assert run(text, tmp_path / "run", "--steps", "9") == 130
+    assert handlers == ["handle"]
+
+
+def test_trials_see_the_micro_batch(text, tmp_path, monkeypatch):
+    """The run that needs it would not fit into memory otherwise, and another shape is compiled."""
+    seen = []
+    monkeypatch.setattr(hardware, "choose_dtype", lambda step, model, run, x, y: (
+        seen.append(x.shape), "float32")[1])
+    monkeypatch.setattr(hardware, "compiled", lambda model, context, x, y: (
+        seen.append(y.shape), model)[1])
+    flags = ["--dtype", "auto", "--micro-batch", "3", "--compile", "--steps", "2"]
+    assert run(text, tmp_path / "run", *flags) == 0
+    assert seen == [(3, 8), (3, 8)]
+
+
+def test_plain_belongs_to_the_run(text, tmp_path, capsys):
+    """Dropout draws otherwise in the other form: --resume keeps the form, and refuses another."""
+    run(text, tmp_path / "a", "--steps", "9", "--dropout", "0.2", "--plain")
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 5)
+        run(text, tmp_path / "b", "--steps", "9", "--dropout", "0.2", "--plain")
+    assert train.main(["--resume", "--out", str(tmp_path / "b"), "--device", "cpu"]) == 0
+    same_runs(tmp_path / "a", tmp_path / "b")
+    run(text, tmp_path / "c", "--steps", "3")
+    capsys.readouterr()
+    given = ["--plain", "--out", str(tmp_path / "c"), "--device", "cpu"]
+    assert "--plain is not set there" in failure(capsys, train.main(["--resume", *given]))
+    assert train.main(["--eval-only", *given]) == 0
+
+
+def test_a_batch_that_cannot_be_dealt_out_is_refused_first(text, tmp_path, monkeypatch, capsys):
+    """Before hours of download."""
+    monkeypatch.setattr(distributed, "COUNT", 3)
+    monkeypatch.setattr(distributed, "first", lambda value: value)
+    monkeypatch.setattr(distributed, "join", lambda device: None)
+    said = failure(capsys, run(tmp_path / "nowhere", tmp_path / "run", "--batch", "4"))
+    assert "--batch 4: so many lanes cannot be dealt out evenly to 3 ranks" in said
+
+
 def test_plain_trains_the_file_as_it_is_read(text, tmp_path, capsys):
     """--plain: no line of support/fast.py, and to rounding the same losses and figure."""
     figures = []
