@@ -3,17 +3,16 @@
 The problem.  A language model predicts each token from all tokens before it.  A book is
 too long to be read at once, so Al-Rfou et al. (2018) cut the text into segments of T
 tokens and train on each as if nothing stood before it.  Boundaries fall anywhere, and
-the first tokens of a segment are predicted from almost nothing: the paper calls it
-*context fragmentation*.  The usual cure at evaluation is a *sliding window*: move on by
-one token, read the whole window again, keep its last prediction.  T times the work.
-
-Here: cut a stream so that later lessons can remember; measure what forgetting costs.
+the first tokens of a segment lack context: *context fragmentation* in the paper (Dai et
+al., "Transformer-XL", ACL 2019).  The usual cure at evaluation is a *sliding window*:
+move on by one token, read all of it again, keep the last prediction.  T times the work.
 
     python 01_vanilla_segments.py      trains for about half a minute, prints, draws
 
 Letters used in every file:  B lanes, T segment length, D model width, H heads, C width
-of a head, N layers, V vocabulary, FF width inside the feed-forward network.  Later: M
-memory length, K = M + T keys.  Losses are in nats; bits = nats / ln 2.
+of a head, N layers, V vocabulary, FF width inside the feed-forward network; E embedded
+tokens, U encoded positions.  Later: M memory length, K keys, of memory and segment
+together.  Losses are in nats; bits = nats / ln 2.
 """
 import math
 import time
@@ -28,6 +27,7 @@ from support.corpora import load
 from support.progress import progress
 
 RUNS = Path(__file__).resolve().parent / "runs"
+BATCH = 64  # segments or windows that are evaluated together
 
 
 # ---- the data: one stream, B lanes, segments of T ------------------------------------
@@ -38,7 +38,6 @@ def lanes(tokens, B):
     The B lanes are the batch: lane b starts where lane b - 1 stops.  The last column of
     a lane is only a target: it is the next lane's first input, as the target of each
     input is the next token *of the stream*.  Up to B - 1 tokens at the end are unused.
-    Raises ValueError when B < 1 or when a lane would have no input.
 
     >>> lanes(torch.arange(23), 2)
     tensor([[ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11],
@@ -100,7 +99,8 @@ class Attention(nn.Module):
     def __init__(self, D, H, C):
         super().__init__()
         self.H, self.C = H, C
-        self.W_q, self.W_k, self.W_v = (nn.Linear(D, H * C, bias=False) for _ in "qkv")
+        self.W_q, self.W_k, self.W_v = (
+            nn.Linear(D, H * C, bias=False) for _ in range(3))
         self.W_o = nn.Linear(H * C, D, bias=False)
 
     def forward(self, h):
@@ -143,11 +143,11 @@ class VanillaTransformer(nn.Module):
 
     def forward(self, x):
         """Tokens (B, T) int64 -> logits (B, T, V)."""
-        T = x.shape[1]
-        U = sinusoid(torch.arange(T, device=x.device), self.D)  # t *within the segment*
+        position = torch.arange(x.shape[1], device=x.device)  # *within the segment*
+        U = sinusoid(position, self.D)  # (T, D)
         # weights of .02 would drown in U (root mean square .71); times sqrt(128): .23
-        h = self.embedding(x) * math.sqrt(self.D)
-        h = h + U.to(h)  # (B, T, D), in the dtype of h
+        E = self.embedding(x) * math.sqrt(self.D)
+        h = E + U.to(E)  # (B, T, D), in the dtype of E
         for layer in self.layers:
             h = layer(h)
         return h @ self.embedding.weight.T  # the output layer is the embedding (tied)
@@ -162,7 +162,7 @@ def token_losses(logits, y):
 # ---- training and the two ways to evaluate -------------------------------------------
 
 def fit(model, tokens, B, T, steps, lr=5e-3):
-    """Train on independent segments; the rate rises for 50 steps, then falls to 0."""
+    """Train; the rate is the smaller of a rise over 50 steps and a fall over all."""
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     batches = list(segments(lanes(tokens, B), T))
     for step in progress(range(steps), "training step", steps):
@@ -179,8 +179,8 @@ def fit(model, tokens, B, T, steps, lr=5e-3):
 def one_pass_losses(model, tokens, T):
     """Evaluate as trained, each segment alone: (n,) -> (S, T) nats, S segments."""
     S = (len(tokens) - 1) // T
-    x, y = (z[: S * T].long().view(S, T) for z in (tokens, tokens[1:]))
-    batches = progress(zip(x.split(64), y.split(64)), "one pass", math.ceil(S / 64))
+    x, y = (z[: S * T].long().view(S, T).split(BATCH) for z in (tokens, tokens[1:]))
+    batches = progress(zip(x, y), "one pass", len(x))
     return torch.cat([token_losses(model(a), b) for a, b in batches])
 
 
@@ -188,9 +188,9 @@ def one_pass_losses(model, tokens, T):
 def sliding_window_losses(model, tokens, T, every=1):
     """Predict tokens T, T + every, ..., each from the T before: (n,) -> (W,) nats."""
     predicted = range(T, len(tokens), every)  # W tokens, a window in front of each
-    x = torch.stack([tokens[t - T : t] for t in predicted]).long()  # (W, T)
-    y = torch.stack([tokens[t] for t in predicted]).long()  # (W,)
-    batches = progress(zip(x.split(64), y.split(64)), "window", math.ceil(len(x) / 64))
+    x = torch.stack([tokens[t - T : t] for t in predicted]).long().split(BATCH)
+    y = torch.stack([tokens[t] for t in predicted]).long().split(BATCH)
+    batches = progress(zip(x, y), "window", len(x))
     return torch.cat([token_losses(model(a)[:, -1], b) for a, b in batches])  # the last
 
 
@@ -198,12 +198,13 @@ def sliding_window_losses(model, tokens, T, every=1):
 
 def show_fragmentation(model, tokens, T):
     """Each segment alone: print and return the mean loss by position, (T,) bits."""
-    losses = one_pass_losses(model, tokens, T).mean(0) / math.log(2)
-    mean, later = losses.mean(), losses[T // 2 :].mean()
+    by_position = one_pass_losses(model, tokens, T).mean(0) / math.log(2)
+    mean, later = by_position.mean(), by_position[T // 2 :].mean()
     print(f"segments of {T} bytes, each alone: {mean:.2f} bits per byte, the first of "
-          f"a segment {losses[0]:.2f},\n  the second {losses[1]:.2f}, the later half "
-          f"{later:.2f}: fragmentation costs {mean - later:.2f} on average")
-    return losses
+          f"a\n  segment {by_position[0]:.2f}, the second {by_position[1]:.2f}, the "
+          f"later half {later:.2f}: fragmentation costs\n  {mean - later:.2f} on "
+          "average, or more, for the later half lacks context, too")
+    return by_position
 
 
 def show_sliding_window(model, tokens, T):
@@ -213,21 +214,21 @@ def show_sliding_window(model, tokens, T):
     start = time.perf_counter()
     window = sliding_window_losses(model, tokens, T, every) / math.log(2)  # (W,)
     middle = time.perf_counter()
-    losses = one_pass_losses(model, tokens, T).flatten() / math.log(2)  # of token 1 on
+    by_token = one_pass_losses(model, tokens, T).flatten() / math.log(2)  # from token 1
     end = time.perf_counter()
-    same = losses[torch.arange(T, len(tokens), every) - 1]  # (W,): of the same tokens
-    ratio = (middle - start) / len(window) / ((end - middle) / len(losses))
+    same = by_token[torch.arange(T, len(tokens), every) - 1]  # (W,): of the same tokens
+    ratio = (middle - start) / len(window) / ((end - middle) / len(by_token))
     print(f"sliding window, {len(window)} predictions: {window.mean():.2f} bits per "
           f"byte; the same in one pass: {same.mean():.2f}\n  tokens through the model "
           f"for a prediction: {T} to 1; seconds, measured: {ratio:.0f} to 1")
     return window.mean().item()
 
 
-def draw(losses, window):
+def draw(by_position, window):
     """The loss at each position of a segment, beside that of the sliding window."""
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
-    axes.plot(losses.tolist(), ".-", label="each segment alone")
-    axes.axhline(window, color="C1", label=f"window: {len(losses)} times the work")
+    axes.plot(by_position.tolist(), ".-", label="each segment alone")
+    axes.axhline(window, color="C1", label=f"window: {len(by_position)} times the work")
     axes.set(xlabel="position in the segment", ylabel="loss (bits per byte)",
              ylim=(0, None), title="The first tokens of every segment pay")
     axes.legend()
@@ -239,14 +240,15 @@ def draw(losses, window):
 def main():
     """Train the baseline; show what fragmentation costs, and what the cure costs."""
     torch.manual_seed(0)
+    T = 64
     # the source code of Python's standard library, found on every machine; a token is a
-    # byte, and corpus.train, .valid and .test are 1-D uint8 tensors of numbers below V
-    T, corpus = 64, load("stdlib")
+    # byte's place in corpus.vocab, the list of the bytes that occur, so V < 256
+    corpus = load("stdlib")  # .train, .valid and .test are 1-D uint8 tensors
     model = VanillaTransformer(len(corpus.vocab))
     fit(model, corpus.train[:2_000_000], B=32, T=T, steps=1000)
-    losses = show_fragmentation(model, corpus.valid, T)
+    by_position = show_fragmentation(model, corpus.valid, T)
     window = show_sliding_window(model, corpus.valid, T)
-    draw(losses, window)
+    draw(by_position, window)
 
 
 if __name__ == "__main__":
@@ -254,7 +256,7 @@ if __name__ == "__main__":
 
 # Ask yourself
 #   1. Why does the loss fall within a segment, if all positions share the weights?
-#   2. Position 0 predicts from one byte. What loss could the best possible model reach?
+#   2. Position 0 predicts from one byte.  Which quantity of the text bounds its loss?
 # Change and watch
-#   1. T = 16, then T = 128 in main: what becomes of the price of each way to evaluate?
+#   1. T = 16, then 128 in main: what becomes of the loss and the work of both ways?
 #   2. Delete the line that adds U: which positions get worse, and why not all of them?
