@@ -9,26 +9,26 @@ it reads the next segment, it puts them in front, for keys and values only:
     q = h W_q   k = h~ W_k   v = h~ W_v
 
 The past is not run through the layers again and gets no gradient, so training stays
-affordable; but information flows, and each layer reaches M tokens further back.
+affordable; but information flows.  If T divides M, each layer reaches M further back.
 
            segment 1     segment 2     segment 3      T = M = 4, N = 2
-    h2                                 .  .  .  Q     the loss at Q depends
-    h1                  [x  x  x  x]   x  x  x  x     on these, 7 tokens back,
-    h0    [x  x  x  x]   x  x  x  x                   through [ ] on these, 11 back
+    h2                                 .  .  .  Q
+    h1                  [x  x  x  x]   x  x  x  x     7 tokens back from Q
+    h0    [x  x  x  x]   x  x  x  x                   11 back
 
 h0 are the embeddings, h1 is what layer 1 makes of h0, h2 what layer 2 makes of h1.
-Brackets are memory.  Layer 2 reads this h1 when the model is at segment 3; the part in
-brackets is one segment older, and was made when layer 1 read this h0.
+Brackets: read from memory on the way to Q.  To make Q, layer 2 reads h1 of segment 3
+and, from memory, of segment 2.  That h1 was made one segment earlier, when layer 1 read
+h0 of segment 2 and, from its memory then, of segment 1.
 
 What it breaks: absolute positions.  An embedding at position j is E + U_j, in memory
-and in the segment alike, and attention is a sum over an unordered set of keys.  So when
-the tokens at j in memory and at j in the segment change places, the set stays the same,
-and no later output of one layer moves: *temporal confusion*.
+and in the segment, and attention is a sum over an unordered set of keys.  If the tokens
+at j in both change places, no later output of one layer moves: *temporal confusion*.
 
     python 02_recurrence.py      a few seconds: exact zeros, exact counts, one figure
 
-New letters:  M the longest memory, m <= M its length so far, K = m + T keys.  What is
-new against lesson 1 is marked NEW.
+New letters:  M the longest memory, m <= M its length so far (the M of causal_mask), K =
+m + T keys.  NEW marks what the model adds to lesson 1's.
 """
 import math
 from importlib import import_module
@@ -40,7 +40,6 @@ from matplotlib.figure import Figure
 lesson_1 = import_module("01_vanilla_segments")  # `import` takes no leading digit
 RUNS, sinusoid, token_losses = lesson_1.RUNS, lesson_1.sinusoid, lesson_1.token_losses
 head_width, Layer = lesson_1.head_width, lesson_1.Layer
-VanillaTransformer = lesson_1.VanillaTransformer
 
 
 # ---- the two new functions -----------------------------------------------------------
@@ -48,8 +47,8 @@ VanillaTransformer = lesson_1.VanillaTransformer
 def update_memory(memory, h, M):
     """First in, first out: the last M hidden states of [memory o h], detached.
 
-    (B, m, D), (B, T, D) -> (B, min(M, m + T), D).  At first the memory is shorter than
-    M: no zeros are attended to in place of a past that is not there.
+    (B, m, D), (B, T, D) -> (B, min(M, m + T), D).  Until M tokens were read the memory
+    is shorter than M; it is never filled up with zeros.
 
     >>> old, new = torch.tensor([[[1.], [2.], [3.]]]), torch.tensor([[[4.], [5.]]])
     >>> update_memory(old, new, 3).flatten().tolist()
@@ -98,10 +97,11 @@ class Attention(nn.Module):
     def __init__(self, D, H, C):
         super().__init__()
         self.H, self.C = H, C
-        self.W_q, self.W_k, self.W_v = (nn.Linear(D, H * C, bias=False) for _ in "qkv")
+        self.W_q, self.W_k, self.W_v = (
+            nn.Linear(D, H * C, bias=False) for _ in range(3))
         self.W_o = nn.Linear(H * C, D, bias=False)
 
-    def forward(self, h, memory):
+    def forward(self, h, memory):                                                  # NEW
         """(B, T, D), (B, m, D) -> (B, T, D)."""
         (B, T, D), m, H, C = h.shape, memory.shape[1], self.H, self.C
         h_tilde = torch.cat([memory, h], dim=1)  # (B, K, D)                       # NEW
@@ -119,25 +119,25 @@ class RecurrentTransformer(nn.Module):
 
     def __init__(self, V, N=2, D=128, H=4, FF=512, M=64):
         super().__init__()
-        self.D, self.M = D, M
+        self.D, self.M = D, M                                                      # NEW
         self.embedding = nn.Embedding(V, D)
         C = head_width(D, H)
         self.layers = nn.ModuleList(Layer(Attention(D, H, C), D, FF) for _ in range(N))
         nn.init.normal_(self.embedding.weight, std=0.02)
 
-    def forward(self, x, memory=None):
+    def forward(self, x, memory=None):                                             # NEW
         """x (B, T), N memories (B, m, D) or None -> logits (B, T, V), new memories."""
-        T = x.shape[1]
-        U = sinusoid(torch.arange(T, device=x.device), self.D)
-        h = self.embedding(x) * math.sqrt(self.D)
-        h = h + U.to(h)
+        position = torch.arange(x.shape[1], device=x.device)
+        U = sinusoid(position, self.D)
+        E = self.embedding(x) * math.sqrt(self.D)
+        h = E + U.to(E)
         if memory is None:  # no past: memories of length 0                        # NEW
-            memory = [h[:, :0]] * len(self.layers)
-        new_memory = []
-        for layer, past in zip(self.layers, memory):
+            memory = [h[:, :0]] * len(self.layers)                                 # NEW
+        new_memory = []                                                            # NEW
+        for layer, past in zip(self.layers, memory):                               # NEW
             new_memory.append(update_memory(past, h, self.M))  # the layer's input # NEW
-            h = layer(h, past)
-        return h @ self.embedding.weight.T, new_memory
+            h = layer(h, past)                                                     # NEW
+        return h @ self.embedding.weight.T, new_memory                             # NEW
 
 
 # ---- what a memory does, in exact numbers --------------------------------------------
@@ -152,7 +152,7 @@ def stream_losses(model, x, y, T):
 
 
 def gradient_into(model, x, y, T):
-    """The largest |gradient| of the second segment's summed loss, in each embedding."""
+    """Largest |gradient| of segment 2's loss in the embeddings of segment 1, of 2."""
     inputs = []  # what model.embedding puts out for each segment
     def keep(module, args, output):
         output.retain_grad()  # without it backward() gives a .grad to weights only
@@ -162,8 +162,8 @@ def gradient_into(model, x, y, T):
     loss_2 = stream_losses(model, x, y, T)[:, T:].sum()
     hook.remove()
     loss_2.backward()
-    # None: no path at all leads from this input to the loss
-    return [0.0 if h.grad is None else h.grad.abs().max().item() for h in inputs]
+    # exactly 0 for segment 1: the memory is its only way into loss_2, and is detached
+    return [h.grad.abs().max().item() for h in inputs]
 
 
 def change_by_distance(N, T=8, M=8, segments=7):
@@ -194,13 +194,14 @@ def confusion(model, T, j, k):
 def show_segment_boundary(T, M):
     """Nothing of lesson 1 has changed, and no gradient crosses the boundary."""
     model = RecurrentTransformer(V=50, N=2, D=32, H=2, FF=64, M=M).double()
-    vanilla = VanillaTransformer(V=50, N=2, D=32, H=2, FF=64).double()
+    vanilla = lesson_1.VanillaTransformer(V=50, N=2, D=32, H=2, FF=64).double()
     vanilla.load_state_dict(model.state_dict())  # the memory added no weight
     x, y = torch.randint(50, (2, 1, 2 * T))
     difference = (model(x)[0] - vanilla(x)).abs().max()
     print(f"without a memory, lesson 2 minus lesson 1: {difference:g}")
     past, own = gradient_into(model, x, y, T)
-    print(f"gradient of segment 2's loss: into it {own:.3f}, into segment 1 {past:g}")
+    print("largest gradient of segment 2's loss, with respect to embedded tokens:\n"
+          f"  into segment 2 {own:.3f}, into segment 1 {past:g}")
 
 
 def show_reach(T, M):
@@ -208,7 +209,8 @@ def show_reach(T, M):
     print(f"first token changed, T = {T}, M = {M}: in which segments do losses move?")
     changes = torch.stack([change_by_distance(N, T, M) for N in (1, 2, 3, 4)])
     for N, change in enumerate(changes, 1):
-        moved = [int((part != 0).any()) for part in change.split(T)[1:]]
+        following = change.split(T)[1:]  # the segments after the first
+        moved = [int((part != 0).any()) for part in following]
         print(f"  N = {N}: following segments {moved} -> {sum(moved)}; farthest "
               f"{int(change.nonzero().max())}, reach() says {reach(N, T, M)}")
     return changes
@@ -254,7 +256,7 @@ if __name__ == "__main__":
 # Ask yourself
 #   1. Why does a layer remember its input, and not its output?
 #   2. Gradients stop at the boundary.  How can W_k and W_v learn to use the memory?
-#   3. Could two layers notice the exchange at position j?  Through what?
+#   3. Could two layers notice the exchange at position j?  Through which hidden states?
 # Change and watch
 #   1. M = 16 in main, segments=10 in change_by_distance: how far does a layer step now?
 #   2. Drop .detach() in update_memory: which printed line changes?

@@ -98,8 +98,8 @@ EXERCISES = (
         "exactly 0.0, and no hook is left behind.",
         "hook = model.embedding.register_forward_hook(f) makes PyTorch call f(module, args, "
         "output) each time the embedding has run; hook.remove() ends that. After "
-        "output.retain_grad() a backward() leaves output.grad, which is None if no path leads "
-        "there."),
+        "output.retain_grad() a backward() leaves output.grad. With stream_losses it is zeros for "
+        "segment 1; whoever adds up the second segment's losses alone finds None there."),
     Exercise(
         "four_terms", "03_relative_attention", "four_terms", 10, "the score, term by term",
         "For one head, fill a NumPy array (4, T, K) with the terms (a) to (d) of the table "
