@@ -3,28 +3,28 @@
 The problem.  In lesson 2 a token in memory and one in the segment share a position.
 Counting on through the whole text would reach positions that were never trained.
 
-The one new idea.  A query need not know *where* a key is, only *how far back* it is:
-the distance i - j goes into the score, and no position is added to the embedding.
-Expand the absolute score, W_q (E_i + U_i) times W_k (E_j + U_j); replace term by term:
+The one new idea.  A query need not know *where* a key is, only *how far back*: distance
+i - j goes into the score, and no position is added to the embedding.  Expand layer 1's
+absolute score, W_q (E_i + U_i) times W_k (E_j + U_j), and replace term by term:
 
-          absolute (lesson 2)      relative (here)
-    (a)   W_q E_i . W_k E_j        q_i . k_j              content: unchanged
-    (b)   W_q E_i . W_k U_j        q_i . (W_kR R_(i-j))   content-dependent position
-    (c)   W_q U_i . W_k E_j        u   . k_j              global content: does j matter?
-    (d)   W_q U_i . W_k U_j        v   . (W_kR R_(i-j))   global position: does i-j?
+        absolute             relative (here)
+    (a) W_q E_i . W_k E_j    q_i . k_j              does key j fit this query?
+    (b) W_q E_i . W_k U_j    q_i . (W_kR R_(i-j))   does this query want that distance?
+    (c) W_q U_i . W_k E_j    u   . k_j              does key j interest any query?
+    (d) W_q U_i . W_k U_j    v   . (W_kR R_(i-j))   does that distance interest any?
 
   * U_j, where key j stands, becomes R_(i-j), how far back: a fixed sinusoid.
-  * W_q U_i, where the query stands, says nothing about the distance: learned u and v.
-  * Content and position get projections of their own: k_j = W_kE h_j, and W_kR.
-
-Shaw et al. (2018) have only (a) and (b), and learn a vector for each distance in place
-of W_kR R_(i-j); so they miss what a sinusoid knows: how near two distances are.
+  * W_q U_i, where the query stands, says nothing about the distance.  Learned vectors
+    take its place: u, where it meets content (c), and v, where it meets distance (d).
+  * Content and position get projections of their own: k_j = W_kE h_j, and W_kR.  Above
+    layer 1 h stands for E.  Lesson 2 adds U once; here each layer's score gets R.
+  * Shaw et al. (2018) have (a) and (b) only, and learn a vector for each distance: at
+    first those of 7 and 8 are unrelated, while R_7 and R_8 are alike from the start.
 
     python 03_relative_attention.py      half a minute: equalities, training, heat maps
 
-New letters, the paper's:  R (K, D), where R[d] encodes distance d; W_kE, W_kR, u, v.
-(v was the values in lesson 2; from here it is the bias, and the values have the whole
-word.)  Above, i counts in the text; in code query i is key M + i: distance M + i - j.
+New letters, the paper's:  R (K, D), where R[d] encodes distance d; W_kE, W_kR, u, v (no
+longer the values).  In the text i counts all tokens; in code query i is key M + i.
 """
 import math
 from copy import deepcopy
@@ -52,7 +52,7 @@ def four_terms(q, k, R, W_kR, u, v):
     """The equation, one entry at a time, for one head in NumPy -> (4, T, K).
 
     q (T, C), k (K, C), R (K, D) by distance, W_kR (C, D), u, v (C,).  Query i is key
-    M + i, M = K - T.  NaN where the key is in the future.  Not yet divided by sqrt(C).
+    M + i, after M = K - T keys of memory.  NaN for future keys.  Not yet scaled.
     """
     (T, C), K = q.shape, k.shape[0]
     M, terms = K - T, np.full((4, T, K), np.nan)
@@ -70,7 +70,7 @@ def four_terms_all_pairs(q, k, R, W_kR, u, v):
     """The same for all heads at once in torch, R spelled out for every pair (i, j).
 
     q (B, H, T, C), k (B, H, K, C), R (K, D), W_kR (H, C, D), u, v (H, C) ->
-    (4, B, H, T, K).  Future cells hold the value for distance 0; the mask hides them.
+    (4, B, H, T, K).  To be masked: (a), (c) see future keys, at distance 0 in (b), (d).
     """
     (B, H, T, C), K = q.shape, k.shape[2]
     i, j = torch.arange(T, device=q.device)[:, None], torch.arange(K, device=q.device)
@@ -93,8 +93,8 @@ class RelativeAttention(nn.Module):
     def __init__(self, D, H, C):
         super().__init__()
         self.H, self.C = H, C
-        self.W_q, self.W_kE, self.W_v = (nn.Linear(D, H * C, bias=False) for _ in "qkv")
-        self.W_kR = nn.Linear(D, H * C, bias=False)  # keys of distances           # NEW
+        self.W_q, self.W_kE, self.W_v, self.W_kR = (  # W_kR: keys of distances    # NEW
+            nn.Linear(D, H * C, bias=False) for _ in range(4))
         self.W_o = nn.Linear(H * C, D, bias=False)
 
     def terms_and_values(self, h, memory, u, v):
@@ -131,7 +131,7 @@ class RelativeTransformer(nn.Module):
         C = head_width(D, H)
         self.layers = nn.ModuleList(
             Layer(RelativeAttention(D, H, C), D, FF) for _ in range(N))
-        self.u, self.v = (nn.Parameter(torch.randn(H, C) * 0.02) for _ in "uv")  # NEW
+        self.u, self.v = (nn.Parameter(z * 0.02) for z in torch.randn(2, H, C))    # NEW
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, x, memory=None):
@@ -187,22 +187,24 @@ def show_loops_against_pairs(T=3, M=4, C=5, D=6):
     shapes = (1, 1, T, C), (1, 1, M + T, C), (M + T, D), (1, C, D), (1, C), (1, C)
     arguments = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     loops = torch.tensor(four_terms(*(z.squeeze().numpy() for z in arguments)))
-    pairs, seen = four_terms_all_pairs(*arguments)[:, 0, 0], ~causal_mask(T, M)
+    pairs = four_terms_all_pairs(*arguments)[:, 0, 0]  # (4, T, K)
+    seen = ~causal_mask(T, M)
     print(f"loops against pairs, {int(seen.sum())} visible cells x 4 terms, float64: "
           f"{(loops - pairs)[:, seen].abs().max():.0e}")
 
 
 def show_segments_against_one_pass():
-    """With distances in place of positions a cut leaves no trace."""
+    """With distances a cut leaves no trace, if the memory holds all of the past."""
     print("4 segments with memory against one pass, largest difference of logits:")
     for name, kind in (("absolute (lesson 2)", lesson_2.RecurrentTransformer),
                        ("relative (lesson 3)", RelativeTransformer)):
-        model, x = kind(50, D=32, H=2, M=64).double(), torch.randint(50, (1, 64))
+        model = kind(50, D=32, H=2, M=64).double()
+        x = torch.randint(50, (1, 64))
         print(f"  {name}  {segments_against_one_pass(model, x, 16):.0e}")
 
 
 def show_use_of_biases(model, tokens, T):
-    """What a trained model loses without u, without v, without both."""
+    """What a trained model loses without u, v or both (in the paper: table 6)."""
     print(f"trained on text: {bits_per_token(model, tokens, T):.2f} bits per byte;")
     for name, biases in (("u = 0, so without (c)", "u"), ("v = 0, so without (d)", "v"),
                          ("both 0, so Shaw's terms (a) + (b)", "uv")):
@@ -210,7 +212,7 @@ def show_use_of_biases(model, tokens, T):
         for bias in biases:
             nn.init.zeros_(getattr(without, bias))
         print(f"  {name}: {bits_per_token(without, tokens, T):.2f}")
-    print("  (not retrained; the paper trains each, table 6: 27.02 ppl; Shaw's 27.94)")
+    print("  (not retrained; the paper did: 27.02, Shaw's 27.94 perplexity, e^loss)")
 
 
 @torch.no_grad()
