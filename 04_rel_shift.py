@@ -1,7 +1,8 @@
 """Lesson 4. The relative shift: the same score from K projections (paper, appendix B).
 
 The problem.  Lesson 3 projects a vector R_(i-j) for every pair (i, j): T * K
-projections, T * K * D numbers in memory, although there are only K different distances.
+projections, and T * K * (D + H * C) numbers to store, each R and what becomes of it in
+the heads, although there are only K different distances.
 
 The one new idea.  Project each distance once: row n of Q is W_kR R_(K-1-n), so the K
 rows have *descending* distances (Q is the paper's letter; the queries are q).  One
@@ -22,8 +23,8 @@ With T = 3 queries, M = 2 keys of memory, K = 5.  Each number is 10 * query + di
 Row 0 now starts with distance 2 = M, row 2 with 4 = M + 2.  What is left to the right
 of distance 0 (. and 14 in row 0, . in row 1) are *leftovers*: the pad and the beginning
 of the next query's row.  They are wrong, and harmless: those keys are in the future,
-and the causal mask covers exactly these cells.  This is why the upper triangle need not
-be zero, and why the mask is not optional.
+and the causal mask covers exactly these cells.  This is why future cells need not be
+zero, and why the mask is not optional.
 
     python 04_rel_shift.py      a few seconds: equalities, leftovers, price, a figure
 
@@ -77,7 +78,8 @@ def rel_shift_by_index(x):
 def rel_shift(x):
     """The same rule without an index: pad, reshape, drop.  (..., T, K) -> (..., T, K).
 
-    Future cells hold leftovers and MUST be masked.
+    Future cells hold leftovers and MUST be masked.  The pad, a dot in the drawing, is 0
+    here: the second 0 of row 0, the 0 of row 1.
 
     >>> x = torch.tensor([[4, 3, 2, 1, 0], [14, 13, 12, 11, 10], [24, 23, 22, 21, 20]])
     >>> rel_shift(x)
@@ -88,7 +90,9 @@ def rel_shift(x):
     *batch, T, K = x.shape
     x = F.pad(x, (1, 0))  # (..., T, K + 1): one zero in front of every row
     x = x.reshape(*batch, K + 1, T)  # the same numbers in the same order, in rows of T
-    return x[..., 1:, :].reshape(*batch, T, K)  # row i has moved left by T - 1 - i
+    # padded, cell (i, c) of x was number i * (K + 1) + 1 + c; without the first T it is
+    # number i * K + c - (T - 1 - i): row i has moved left by T - 1 - i
+    return x[..., 1:, :].reshape(*batch, T, K)
 
 
 # ---- the four terms from K distances -------------------------------------------------
@@ -112,7 +116,7 @@ def term_d(v, Q, T):
 
 
 def projected_distances(R, W_kR):
-    """Q (H, K, C): the rows of R (K, D), in descending distance, by W_kR (H, C, D)."""
+    """R (K, D) by *ascending* distance, W_kR (H, C, D) -> Q (H, K, C) by descending."""
     return torch.einsum("kd,hcd->hkc", R.flip(0), W_kR)
 
 
@@ -143,7 +147,9 @@ def difference(T, M):
     slow = score_by_pairs(*leaves).masked_fill(hidden, 0.0)
     fast = score_by_shift(*leaves).masked_fill(hidden, 0.0)
     weight = torch.randn_like(slow)  # for a loss in which every cell counts differently
-    both = zip(*(torch.autograd.grad((z * weight).sum(), leaves) for z in (slow, fast)))
+    slow_gradients = torch.autograd.grad((slow * weight).sum(), leaves)
+    fast_gradients = torch.autograd.grad((fast * weight).sum(), leaves)
+    both = zip(slow_gradients, fast_gradients)
     return ((slow - fast).abs().max().item(),
             max((a - b).abs().max().item() for a, b in both))
 
@@ -162,7 +168,7 @@ def show_leftovers(T=3, M=2):
     """The drawing above, computed: what is in brackets stands under the mask."""
     K, hidden = M + T, causal_mask(T, M)
     x = torch.tensor([[10 * i + K - 1 - j for j in range(K)] for i in range(T)])
-    print("10 * query + distance, shifted:")
+    print("10 * query + distance, shifted; the pad is 0:")
     for numbers, dark in zip(rel_shift(x).tolist(), hidden.tolist()):
         print(" ", *(f"[{n:2}]" if d else f" {n:2} " for n, d in zip(numbers, dark)))
     cells = [tuple(cell) for cell in hidden.nonzero().tolist()]
@@ -171,9 +177,11 @@ def show_leftovers(T=3, M=2):
 
 def show_equalities():
     """Three ways to shift agree to the bit; the score is lesson 3's up to rounding."""
-    shapes, same = [(T, M) for T in (1, 2, 3, 7) for M in (0, 1, 2, 9)], 0
+    shapes = [(T, M) for T in (1, 2, 3, 7) for M in (0, 1, 2, 9)]
+    same = 0
     for T, M in shapes:
-        x, seen = torch.randn(2, T, M + T), ~causal_mask(T, M)
+        x = torch.randn(2, T, M + T)
+        seen = ~causal_mask(T, M)
         loops, gather, fast = (shift(x)[:, seen] for shift in (
             rel_shift_loops, rel_shift_by_index, rel_shift))
         same += loops.equal(gather) and loops.equal(fast)
@@ -185,7 +193,7 @@ def show_equalities():
 
 
 def show_term_d(T=3, M=2):
-    """Each row of term (d) is the row below it, moved left by one place."""
+    """Each row of term (d) is the next moved left by one: row 0 is row 2 moved by 2."""
     _, _, R, W_kR, _, v = example(1, 1, T, M, 4, 6)
     d = term_d(v, projected_distances(R, W_kR), T)[0]  # (T, K)
     moved = (d[0, : M + 1] - d[2, 2:]).abs().max()
@@ -205,7 +213,8 @@ def show_price(lengths, H=4, C=32, D=128):
     print("time of the scores and their gradients; numbers in all position vectors")
     for T, (slow, fast, large, small) in zip(lengths, prices):
         print(f"T = M = {T:3}: pairs {slow:5.1f} ms {large:10,}, shift {fast:3.1f} ms "
-              f"{small:7,}: {slow / fast:3.0f} times faster, {large // small} smaller")
+              f"{small:7,}: {slow / fast:3.0f} times faster, "
+              f"{large // small} times smaller")
     return prices
 
 
