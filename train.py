@@ -24,7 +24,6 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # waiting threads soon go to sleep
@@ -33,12 +32,12 @@ import torch
 
 from support import (checkpoint, command_line, corpora, distributed, estimate, fast,
                      hardware, log, validate)
-from support.folder import Folder
+from support.folder import Folder, folder_of, read_corpus
 from support.progress import progress
 
 lesson_1, lesson_5 = (import_module(name) for name in (
     "01_vanilla_segments", "05_full_model"))
-RUNS, lanes, segments = lesson_1.RUNS, lesson_1.lanes, lesson_1.segments
+lanes, segments = lesson_1.lanes, lesson_1.segments
 CONFIGS, Config = lesson_5.CONFIGS, lesson_5.Config
 TransformerXL, count_parameters = lesson_5.TransformerXL, lesson_5.count_parameters
 
@@ -203,22 +202,6 @@ def test_line(model, corpus, run):
 
 # ---- the training loop --------------------------------------------------------------
 
-def read_corpus(given, run, content=None):
-    """The run's corpus.  ValueError if it is not the one in a checkpoint's content."""
-    with distributed.first_alone():  # it may fetch and unpack
-        corpus = corpora.load(run.text or run.dataset, drop_newlines=run.drop_newlines,
-                              root=given.get("data_dir", RUNS.parent / "data"))
-    checkpoint.check_text(content, corpus)
-    return corpus
-
-
-def folder_of(given, device):
-    """Where the run lives: --out, or runs/DATASET-MODEL beside this file."""
-    name, _, run = settings(given, device)
-    text = Path(run.text).stem if run.text else run.dataset
-    return Path(given.get("out", RUNS / f"{text}-{name}"))
-
-
 def reader_of(model, run):
     """A fast.Reader of the model, to evaluate and sample.  `prepare` changes the model
     in place, so that it trains faster, too.  With --plain: the model itself, unchanged.
@@ -317,7 +300,7 @@ def validate_and_save(job, folder, stop):
 
 def train(given, device):
     """Train from the start or from a checkpoint, then test, sample and draw."""
-    with Folder(folder_of(given, device)) as folder:
+    with Folder(folder_of(given, *settings(given, device))) as folder:
         job = begin(given, device, folder)
         run, state = job.run, job.state
         with checkpoint.Stop() as stop:  # Ctrl-C, SIGTERM: finish the step, then stop
@@ -379,7 +362,7 @@ def report(job, out, given):
 
 def use(given, device):
     """--eval-only and --sample: what a checkpoint can do without being trained."""
-    out = folder_of(given, device)
+    out = folder_of(given, *settings(given, device))
     content = checkpoint.best(out)
     model, run, state = restored(content, device)
     run = replace(run, **command_line.other_lengths(given, content))

@@ -17,6 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 import train
 from support import checkpoint, fast, official_weights
+from support.folder import ROOT
 from support.official_weights import description, looks_like, official_state
 
 lesson_5 = import_module("05_full_model")
@@ -71,7 +72,7 @@ def main(argv=None):
     parser.add_argument("file", nargs="?", help="a state dict in the official layout")
     parser.add_argument("--model", help="its configuration (default: told by its shapes)")
     parser.add_argument("--dataset", help="evaluate on this one (default: the model's own)")
-    parser.add_argument("--data-dir", default=str(train.RUNS.parent / "data"))
+    parser.add_argument("--data-dir", default=str(ROOT / "data"))
     parser.add_argument("--to", help="write the weights of the run in --run to this file")
     parser.add_argument("--run", help="the folder of that run, with its checkpoint")
     parser.add_argument("--port", action="store_true", help="with the names of the port")

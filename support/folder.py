@@ -1,13 +1,33 @@
 """The folder of a run: what it goes on from, what it saves, and who may write into it."""
 import os
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from support import distributed
 from support.checkpoint import (
-    FORMAT, Lock, State, load, newest, random_state, save, unpack)
+    FORMAT, Lock, State, check_text, load, newest, random_state, save, unpack)
 from support.command_line import check_agreement
 from support.corpora import checksum
+from support.corpora import load as load_corpus
 from support.log import Metrics
+
+
+ROOT = Path(__file__).resolve().parent.parent  # of train.py
+
+
+def folder_of(given, name, config, run):
+    """Where a run lives: --out, or runs/DATASET-MODEL beside train.py."""
+    text = Path(run.text).stem if run.text else run.dataset
+    return Path(given.get("out", ROOT / "runs" / f"{text}-{name}"))
+
+
+def read_corpus(given, run, content=None):
+    """The run's corpus.  ValueError if it is not the one in a checkpoint's content."""
+    with distributed.first_alone():  # it may fetch and unpack
+        corpus = load_corpus(run.text or run.dataset, drop_newlines=run.drop_newlines,
+                             root=given.get("data_dir", ROOT / "data"))
+    check_text(content, corpus)
+    return corpus
 
 
 class Folder:
