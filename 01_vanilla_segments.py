@@ -203,7 +203,7 @@ def show_fragmentation(model, tokens, T):
     print(f"segments of {T} bytes, each alone: {mean:.2f} bits per byte, the first of "
           f"a\n  segment {by_position[0]:.2f}, the second {by_position[1]:.2f}, the "
           f"later half {later:.2f}: fragmentation costs\n  {mean - later:.2f} on "
-          "average, or more, for the later half lacks context, too")
+          "average, against the later half, which lacks context, too")
     return by_position
 
 

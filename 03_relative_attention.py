@@ -16,8 +16,8 @@ absolute score, W_q (E_i + U_i) times W_k (E_j + U_j), and replace term by term:
   * U_j, where key j stands, becomes R_(i-j), how far back: a fixed sinusoid.
   * W_q U_i, where the query stands, says nothing about the distance.  Learned vectors
     take its place: u, where it meets content (c), and v, where it meets distance (d).
-  * Content and position get projections of their own: k_j = W_kE h_j, and W_kR.  Above
-    layer 1 h stands for E.  Lesson 2 adds U once; here each layer's score gets R.
+  * Content and position get projections of their own: k_j = W_kE h_j, and W_kR.  In
+    higher layers h stands for E.  Lesson 2 adds U once; here every layer gets R.
   * Shaw et al. (2018) have (a) and (b) only, and learn a vector for each distance: at
     first those of 7 and 8 are unrelated, while R_7 and R_8 are alike from the start.
 
@@ -194,7 +194,7 @@ def show_loops_against_pairs(T=3, M=4, C=5, D=6):
 
 
 def show_segments_against_one_pass():
-    """With distances a cut leaves no trace, if the memory holds all of the past."""
+    """By distance a cut leaves no trace if M holds the whole past; else: lesson 5."""
     print("4 segments with memory against one pass, largest difference of logits:")
     for name, kind in (("absolute (lesson 2)", lesson_2.RecurrentTransformer),
                        ("relative (lesson 3)", RelativeTransformer)):
