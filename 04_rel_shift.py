@@ -31,7 +31,6 @@ zero, and why the mask is not optional.
 New letter:  Q (H, K, C), the projected R by descending distance.  Positions cost T * K
 projections before and K now; the score itself is still a matrix of T * K numbers.
 """
-import math
 import statistics
 import time
 from importlib import import_module

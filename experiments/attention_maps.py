@@ -213,8 +213,9 @@ def experiment(argv):
     wide = numbers[0, :, 1].topk(min(3, p.shape[1])).indices.tolist()
     names = [f"layer {i // H + 1} head {i % H + 1}" for i in range(p.shape[1])]
     print(f"{content.path}: step {state.step:,}, {corpus.name}\n{PIECES * n:,} queries of the "
-          f"validation split, each with M = {M} tokens before it\n{'':35}entropy (bits)   mean distance   "
-          f"apart from the whole\n{'all keys alike':35}{log2(M + 1):14.2f}{M / 2:16.1f}")
+          f"validation split, each with M = {M} tokens before it\n"
+          f"{'':35}entropy (bits)   mean distance   apart from the whole\n"
+          f"{'all keys alike':35}{log2(M + 1):14.2f}{M / 2:16.1f}")
     mean = f"mean of {len(names)} heads"
     for name, rows in [(mean, numbers.mean(1)), *((names[i], numbers[:, i]) for i in wide)]:
         for part, row in zip(PARTS, rows.tolist()):

@@ -174,7 +174,8 @@ def four_steps(path, micro_batch):
         loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, SETTINGS)
         results.append((loss, norm, [p.grad.clone() for p in model.parameters()]))
     memory = [distributed.gather(z) for z in memory]
-    loss = distributed.evaluate_in_parts(train.evaluate, model, stream.flatten(), SETTINGS, "testing")
+    loss = distributed.evaluate_in_parts(
+        train.evaluate, model, stream.flatten(), SETTINGS, "testing")
     if distributed.RANK == 0:
         torch.save((results, memory, model.state_dict(), loss, len(sent)), path)
 

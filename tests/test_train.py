@@ -149,6 +149,19 @@ def stop_at(monkeypatch, step, where="train_step"):
     monkeypatch.setattr(train, where, wrapped)
 
 
+def crash_at(monkeypatch, step):
+    """Let the step-th call of train.train_step fail, as if the process had been killed there."""
+    real, calls = train.train_step, [0]
+
+    def crash(*arguments):
+        calls[0] += 1
+        if calls[0] == step:
+            raise RuntimeError("the machine is gone")
+        return real(*arguments)
+
+    monkeypatch.setattr(train, "train_step", crash)
+
+
 # 1,800 training bytes in 4 lanes of 449 inputs: 57 segments of 8, the last one of 1
 @pytest.mark.parametrize("where, step", [
     ("train_step", 1), ("train_step", 4), ("train_step", 6), ("evaluate", 1), ("evaluate", 2)])
@@ -187,16 +200,8 @@ def test_a_crash_after_a_validation_repeats_nothing(text, tmp_path, monkeypatch)
     """Lines of metrics.tsv behind the checkpoint are cut, and no validation is done twice."""
     flags = ("--steps", "14", "--eval-every", "6")
     run(text, tmp_path / "whole", *flags)
-    real, calls = train.train_step, [0]
-
-    def crash(*arguments):
-        calls[0] += 1
-        if calls[0] == 11:
-            raise RuntimeError("the machine is gone")
-        return real(*arguments)
-
     with monkeypatch.context() as patch:
-        patch.setattr(train, "train_step", crash)
+        crash_at(patch, 11)
         with pytest.raises(RuntimeError):
             run(text, tmp_path / "broken", *flags)
     assert "\n9\t" in (tmp_path / "broken" / "metrics.tsv").read_text()
@@ -242,16 +247,9 @@ def test_a_run_is_saved_between_validations(text, tmp_path, monkeypatch, capsys)
     """
     flags = ("--steps", "14", "--eval-every", "100", "--save-minutes", "1e-9", "--dropout", "0.2")
     run(text, tmp_path / "whole", *flags)
-    real, calls, out = train.train_step, [0], tmp_path / "broken"
-
-    def crash(*arguments):
-        calls[0] += 1
-        if calls[0] == 9:
-            raise RuntimeError("the machine is gone")
-        return real(*arguments)
-
+    out = tmp_path / "broken"
     with monkeypatch.context() as patch:
-        patch.setattr(train, "train_step", crash)
+        crash_at(patch, 9)
         with pytest.raises(RuntimeError):
             run(text, out, *flags)
     assert checkpoint.load(out / "checkpoint.pt")["state"]["step"] == 8
@@ -665,7 +663,8 @@ def test_out_of_memory_is_a_sentence_with_what_would_fit(text, tmp_path, monkeyp
     said = failure(capsys, run(text, out, *flags))
     assert "out of memory with 4 lanes at a time" in said and "--micro-batch 2 needs about" in said
     assert train.main(["--resume", "--micro-batch", "2", "--out", str(out), "--device", "cpu"]) == 0
-    a, b = (checkpoint.load(folder / "checkpoint.pt")["model"] for folder in (tmp_path / "whole", out))
+    a, b = (checkpoint.load(where / "checkpoint.pt")["model"]
+            for where in (tmp_path / "whole", out))
     assert max((a[name] - b[name]).abs().max() for name in a) < 1e-4
     monkeypatch.setattr(train, "train_step", real)
 

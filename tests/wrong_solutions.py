@@ -224,7 +224,8 @@ def gradient_into(model, x, y, T):
     found = torch.autograd.grad(losses[1].sum(), inputs, allow_unused=True)
     return [g if g is None else g.abs().max().item() for g in found]
 """),
-    M("gradient_into", "it must be the largest absolute value", ("h.grad.abs().max()", "h.grad.max()")),
+    M("gradient_into", "it must be the largest absolute value",
+      ("h.grad.abs().max()", "h.grad.max()")),
     M("gradient_into", "the hook on model.embedding is left behind", ("hook.remove()", "pass")),
     M("gradient_into", "the mean of the losses; it must be their sum",
       ("[:, T:].sum()", "[:, T:].mean()")),
