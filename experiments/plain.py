@@ -3,7 +3,7 @@
 Written from the paper in the way that implementations have followed since: time comes first,
 (T, B, D); every call projects the keys and values of the whole memory anew, and R in every layer;
 the shift pads and copies; the score is made by four-letter einsums.  The same weights give the same
-losses as our model (tests/test_benchmark.py), so only the speed differs.
+losses as our model (tests/experiments/test_benchmark.py), so only the speed differs.
 
     python experiments/benchmark.py --against experiments/plain.py
 """

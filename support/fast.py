@@ -1,4 +1,4 @@
-"""The same model in another order of work: faster, and equal (tests/test_fast.py).
+"""The same model in another order of work: faster, and equal (tests/system/test_fast.py).
 
 Lesson 5 is written to be read; for those who want to know, here is what costs time.
 

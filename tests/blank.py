@@ -19,8 +19,8 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-import exercises
-from exercises import BY_NAME, EXERCISES, ROOT
+from course import exercises
+from course.exercises import BY_NAME, EXERCISES, ROOT
 
 STORE = ROOT / ".exercises"  # ignored by git
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
@@ -111,7 +111,7 @@ def named(name):
 
 def is_student_edition():
     """Written by --all: no solution was ever in it."""
-    return not (ROOT / "tests" / TEACHERS[0]).exists()
+    return not (ROOT / "tests" / "course" / TEACHERS[0]).exists()
 
 
 def keep_attempt(lesson):

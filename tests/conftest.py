@@ -19,8 +19,8 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
-import exercises
+sys.path[:0] = [str(ROOT), str(ROOT / "experiments"), str(ROOT / "tests" / "system")]
+from course import exercises
 
 torch.set_num_threads(1)  # the tensors are tiny, and sums must not depend on the number of cores
 waiting = Counter()  # how many tests wait for what
@@ -161,5 +161,5 @@ def pytest_terminal_summary(terminalreporter):
 def pytest_unconfigure(config):
     """One line at the end: how many exercises are solved, and which is next."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter and "checks" in sys.modules and not config.option.collectonly:
+    if reporter and "course.checks" in sys.modules and not config.option.collectonly:
         reporter.write_line(exercises.progress_line())

@@ -34,7 +34,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import import_module
 from pathlib import Path
 
-import exercises
+from course import exercises
 
 NAMES = [exercise.name for exercise in exercises.EXERCISES]
 HONEST = __doc__.strip().splitlines()[-1]
@@ -43,7 +43,7 @@ MEMORY = 2 << 30  # bytes that a submission may have, over what torch itself tak
 FILE_SIZE = 100 << 20  # bytes of one file that it writes
 WATCHED = ("torch", "torch.nn", "torch.nn.functional", "torch.autograd", "torch.optim",
            "torch.random", "torch.linalg", "numpy", "numpy.random", "math", "builtins", "signal",
-           "time", "inspect", "traceback", "importlib", "exercises", "checks", "diagnosis",
+           "time", "inspect", "traceback", "importlib", "course.exercises", "course.checks", "course.diagnosis",
            "__main__")
 Row = namedtuple("Row", "name marks sentence")  # marks: exercise -> True, False; None: not there
 
@@ -64,7 +64,7 @@ def snapshot():
     owners = [("torch.Tensor", torch.Tensor), ("torch.nn.Module", torch.nn.Module), *modules]
     owners += [(f"{label}.{name}", value) for label, module in modules
                for name, value in vars(module).items() if isinstance(value, type)]
-    owners += [("checks.CHECKS", import_module("checks").CHECKS), ("exercises", exercises.BY_NAME)]
+    owners += [("checks.CHECKS", import_module("course.checks").CHECKS), ("exercises", exercises.BY_NAME)]
     once = {}
     for label, owner in owners:  # under its first label: torch.Tensor, not torch.nn.Buffer
         once.setdefault(id(owner), (label, owner, contents(owner)))

@@ -7,7 +7,7 @@ import time
 import torch
 import torch.nn as nn
 
-from checks import seen_cells
+from course.checks import seen_cells
 
 
 def assert_close(found, wanted, message, tolerance=1e-12):

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from checks import unit_circle
+from course.checks import unit_circle
 from helpers import assert_close, gradients, randomized, run_examples
 
 lesson = import_module("01_vanilla_segments")

@@ -12,7 +12,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from checks import unit_circle
+from course.checks import unit_circle
 from helpers import assert_close, gradients, run_examples, terms_by_distance, visible
 
 lesson_3, lesson = import_module("03_relative_attention"), import_module("04_rel_shift")

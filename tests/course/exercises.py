@@ -1,0 +1,480 @@
+"""The exercises: which functions they are, whose code is tested, and how far it is.
+
+    EXERCISES                the table, in course order
+    lay_over(folder)         XL_CODE: put a student's files or functions over ours
+    state("rel_shift")       ("solved", "") or ("blank" | "failing" | "missing", why)
+
+The tests of an exercise stand in checks.py; `python tests/blank.py --list` prints the table.
+"""
+import ast
+import importlib.util
+import inspect
+import io
+import signal
+import sys
+import traceback
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LESSONS = ("01_vanilla_segments", "02_recurrence", "03_relative_attention", "04_rel_shift",
+           "05_full_model", "train")
+SECONDS = 10  # that the tests of one exercise may take; ours take less than one
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A function of one idea that a student writes again."""
+
+    name: str  # what `pytest -k` and blank.py call it
+    file: str  # the lesson
+    function: str  # there: a function, or Class.method
+    lines: int  # of the shipped solution
+    idea: str
+    task: str  # three sentences
+    hint: str  # shown by --hints
+
+    @property
+    def lesson(self):
+        """01 ... 05, train: short, for the progress line."""
+        return self.file.split("_")[0]
+
+
+EXERCISES = (
+    Exercise(
+        "lanes", "01_vanilla_segments", "lanes", 6, "one stream, B contiguous lanes",
+        "Cut the stream into B contiguous lanes of L + 1 tokens, where L = (n - 1) // B. The "
+        "last column of a lane is the first of the next lane: it is only a target. Refuse B < 1 "
+        "and a stream too short for one input a lane with a ValueError that says the numbers.",
+        "Where does lane b begin in the stream, and where does it end if one token more than "
+        "its L inputs belongs to it?"),
+    Exercise(
+        "segments", "01_vanilla_segments", "segments", 6, "inputs and their next tokens, in order",
+        "Go through the columns of the lanes, T at a time from `start` on, and yield x and y, "
+        "both (B, T) int64, y one column further than x. The last segment may be shorter, but "
+        "no target is lost, and the last column is never an input. Refuse T < 1 with a "
+        "ValueError.",
+        "With L + 1 columns there are L inputs. Write down for the last segment at which column "
+        "x ends and at which y ends. `yield`, do not return a list: train.py asks for one at a "
+        "time."),
+    Exercise(
+        "sinusoid", "01_vanilla_segments", "sinusoid", 5, "a position as sines and cosines",
+        "Encode each position as D/2 sines, then D/2 cosines, in float64. Frequency k (k = 0, "
+        "1, ...) is 10000^(-2k/D): the first is 1, and they fall. Refuse an odd D with a "
+        "ValueError.",
+        "Make the D/2 frequencies first, then the matrix of all angles (n, D/2); its sine and "
+        "its cosine are joined, all sines first. Make positions and frequencies float64 before "
+        "you multiply them."),
+    Exercise(
+        "update_memory", "02_recurrence", "update_memory", 3, "first in, first out, no gradient",
+        "Join the memory (B, m, D) and the hidden states h (B, T, D) along time and keep the "
+        "last M of them, or all if there are fewer. The result carries no gradient, and the "
+        "arguments stay as they were. M may be 0: then nothing is kept.",
+        "In Python rows[-0:] is everything, and rows[k:] with a negative k counts from the end. "
+        "Compute the first row that stays, and never let it be below 0."),
+    Exercise(
+        "causal_mask", "02_recurrence", "causal_mask", 3, "the future, after a memory of M keys",
+        "Return (T, M + T) bool, True where a query must NOT look. The first M keys are the "
+        "memory, so query i of the segment is itself key M + i. It sees the whole memory, "
+        "itself, and nothing after itself.",
+        "Compare a row of key numbers with a column of the queries' own key numbers. How many "
+        "True has the last row?"),
+    Exercise(
+        "reach", "02_recurrence", "reach", 4, "how far back N layers see",
+        "Return how many tokens back the last token of a segment can see through N layers. In "
+        "one layer a token sees its own segment up to itself and M tokens before the start of "
+        "its SEGMENT. The token reached there belongs to an earlier segment, where the next layer "
+        "goes on.",
+        "Put the query's segment at 0, the query at T - 1. What is the first token that one "
+        "layer sees? In which segment does that token stand, and where does that segment start?"),
+    Exercise(
+        "gradient_into", "02_recurrence", "gradient_into", 9, "stop-gradient, measured",
+        "Read the stream in segments of T with stream_losses and catch what model.embedding "
+        "puts out for each segment. Return, for each segment, the largest |gradient| that the "
+        "SUM of the SECOND segment's losses sends into it, as a float. Not connected means "
+        "exactly 0.0, and no hook is left behind.",
+        "hook = model.embedding.register_forward_hook(f) makes PyTorch call f(module, args, "
+        "output) each time the embedding has run; hook.remove() ends that. After "
+        "output.retain_grad() a backward() leaves output.grad. With stream_losses it is zeros for "
+        "segment 1; whoever adds up the second segment's losses alone finds None there."),
+    Exercise(
+        "four_terms", "03_relative_attention", "four_terms", 10, "the score, term by term",
+        "For one head, fill a NumPy array (4, T, K) with the terms (a) to (d) of the table "
+        "above. Query i is key M + i with M = K - T, and the distance to key j is M + i - j; R "
+        "is indexed by that distance. Future keys have no distance: leave NaN there, and do not "
+        "divide by sqrt(C).",
+        "Two loops, over i and over the j that are not in the future: 0 ... M + i. "
+        "W_kR @ R[distance] occurs in two of the terms."),
+    Exercise(
+        "rel_shift_by_index", "04_rel_shift", "rel_shift_by_index", 4, "the shift as one gather",
+        "Compute for every cell (i, j) of the result the column of x that it comes from, as one "
+        "(T, K) tensor of indices. Gather along the last axis. Where that column would lie "
+        "beyond the end (the future) take the last one, distance 0.",
+        "rel_shift_loops says which column: read it off there. torch.gather wants an index of "
+        "the shape of x, and expand makes one without copying."),
+    Exercise(
+        "rel_shift", "04_rel_shift", "rel_shift", 4, "the shift by pad and reshape",
+        "Put one cell in front of every row, read the same numbers again in rows of T, drop one "
+        "of these rows, and read the rest as (T, K). Row i has then moved left by T - 1 - i. "
+        "Any number of leading dimensions may come first.",
+        "Draw T = 3, K = 5 on paper, as at the top of the lesson. Which row of the reshaped "
+        "matrix begins with a pad cell and holds nothing that is needed: the first or the last?"),
+    Exercise(
+        "hidden_keys", "05_full_model", "hidden_keys", 3,
+        "same_length: every query sees M + 1 keys",
+        "Return a mask (T, m + T), bool, True where a query must NOT look, for a memory of m "
+        "hidden states; query i is key m + i. Hidden is the future. With same_length also "
+        "every key that is more than M back, so that each query sees itself and at most M keys "
+        "before it.",
+        "Make the matrix of distances first: it answers both questions. A key that is exactly M "
+        "back is still seen."),
+    Exercise(
+        "distance_encoding", "05_full_model", "distance_encoding", 2, "clamp: no unknown distance",
+        "Return the sinusoids R (K, D) of the distances K - 1, ..., 1, 0 in this order. With a "
+        "clamp_len above 0 every distance beyond it is encoded as clamp_len itself. With 0 or "
+        "less there is no clamp.",
+        "torch.arange can count down. Clamp the distances, not their places in the tensor and not "
+        "the encoding."),
+    Exercise(
+        "relative_attention", "05_full_model", "RelativeAttention.attend", 4,
+        "attention by content and distance",
+        "Score each query against each key by lesson 4's relative_score, divide by sqrt(C), and "
+        "give the keys that `hidden` names the score -inf. Take the softmax over the keys, then "
+        "self.dropout_attention of these probabilities, then the weighted sum of the values. Join "
+        "the heads, one after the other: (B, T, H * C); W_o is not your business.",
+        "Write the shape beside every line: score and probability (B, H, T, K), weighted sum (B, "
+        "H, T, C). A reshape alone never exchanges two axes: bring H next to C first."),
+    Exercise(
+        "layer", "05_full_model", "Layer.forward", 4,
+        "attention, add, norm; feed-forward, add, norm",
+        "Add to h what self.attention(h, memory, R, u, v, hidden) gives, after dropout_output, and "
+        "normalise the SUM with norm_1. Add to that what the feed-forward network makes of it "
+        "(W_1, ReLU, dropout_inner, W_2), after dropout_ff, and normalise the sum with norm_2. "
+        "Each norm comes after its sum (post-norm), as in the paper.",
+        "h = norm(h + dropout(block(h))), twice. The second block reads what the first norm "
+        "gave."),
+    Exercise(
+        "sample_top_k", "05_full_model", "sample_top_k", 9, "draw from the k most probable tokens",
+        "Draw one token for each row of the logits (B, V) from its top_k most probable ones, with "
+        "probabilities softmax(logits / temperature) among these, using `generator`. Return token "
+        "numbers of the vocabulary, (B, 1). Refuse top_k outside 1..V and a temperature that is "
+        "not above 0 with a ValueError.",
+        "topk gives values and indices. What multinomial draws is a place among the k best: it "
+        "must be translated back into the vocabulary."),
+    Exercise(
+        "generate", "05_full_model", "generate", 15, "sampling with memory",
+        "With the model in eval mode read the prompt (B, P) once, then one token at a time: "
+        "sample_top_k draws from the logits of the LAST position, and the memory stands for all "
+        "that was read before. Return the new tokens only, (B, n_tokens); a prompt (P,) gives "
+        "(n_tokens,); top_k None is min(40, V). Put the model's mode back, whatever happens, and "
+        "refuse n_tokens < 0 with a ValueError.",
+        "Keep one variable for what the model reads next: first the prompt, then the (B, 1) "
+        "token just drawn. Who feeds the prompt again reads it twice, since the memory holds "
+        "it."),
+    Exercise(
+        "train_step", "train", "train_step", 11, "one update, the memory handed on",
+        "Clear the gradients, then call the model with x, the memory and y under autocast(run, "
+        "x.device.type): it gives the losses (B, T) and the new memory. Send the gradient of the "
+        "MEAN loss backward, clip it to the norm run.clip and update, but only if loss and norm "
+        "are finite; otherwise hand the old memory back. Return the mean loss, the norm before "
+        "clipping (both floats), and the new memory.",
+        "clip_grad_norm_ clips in place and returns the norm of before. A float is loss.item(): a "
+        "tensor would keep the whole graph alive."),
+    Exercise(
+        "evaluate", "train", "evaluate", 10, "every token counted once",
+        "Cut the tokens into one lane and into segments of run.eval_segment, and read them in "
+        "order inside `with evaluating(model, run)`, under autocast, the memory handed on. Add "
+        "up the losses of ALL tokens in float64, but for the first `skip`. Return the sum divided "
+        "by the number of predictions in it, a float; the last segment may be shorter.",
+        "n tokens are n - 1 predictions. A mean of the segments' means is not the mean over the "
+        "tokens. progress(items, label, total) shows how far the loop is."),
+)
+BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
+
+
+# ---- the source of a function -------------------------------------------------------------------
+
+def find(source, function):
+    """(node of the function, first line of its body after the docstring), lines from 1.
+
+    Raises SyntaxError if the source is no Python, KeyError if the function is not in it.
+    """
+    body = ast.parse(source).body
+    for part in function.split("."):
+        found = [node for node in body if getattr(node, "name", None) == part]
+        if not found:
+            raise KeyError(function)
+        node, body = found[-1], found[-1].body
+    documented = ast.get_docstring(node) is not None
+    return node, body[0].end_lineno + 1 if documented else body[0].lineno
+
+
+def exercises_in(tree, file=None):
+    """The exercises that a parsed file defines; those of one lesson, or of all."""
+    defined = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            defined |= {f"{node.name}.{part.name}" for part in node.body
+                        if isinstance(part, ast.FunctionDef)}
+        elif isinstance(node, ast.FunctionDef):
+            defined.add(node.name)
+    return [e for e in EXERCISES if e.function in defined and file in (None, e.file)]
+
+
+def sentence(error, path):
+    """An error of a student's file in one line: what, where."""
+    if isinstance(error, SyntaxError):  # TabError, and text that is not UTF-8, among them
+        where = f", line {error.lineno}" if error.lineno else ""
+        return f"{Path(path).name}{where}: {type(error).__name__}: {error.msg}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__)
+              if Path(f.filename).resolve() == Path(path).resolve()]
+    where = f", line {frames[-1].lineno} ({frames[-1].line})" if frames else ""
+    text = " ".join(str(error).split())
+    if isinstance(error, ModuleNotFoundError):
+        text += "; the course uses numpy, torch and matplotlib only"
+    return f"{Path(path).name}{where}: {type(error).__name__}: {text[:300]}"
+
+
+# ---- whose code is tested -----------------------------------------------------------------------
+
+class Overlay:
+    """Finds the lessons: the student's file where there is one, else ours; a functions file
+    (any other name) is then executed inside the lessons whose exercises it holds."""
+
+    def __init__(self, folder):
+        self.folder, self.files, self.functions = folder, {}, {}
+        paths = [path for path in sorted(folder.glob("*.py")) if not path.name.startswith(".")]
+        for path in paths:
+            if path.stem in LESSONS:
+                self.files[path.stem] = path
+        for path in paths:
+            if path.stem in self.files:
+                continue
+            try:
+                found = exercises_in(ast.parse(path.read_bytes().decode()))
+            except (SyntaxError, ValueError) as error:  # ValueError: not UTF-8, null bytes
+                raise ValueError(f"{sentence(error, path)}; mend it, then test again") from None
+            for exercise in found:
+                other = self.functions.get(exercise.name) or self.files.get(exercise.file)
+                if other:
+                    raise ValueError(f"{exercise.function} stands in {other.name} and in "
+                                     f"{path.name}; take one of them away")
+                self.functions[exercise.name] = path
+        if not self.files and not self.functions:
+            raise ValueError(
+                f"{folder} holds no lesson file ({LESSONS[0]}.py, ...) and no file with a function "
+                f"of the exercises ({EXERCISES[0].name}, ...); name the folder they are in")
+
+    def find_spec(self, name, path=None, target=None):
+        """importlib's question: where is this module?"""
+        if name not in LESSONS and name not in self.files:
+            return None
+        file = self.files.get(name, ROOT / f"{name}.py")
+        return importlib.util.spec_from_file_location(
+            name, file, loader=Loader(name, str(file), self.functions))
+
+    def has(self, exercise):
+        """Did the student hand this exercise in (blank or not)?"""
+        return exercise.file in self.files or exercise.name in self.functions
+
+
+class Loader(SourceFileLoader):
+    """Executes a lesson, then what a functions file says of it."""
+
+    def __init__(self, name, path, functions):
+        super().__init__(name, path)
+        self.functions = functions
+
+    def exec_module(self, module):
+        super().exec_module(module)
+        mine = [e for e in EXERCISES if e.file == module.__name__ and e.name in self.functions]
+        for path in dict.fromkeys(self.functions[e.name] for e in mine):
+            before = dict(vars(module))
+            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+            after = dict(vars(module))
+            # helpers stay, exercises go in, and all else of the lesson is put back
+            vars(module).update(before)
+            for exercise in mine:
+                if self.functions[exercise.name] == path:
+                    owner, _, attribute = exercise.function.rpartition(".")
+                    if owner:
+                        setattr(before[owner], attribute, vars(after[owner])[attribute])
+                    else:
+                        setattr(module, attribute, after[attribute])
+
+
+overlay = None  # an Overlay while XL_CODE is set
+broken = {}  # lesson file -> one sentence, if it cannot be imported
+
+
+def lay_over(folder):
+    """Use the files of this folder, laid over ours.  ValueError: one sentence."""
+    global overlay
+    folder = Path(folder)
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise ValueError(f"XL_CODE: {folder} {what}; name the folder with the student's files")
+    try:
+        overlay = Overlay(folder.resolve())
+    except ValueError as error:
+        raise ValueError(f"XL_CODE: {error}") from None
+    sys.meta_path.insert(0, overlay)
+    sys.path.append(str(overlay.folder))  # last: helper files are found, nothing is shadowed
+
+
+def import_lessons():
+    """Import all six, in order; a file that cannot be imported goes into `broken`."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    for file in LESSONS:
+        path = overlay.files.get(file, ROOT / f"{file}.py") if overlay else ROOT / f"{file}.py"
+        try:
+            with time_limit(6 * SECONDS):  # the first one imports torch
+                import_module(file)
+        except (Exception, SystemExit) as error:
+            of = getattr(error, "filename", None) if isinstance(error, SyntaxError) else None
+            frames = [of] if of else [f.filename for f in traceback.extract_tb(error.__traceback__)]
+            root = next((f for f in reversed(frames) if f and not f.startswith("<")
+                         and Path(f).suffix == ".py" and ours_or_theirs(f)), str(path))
+            first = next(iter(broken.values()), None)
+            text = sentence(error, root)
+            broken[file] = text if Path(root).stem == file or first is None else first
+
+
+def ours_or_theirs(filename):
+    """Is this file a lesson, or laid over one?"""
+    folder = Path(filename).resolve().parent
+    return folder == ROOT or overlay is not None and folder == overlay.folder
+
+
+def whose():
+    """What the header of a test run says: whose code is tested, file by file."""
+    if not overlay:
+        return [f"code under test: all of {ROOT}"]
+    lines = [f"code under test: XL_CODE = {overlay.folder}, laid over {ROOT}"]
+    for file in LESSONS:
+        taken = {}
+        for exercise in EXERCISES:
+            if exercise.file == file and exercise.name in overlay.functions:
+                path = overlay.functions[exercise.name].name
+                taken.setdefault(path, []).append(exercise.function)
+        if file in overlay.files:
+            text = f"from XL_CODE, {overlay.files[file]}"
+        elif taken:
+            text = "ours, with " + "; ".join(
+                f"{', '.join(names)} from XL_CODE, {path}" for path, names in taken.items())
+        else:
+            text = "ours"
+        lines.append(f"  {file}.py: {text}")
+    return lines
+
+
+# ---- how far it is ------------------------------------------------------------------------------
+
+class Wrong(Exception):
+    """A solution is wrong, and this says how.  Its first line is the diagnosis."""
+
+
+def function_of(exercise):
+    """The function under test, as its lesson has it; AttributeError if it is missing."""
+    found = import_module(exercise.file)
+    for part in exercise.function.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def is_there(exercise):
+    """Does its lesson still define the function?"""
+    try:
+        return callable(function_of(exercise))
+    except AttributeError:
+        return False
+
+
+def is_blank(error):
+    """The exercise whose stub raised this error, or None."""
+    while error is not None:
+        name = str(error).split(" is blank")[0]
+        if isinstance(error, NotImplementedError) and name in BY_NAME:
+            return BY_NAME[name]
+        inner = getattr(error, "exc_info", (None, None))[1]  # of doctest
+        error = inner or error.__cause__ or error.__context__
+    return None
+
+
+@contextmanager
+def time_limit(seconds):
+    """TimeoutError after so many seconds (where the system has an alarm)."""
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def ring(number, frame):
+        raise TimeoutError(f"still running after {seconds} seconds: an endless loop?")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def judge(exercise, function):
+    """Test one function: ("solved" | "blank" | "failing", diagnosis)."""
+    check = import_module("course.checks").CHECKS[exercise.name]
+    try:
+        with time_limit(SECONDS):
+            check(function)
+    except Wrong as error:
+        return "failing", f"{exercise.name}: {error}"
+    except (Exception, SystemExit) as error:
+        if is_blank(error) == exercise:
+            return "blank", (f"{exercise.name} is blank: write {exercise.function} in "
+                             f"{exercise.file}.py, then run pytest -k {exercise.name}")
+        return "failing", f"{exercise.name}: {raised(error, function)}"
+    return "solved", ""
+
+
+def raised(error, function):
+    """One line for an exception out of a student's function: what and where, no library frames."""
+    path = inspect.unwrap(function).__code__.co_filename
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+    where = f" in line {frames[-1].lineno} ({frames[-1].line})" if frames else ""
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}{where}: {text[:300]}"
+
+
+states = {}  # name -> what `judge` said, so that each is tested once a run
+
+
+def state(name):
+    """("solved" | "blank" | "failing" | "missing", diagnosis) of the code under test."""
+    exercise = BY_NAME[name]
+    if name not in states:
+        if overlay and not overlay.has(exercise):
+            states[name] = "missing", f"{name} is not in XL_CODE; where it is needed, ours is used"
+        elif exercise.file in broken:
+            states[name] = "failing", f"{name}: {broken[exercise.file]}"
+        else:
+            states[name] = judge(exercise, function_of(exercise)) if is_there(exercise) else (
+                "failing", f"{name}: there is no {exercise.function} in {exercise.file}.py; its "
+                "name must stay")
+    return states[name]
+
+
+def progress_line():
+    """11 of 16 exercises solved; next: rel_shift (04)"""
+    with redirect_stdout(io.StringIO()):  # a student's prints belong to the exercise's own test
+        found = {e.name: state(e.name)[0] for e in EXERCISES}
+    counted = [e for e in EXERCISES if found[e.name] != "missing"]
+    solved = [e for e in counted if found[e.name] == "solved"]
+    line = f"{len(solved)} of {len(counted)} exercises solved"
+    if len(counted) < len(EXERCISES):
+        line += f" ({len(EXERCISES) - len(counted)} more are not in XL_CODE)"
+    todo = [e for e in counted if found[e.name] != "solved"]
+    return line + (f"; next: {todo[0].name} ({todo[0].lesson})" if todo else "")

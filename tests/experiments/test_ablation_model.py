@@ -1,0 +1,167 @@
+"""The switchable model: lesson 5's in one position, lesson 1's in another, Shaw's by its formula.
+
+    pytest tests/experiments/test_ablation_model.py
+"""
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+
+from helpers import assert_close, gradients, randomized
+
+ablation_model = import_module("ablation_model")
+lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
+AblationModel, Config = ablation_model.AblationModel, lesson_5.Config
+CONFIG = Config(11, n_layer=2, d_model=12, n_head=3, d_head=4, d_inner=10, mem_len=5)
+ABSOLUTE = replace(CONFIG, mem_len=0)
+
+
+def made(encoding, half_loss=False, T=4):
+    """A random model in float64."""
+    config = CONFIG if encoding in ("ours", "shaw") else ABSOLUTE
+    return randomized(AblationModel(config, T, encoding, half_loss)).eval()
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"same_length": True}, {"clamp_len": 3}, {"mem_len": 0}, {"mem_len": 2, "clamp_len": 4},
+    {"cutoffs": (3, 7), "div_val": 2}], ids=str)
+def test_the_row_of_ours_is_lesson_5(changes):
+    """Same weights, float64: losses, memories, and gradients through three segments."""
+    config = replace(CONFIG, **changes)
+    ours, wanted = (randomized(z).eval() for z in (
+        AblationModel(config, 4), lesson_5.TransformerXL(config)))
+    state = {name: z[0] if name in ("u", "v") else z for name, z in wanted.state_dict().items()}
+    ours.load_state_dict(state)
+    memory, past = None, None
+    for T in (4, 3, 6):
+        x, y = torch.randint(11, (2, 2, T))
+        loss, memory = ours(x, memory, y)
+        other, past = wanted(x, past, y)
+        assert_close(loss, other, "the losses")
+        for mine, its in zip(memory, past):
+            assert mine.shape == its.shape and torch.allclose(mine, its, 0, 1e-12)
+    for model in (ours, wanted):
+        model.config = replace(config, mem_len=0)  # lowered while a memory is there
+    assert_close(ours(x, memory, y)[0], wanted(x, past, y)[0], "the losses without the memory")
+    leaves = [[m.u, m.layers[0].attention.W_kR.weight, m.layers[1].attention.W_kE.weight,
+               m.layers[1].attention.W_v.weight] for m in (ours, wanted)]
+    mine, its = gradients(loss, leaves[0]), gradients(other, leaves[1])
+    assert_close(mine[0], its[0][0], "the gradient into u")
+    for a, b in zip(mine[1:], its[1:]):
+        assert_close(a, b, "a gradient")
+
+
+def test_dropout_stands_where_lesson_5_has_it():
+    """The same modules by name; in training, with all else zero, the same rates."""
+    config = replace(CONFIG, dropout=0.3, dropout_attention=0.2)
+    rates = [{name: z.p for name, z in m.named_modules() if isinstance(z, torch.nn.Dropout)}
+             for m in (AblationModel(config, 4), lesson_5.TransformerXL(config))]
+    assert rates[0] == rates[1] and set(rates[0].values()) == {0.3, 0.2}
+
+
+def test_vaswani_is_lesson_1():
+    """Absolute places, no memory: the baseline of lesson 1 with the same weights."""
+    ours = made("vaswani")
+    wanted = lesson_1.VanillaTransformer(11, N=2, D=12, H=3, FF=10).double()
+    ours.embedding.bias.data.zero_()
+    wanted.embedding.weight.data = ours.embedding.weight.data
+    for a, b in zip(ours.layers, wanted.layers):
+        b.attention.W_q.weight.data, b.attention.W_o.weight.data = (
+            a.attention.W_q.weight.data, a.attention.W_o.weight.data)
+        b.attention.W_k.weight.data, b.attention.W_v.weight.data = (
+            a.attention.W_kE.weight.data, a.attention.W_v.weight.data)
+        for mine, its in ((a.norm_1, b.norm_1), (a.norm_2, b.norm_2), (a.W_1, b.feed_forward[0]),
+                          (a.W_2, b.feed_forward[2])):
+            its.weight.data, its.bias.data = mine.weight.data, mine.bias.data
+    x, y = torch.randint(11, (2, 2, 9))  # longer than T = 4: a sinusoid goes on
+    assert_close(ours(x, None, y)[0], lesson_1.token_losses(wanted(x), y), "the losses")
+
+
+def test_shaws_score_is_terms_a_and_b_with_learned_distances():
+    """Entry by entry; beyond the distances of training the farthest counts."""
+    attention = made("shaw").layers[0].attention
+    far = attention.distances.shape[1] - 1
+    assert far == CONFIG.mem_len + 4 - 1
+    h, rows = torch.randn(1, 3, 12).double(), torch.randn(1, 12, 12).double()  # K = 12 > far + 1
+    hidden = ablation_model.hidden_keys(3, 9, 9, False)
+    none = torch.zeros(1, 1).double()
+    found = attention(h, rows, torch.zeros(12, 12).double(), none, none, hidden)
+    k, value = (W(rows)[0].detach().view(12, 3, 4) for W in (attention.W_kE, attention.W_v))
+    table = attention.distances.detach()
+    q, wanted = attention.W_q(h).detach()[0].view(3, 3, 4), torch.zeros(3, 12).double()
+    for i in range(3):
+        for head in range(3):
+            score = torch.tensor([
+                q[i, head] @ (k[j, head] + table[head, min(9 + i - j, far)]) / 4**0.5
+                for j in range(9 + i + 1)], dtype=torch.float64)
+            wanted[i, 4 * head : 4 * head + 4] = score.softmax(0) @ value[: 9 + i + 1, head]
+    assert_close(found[0], attention.W_o(wanted), "the attention")
+
+
+def test_al_rfou_adds_a_place_before_each_layer():
+    """Without places the order of the past is unknown; a layer's places change what it gets."""
+    model = made("al-rfou")
+    x = torch.tensor([[1, 2, 3, 4]])
+    turned, y = x[:, [2, 0, 1, 3]], torch.zeros_like(x)
+    assert abs(model(x, None, y)[0][0, 3] - model(turned, None, y)[0][0, 3]) > 1e-6
+    inputs = []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    before = model(x, None, y)[0]
+    model.places.data[1, 2] += 1.0
+    after = model(x, None, y)[0]
+    assert_close(inputs[2], inputs[0], "the first layer's input")
+    moved = (inputs[3] - inputs[1])[0].detach().abs().sum(-1)
+    assert moved[2] == pytest.approx(12.0) and moved[[0, 1, 3]].max() < 1e-12
+    assert_close(before[:, :2], after[:, :2], "losses before the place")
+    # one layer that does not see the order of its past
+    single = randomized(AblationModel(replace(ABSOLUTE, n_layer=1), 4, "al-rfou")).eval()
+    single.places.data.zero_()
+    assert_close(single(x, None, y)[0][0, 3], single(turned, None, y)[0][0, 3], "without places")
+
+
+@pytest.mark.parametrize("encoding", ablation_model.ENCODINGS)
+def test_no_prediction_sees_its_future(encoding):
+    """A token changed: no loss before it moves, one behind it does."""
+    model = made(encoding)
+    x, y = torch.randint(11, (2, 1, 4))
+    other = x.clone()
+    other[0, 2] = (x[0, 2] + 1) % 11
+    difference = (model(x, None, y)[0] - model(other, None, y)[0])[0].abs()
+    assert difference[:2].max() < 1e-12 and difference[2:].min() > 1e-9
+
+
+def test_the_half_loss_counts_the_later_half_twice_in_training_only():
+    """An odd segment of 5: tokens 2, 3 and 4."""
+    half, full = made("ours", half_loss=True), made("ours")
+    full.load_state_dict(half.state_dict())
+    x, y = torch.randint(11, (2, 2, 5))
+    assert_close(half(x, None, y)[0], full(x, None, y)[0], "in evaluation")
+    trained = half.train()(x, None, y)[0]
+    wanted = full(x, None, y)[0] * torch.tensor([0.0, 0.0, 2.0, 2.0, 2.0])
+    assert_close(trained, wanted, "in training")
+
+
+def test_what_cannot_be_is_refused():
+    """An unknown encoding, a memory without distances, more tokens than places."""
+    for arguments, words in (((CONFIG, 4, "rotary"), "rotary"), ((CONFIG, 4, "vaswani"), "mem_len"),
+                             ((CONFIG, 4, "al-rfou"), "mem_len is 5")):
+        with pytest.raises(ValueError, match=words):
+            AblationModel(*arguments)
+    x = torch.zeros(1, 5, dtype=torch.int64)
+    with pytest.raises(ValueError, match="4 places, x has 5 tokens"):
+        made("al-rfou")(x, None, x)
+
+
+@pytest.mark.parametrize("encoding", ablation_model.ENCODINGS)
+def test_first_values_are_lesson_5s(encoding):
+    """N(0, 0.02), gains N(1, 0.02), biases 0; what is learned of distances and places, too."""
+    config = Config(300, n_layer=2, d_model=64, n_head=4, d_head=16, d_inner=100,
+                    mem_len=0 if encoding in ("vaswani", "al-rfou") else 50)
+    for name, z in AblationModel(config, 40, encoding).named_parameters():
+        if name.endswith("bias"):
+            assert not z.any(), name
+        else:
+            assert z.mean().item() == pytest.approx(float("norm" in name), abs=0.012), name
+            assert z.std().item() == pytest.approx(0.02, rel=0.4), name

@@ -1,0 +1,133 @@
+"""The benchmark compares equals: the plain form gives our losses, and every call does its work.
+
+    pytest tests/experiments/test_benchmark.py
+"""
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import assert_close, randomized
+from support import fast
+
+FOLDER = Path(__file__).resolve().parent.parent.parent / "experiments"
+benchmark, plain, sliding_window = (
+    import_module(name) for name in ("benchmark", "plain", "sliding_window"))
+lesson_5 = import_module("05_full_model")
+
+
+def same_weights(config):
+    """Our model and the plain form of it, float64, with the same random weights."""
+    ours, theirs = randomized(lesson_5.TransformerXL(config)), plain.Plain(config).double()
+    theirs.embedding.weight.data = ours.embedding.weight.data
+    theirs.bias.data, theirs.u.data, theirs.v.data = (
+        ours.embedding.bias.data, ours.u.data[0], ours.v.data[0])
+    theirs.frequency = 10000 ** -(torch.arange(0, config.d_model, 2) / config.d_model).double()
+    for a, b in zip(ours.layers, theirs.layers):
+        b.qkv_net.weight.data = torch.cat(
+            [W.weight for W in (a.attention.W_q, a.attention.W_kE, a.attention.W_v)]).data
+        b.r_net.weight.data, b.o_net.weight.data = (
+            a.attention.W_kR.weight.data, a.attention.W_o.weight.data)
+        for mine, its in ((a.norm_1, b.norm_1), (a.norm_2, b.norm_2), (a.W_1, b.feed_forward[0]),
+                          (a.W_2, b.feed_forward[3])):
+            its.weight.data, its.bias.data = mine.weight.data, mine.bias.data
+    return ours.eval(), theirs.eval()
+
+
+def test_the_plain_form_gives_our_losses_and_gradients():
+    """Several segments with memory, same_length: only the speed may differ."""
+    config = lesson_5.Config(11, n_layer=2, d_model=12, n_head=3, d_head=4, d_inner=9, mem_len=5,
+                             same_length=True)
+    ours, theirs = same_weights(config)
+    memory, past = None, None
+    for T in (4, 3, 6):
+        x, y = torch.randint(11, (2, 2, T))
+        loss, memory = ours(x, memory, y)
+        other, past = theirs(x.T, past, y.T)
+        assert_close(other.T, loss, "the losses", 1e-6)  # its cross entropy is float32
+    logits, _ = ours(x, memory)
+    assert_close(theirs(x.T, past)[0].transpose(0, 1), logits, "the logits", 1e-6)
+    weights = [*ours.layers[0].parameters()], [*theirs.layers[0].parameters()]
+    found = torch.autograd.grad(loss.sum(), [ours.u, ours.layers[0].attention.W_kR.weight])
+    wanted = torch.autograd.grad(other.sum(), [theirs.u, theirs.layers[0].r_net.weight])
+    assert sum(z.numel() for z in weights[0]) == sum(z.numel() for z in weights[1])
+    assert_close(found[0][0], wanted[0], "the gradient into u", 1e-5)
+    assert_close(found[1], wanted[1], "the gradient into W_kR", 1e-5)
+
+
+@pytest.mark.parametrize("make", [benchmark.make, plain.make], ids=["ours", "plain"])
+def test_every_call_reads_with_a_full_memory(make):
+    """A step changes the weights; evaluation and generation change nothing but their memory."""
+    size = benchmark.SIZES["tiny"]
+    made = make(size, "float32", "cpu")
+    before = [p.detach().clone() for p in made.model.parameters()]
+    made.evaluate(), made.generate()
+    assert all(a.equal(b) for a, b in zip(before, made.model.parameters()))
+    made.step(), made.step()
+    assert not all(a.equal(b) for a, b in zip(before, made.model.parameters()))
+    assert not torch.equal(made.evaluate(), made.evaluate())
+
+
+def test_ours_is_the_fast_form():
+    """Prepared for training, a Reader for the others, with the lengths of each."""
+    made = benchmark.make(benchmark.SIZES["tiny"], "float32", "cpu")
+    assert all(isinstance(layer.dropout_ff, fast.Dropout) for layer in made.model.layers)
+    made.step(), made.evaluate()
+    assert isinstance(made.memories["train"], list)
+    assert isinstance(made.memories["evaluate"], fast.Memory)
+    assert made.memories["evaluate"].next_m == 32 and made.memories["train"][0].shape[1] == 16
+
+
+def test_operations_by_hand():
+    """N = 1, D = HC = 2, FF = 3, V = 5, T = 2, M = 4: K = 6, one lane."""
+    config = lesson_5.Config(5, n_layer=1, d_model=2, n_head=1, d_head=2, d_inner=3, mem_len=4)
+    size = benchmark.Size(config, batch=1, segment=2, eval_segment=2, eval_mem_len=4)
+    layer = 2 * (2 * 2 * 2 + 2 * 2 * 3 + 3 * 2 * 2 * 2 + 3 * 6 * 2)
+    assert benchmark.flops(size, "eval") == (2 * (layer + 2 * 2 * 5), 2)
+    assert benchmark.flops(size, "train") == (3 * 2 * (layer + 2 * 2 * 5), 2)
+    wide = replace(size, eval_mem_len=1)
+    assert benchmark.flops(wide, "generate")[0] == 2 * (8 + 12 + 2 * 8 + 12) + 20
+
+
+@pytest.mark.parametrize("what", benchmark.METHODS)
+def test_a_line_for_each_implementation(what, capsys, monkeypatch):
+    """Tokens a second, time a token with its spread, share of the matmul rate, memory, ratio."""
+    monkeypatch.setattr(benchmark, "peak_memory", lambda *_: 0.25)
+    threads = torch.get_num_threads()
+    flags = ["--what", what, "--size", "tiny", "--repetitions", "3", "--threads", str(threads)]
+    assert benchmark.main([*flags, "--against", str(FOLDER / "plain.py")]) == 0
+    head, ours, other = capsys.readouterr().out.splitlines()
+    assert head.startswith(f"{what} tiny, float32, cpu")
+    assert ours.startswith("ours ") and other.startswith("plain ") and "0.25 GB" in ours
+    assert "ours is" in other and "times as fast" in other
+
+
+def test_the_window_reads_all_of_it_and_keeps_the_last_position():
+    """Its fused, shortened form is what attention over the window gives for the last position."""
+    size = replace(benchmark.SIZES["tiny"], eval_mem_len=7, eval_batch=3)
+    model = randomized(sliding_window.make(size, "float32", "cpu"))
+    h = torch.randn(3, 7, 32).double()
+    for last_only in (False, True):
+        layer = model.layers[0]
+        q, (k, value) = layer.W_q(h), layer.W_kv(h).chunk(2, dim=-1)
+        q, k, value = (z.view(3, 7, 2, 16).permute(0, 2, 1, 3) for z in (q, k, value))
+        score = (q @ k.mT / 4).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
+        out = (score.softmax(-1) @ value).permute(0, 2, 1, 3).reshape(3, 7, 32)
+        wanted = layer.norm_1(h + layer.W_o(out))
+        wanted = layer.norm_2(wanted + layer.W_2(layer.W_1(wanted).relu()))
+        assert_close(layer(h, last_only), wanted[:, -1:] if last_only else wanted, "a layer", 1e-10)
+    lengths = []
+    model.layers[0].register_forward_pre_hook(lambda m, args: lengths.append(args[0].shape))
+    assert model.generate().shape == (3,) and len(model.evaluate()) == size.eval_segment
+    assert set(lengths) == {(3, 7, 32)} and len(lengths) == 1 + size.eval_segment
+
+
+def test_mistakes_are_one_line(tmp_path, capsys):
+    """A file that is not there, or has no `make`."""
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    for path, words in (("nowhere.py", "is no file"), (tmp_path / "empty.py", "no function make")):
+        assert benchmark.main(["--size", "tiny", "--against", str(path)]) == 1
+        error = capsys.readouterr().err.splitlines()
+        assert len(error) == 1 and words in error[0]

@@ -1,0 +1,325 @@
+"""The regularisers, each alone: masks, expectations, what evaluation sees, and sums by hand.
+
+    pytest tests/experiments/test_regularisers.py
+"""
+import math
+from importlib import import_module
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from helpers import assert_close, randomized
+
+from support import fast
+
+lesson_5, regularisers = import_module("05_full_model"), import_module("regularisers")
+LockedDropout, WordDropout, DropConnect, Penalised, Recipe = (
+    getattr(regularisers, name) for name in
+    ("LockedDropout", "WordDropout", "DropConnect", "Penalised", "Recipe"))
+CONFIG = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=6, mem_len=5)
+ALL = Recipe(word=0.3, input=0.3, inside=0.3, attention=0.3, output=0.3, connect=0.3,
+             locked_inside=True, alpha=2.0, beta=1.0)
+x, y = torch.arange(24).view(2, 12) % 11, torch.arange(1, 25).view(2, 12) % 11
+
+
+def plain(seed=0):
+    torch.manual_seed(seed)
+    return randomized(lesson_5.TransformerXL(CONFIG))
+
+
+# ---- masks --------------------------------------------------------------------------------------
+
+def test_locked_one_mask_for_all_time_steps():
+    """Each lane has one, over features; entries are 0 or 1 / (1 - p), p of them 0."""
+    drop = LockedDropout(0.4)
+    mask = drop(torch.ones(50, 7, 60))  # (B, T, D)
+    assert (mask == mask[:, :1]).all(), "a mask changes with time"
+    assert {round(z, 5) for z in mask.unique().tolist()} == {0.0, round(1 / 0.6, 5)}
+    share = (mask[:, 0] == 0).double().mean().item()
+    assert abs(share - 0.4) < 5 * math.sqrt(0.24 / 3000), share
+    assert len({tuple(row.tolist()) for row in mask[:, 0]}) == 50, "lanes share a mask"
+    assert (drop(torch.ones(50, 7, 60)) != mask).any(), "calls share a mask"
+    rows = drop(torch.ones(9, 60))  # R (n, D)
+    assert (rows == rows[0]).all() and 0 < (rows[0] == 0).sum() < 60
+
+
+def test_locked_multiplies_and_seeds():
+    """The mask multiplies what comes in, and the gradient; the seed decides it."""
+    drop, z = LockedDropout(0.5), torch.randn(3, 4, 8, requires_grad=True)
+    torch.manual_seed(7)
+    mask = drop(torch.ones(3, 4, 8))
+    torch.manual_seed(7)
+    out = drop(z)
+    assert torch.equal(out, z * mask)
+    out.sum().backward()
+    assert torch.equal(z.grad, mask)
+
+
+def test_word_dropout_takes_whole_words():
+    """All occurrences of a word share one fate in a call; the others are scaled."""
+    embedding = lesson_5.TiedEmbedding(lesson_5.Config(400, d_model=4))
+    drop = WordDropout(embedding, 0.25)
+    words = torch.arange(400).repeat(2).view(2, 400)
+    nn.init.ones_(embedding.weight)
+    ratio = drop(words)  # (2, 400, 4)
+    assert (ratio == ratio[:1, :, :1]).all(), "two fates in one call"
+    lost = (ratio[0, :, 0] == 0)
+    assert abs(lost.double().mean().item() - 0.25) < 5 * math.sqrt(0.1875 / 400)
+    assert ratio[0, ~lost].sub(1 / 0.75).abs().max() < 1e-6
+    again = drop(words)[0, :, 0] == 0
+    assert (again != lost).any(), "calls share a mask"
+
+
+def test_word_dropout_leaves_the_output_alone():
+    """Tied: the embedding of the input loses words, the output layer sees every row."""
+    model = plain()
+    wanted = model.embedding.logits(torch.ones(1, 1, 8).double())
+    regularisers.regularise(model, Recipe(word=0.9)).train()
+    assert torch.equal(model.embedding.logits(torch.ones(1, 1, 8).double()), wanted)
+    assert (model.embedding(x) == 0).all(-1).any()
+
+
+def test_dropconnect_is_a_linear_layer_with_fewer_weights():
+    """Its output is that of the masked matrix; the mask is new in each call; the bias stays."""
+    linear = nn.Linear(20, 30)
+    drop, z = DropConnect(linear, 0.3), torch.randn(5, 20)
+    torch.manual_seed(3)
+    out = drop(z)
+    torch.manual_seed(3)
+    weight = F.dropout(linear.weight, 0.3)
+    assert ((weight == 0).double().mean() - 0.3).abs() < 5 * math.sqrt(0.21 / 600)
+    assert (out - z @ weight.T - linear.bias).abs().max() < 1e-6
+    assert not torch.equal(out, drop(z)), "calls share a mask"
+    assert drop.weight is linear.weight and drop.bias is linear.bias
+
+
+@pytest.mark.parametrize("kind", ["locked", "word", "connect"])
+def test_the_mean_is_kept(kind):
+    """Over many draws the output is what it is without dropout, within five standard errors."""
+    z, linear = torch.rand(2, 3, 4) + 1, nn.Linear(4, 6)
+    embedding = lesson_5.TiedEmbedding(lesson_5.Config(5, d_model=4))
+    make = {"locked": (lambda: LockedDropout(0.6), lambda z: z, z),
+            "word": (lambda: WordDropout(embedding, 0.6), embedding, torch.tensor([[0, 1, 4, 1]])),
+            "connect": (lambda: DropConnect(linear, 0.6), linear, z)}[kind]
+    drop, wanted = make[0](), make[1](make[2])
+    draws = torch.stack([drop(make[2]) for _ in range(2000)]).double()
+    error = draws.std(0) / math.sqrt(2000)
+    assert ((draws.mean(0) - wanted).abs() < 5 * error + 1e-9).all()
+    assert (draws.std(0) > 0).all()
+
+
+# ---- put into the model -------------------------------------------------------------------------
+
+def test_nothing_changes_without_a_recipe():
+    """Losses, memory and gradients of training are lesson 5's to the bit."""
+    results = []
+    for model in (plain(), regularisers.regularise(plain(), Recipe())):
+        model.train()
+        loss, memory = Penalised(model, 0.0, 0.0)(x, None, y)
+        loss.mean().backward()
+        results.append([loss, *memory, *(z.grad for z in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_evaluation_does_not_see_them():
+    """All parts on: in eval mode logits and memory are the plain model's to the bit."""
+    model = plain()
+    regular = regularisers.regularise(plain(), ALL)
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode():
+            wanted, found = (z.eval()(x)[0] for z in (model, regular))
+        assert torch.equal(wanted, found)
+    different = [regular.train()(x)[0] for _ in range(2)]
+    assert not torch.equal(*different)
+
+
+def test_the_weights_keep_their_names_and_places():
+    """A regularised model's state dict is the plain one's, and its weights the same objects."""
+    model = plain()
+    names, weights = list(model.state_dict()), list(model.parameters())
+    regularisers.regularise(model, ALL)
+    assert list(model.state_dict()) == names
+    assert all(a is b for a, b in zip(model.parameters(), weights, strict=True))
+    plain(1).load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize("locked_inside", [False, True])
+def test_the_fast_form_of_a_regularised_model(locked_inside):
+    """fast.prepare after it: the same losses and gradients without draws (float64), and the locked
+    dropouts stay; where ReLU is merged with one, it is still there.
+    """
+    recipe, results = Recipe(locked_inside=locked_inside), []
+    for form in (lambda model: model, fast.prepare):
+        model = form(regularisers.regularise(plain(), recipe)).train()
+        loss, _ = model(x, model(x)[1], y)
+        loss.sum().backward()
+        results.append([loss, *(z.grad for z in model.parameters())])
+    for wanted, found in zip(*results, strict=True):
+        assert_close(found, wanted, "the fast form", 1e-10)
+    for layer in model.layers:
+        assert type(layer.dropout_inner) is (LockedDropout if locked_inside else fast.DropoutReLU)
+        assert type(layer.attention.dropout_attention) is fast.Dropout
+
+
+@pytest.mark.parametrize("locked, locked_inside", [(True, False), (False, True)])
+def test_every_dropout_gets_its_rate(locked, locked_inside):
+    """Which rate each of lesson 5's dropouts has, and whether it is locked; written out here."""
+    recipe = Recipe(input=0.1, inside=0.2, attention=0.3, output=0.4, locked=locked,
+                    locked_inside=locked_inside)
+    model = regularisers.regularise(plain(), recipe)
+    wanted = {"dropout_embedding": (0.1, locked), "dropout_final": (0.4, locked),
+              "dropout_R": (0.2, locked_inside)}
+    for n in (0, 1):
+        wanted |= {f"layers.{n}.{name}": (0.2, locked_inside)
+                   for name in ("dropout_output", "dropout_inner", "dropout_ff")}
+        wanted[f"layers.{n}.attention.dropout_attention"] = 0.3, False
+    found = {name: (module.p, isinstance(module, LockedDropout))
+             for name, module in model.named_modules() if "dropout" in name}
+    assert found == wanted
+
+
+def test_where_weights_and_words_are_dropped():
+    """DropConnect takes the matrices of each attention and no other; word dropout one."""
+    model = regularisers.regularise(plain(), ALL)
+    found = {name for name, module in model.named_modules() if isinstance(module, DropConnect)}
+    assert found == {f"layers.{n}.attention.W_{z}" for n in (0, 1) for z in ("q", "kE", "kR", "v", "o")}
+    assert isinstance(model.embedding, WordDropout) and model.embedding.p == 0.3
+
+
+# ---- activations --------------------------------------------------------------------------------
+
+def test_the_penalty_by_hand():
+    """AR of what is behind the dropout, TAR of what is before it; mean squares; one step: no TAR.
+    """
+    h = torch.tensor([[[1.0, 2.0], [3.0, 2.0], [3.0, 6.0]]])  # (1, 3, 2)
+    dropped = torch.tensor([[[2.0, 0.0], [6.0, 0.0], [6.0, 0.0]]])
+    ar, tar = (4 + 36 + 36) / 6, (4 + 16) / 4
+    for alpha, beta in ((1, 0), (0, 1), (0.2, 0.1), (0, 0)):
+        found = regularisers.activation_penalty(h, dropped, alpha, beta)
+        assert found.item() == pytest.approx(alpha * ar + beta * tar)
+    assert regularisers.activation_penalty(h[:, :1], dropped[:, :1], 1, 9).item() == 2.0
+    wide = regularisers.activation_penalty(h.bfloat16() * 200, dropped.bfloat16(), 0, 1)
+    assert wide.dtype == torch.float32
+
+
+def test_penalised_reads_the_last_hidden_state():
+    """The mean loss is the plain one and the penalty of the state that the logits are made of; so
+    is the gradient; nothing of the graph is held afterwards.
+    """
+    model, other = plain().train(), plain().train()
+    penalised = Penalised(model, 0.3, 0.7)
+    loss, memory = penalised(x, None, y)
+    assert penalised.seen is None
+    caught = []
+    other.dropout_final.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
+    wanted, wanted_memory = other(x, None, y)
+    (h,) = caught
+    assert_close(other.embedding.logits(h), other(x)[0], "this is the state behind the logits")
+    penalty = 0.3 * h.square().mean() + 0.7 * (h[:, 1:] - h[:, :-1]).square().mean()
+    # the penalty is float32 at least in the sum; the model here is float64
+    assert (loss - wanted - penalty).abs().max() < 1e-5
+    assert all(torch.equal(a, b) for a, b in zip(memory, wanted_memory))
+    loss.mean().backward()
+    (wanted.mean() + penalty).backward()
+    for a, b in zip(model.parameters(), other.parameters()):
+        assert_close(a.grad, b.grad, "gradient", tolerance=1e-5)
+
+
+def test_ar_looks_behind_the_dropout_and_tar_before_it():
+    """With the output dropped almost wholly, AR sees the few scaled entries, TAR all."""
+    model = regularisers.regularise(plain(), Recipe(output=0.9)).train()
+    penalised, seen = Penalised(model, 1.0, 1.0), []
+    look = regularisers.activation_penalty
+    try:
+        regularisers.activation_penalty = lambda *z: seen.append(z) or look(*z)
+        penalised(x, None, y)
+    finally:
+        regularisers.activation_penalty = look
+    hidden, dropped = seen[0][:2]
+    assert (hidden != 0).all() and (dropped == 0).double().mean() > 0.5
+    kept = dropped != 0
+    assert_close(dropped[kept], 10 * hidden[kept], "the same state")
+
+
+# ---- length, optimizer, average -----------------------------------------------------------------
+
+def test_segment_lengths():
+    """Near T, in one of twenty near T / 2, whole tenths, decided by seed and step."""
+    lengths = [regularisers.segment_length(70, 0, step) for step in range(4000)]
+    assert lengths == [regularisers.segment_length(70, 0, step) for step in range(4000)]
+    assert lengths != [regularisers.segment_length(70, 1, step) for step in range(4000)]
+    assert set(z % 7 for z in lengths) == {0} and min(lengths) > 0 and len(set(lengths)) < 20
+    halves = [z for z in lengths if z <= 49]
+    assert abs(len(halves) / 4000 - 0.05) < 5 * math.sqrt(0.0475 / 4000)
+    whole = [z for z in lengths if z > 49]
+    assert abs(sum(whole) / len(whole) - 70) < 0.5
+    assert abs(sum(halves) / len(halves) - 35) < 2
+    spread = math.sqrt(sum((z - 70) ** 2 for z in whole) / len(whole))
+    assert 4.5 < spread < 6.5, spread  # 5, and the rounding's 2
+    for T in (32, 64, 8, 1):  # the usual length is T itself, also where a tenth is no whole number
+        many = [regularisers.segment_length(T, 0, step) for step in range(1000)]
+        assert max(set(many), key=many.count) == T and min(many) > 0
+        assert abs(sum(many) / 1000 - 0.975 * T) < 0.05 * T
+
+
+def groups(decoupled, decay, rate=1.0):
+    model = plain()
+    recipe = Recipe(decay=decay, decoupled=decoupled, embedding_rate=rate)
+    return model, regularisers.optimizer_of(model, recipe, 0.01)
+
+
+def test_every_weight_is_in_one_group():
+    """Embedding with its factor, matrices, and gains, biases, u, v, which never decay."""
+    model, optimizer = groups(True, 0.1, rate=2.0)
+    names = {id(z): name for name, z in model.named_parameters()}
+    found = [[names.pop(id(z)) for z in group["params"]] for group in optimizer.param_groups]
+    assert not names
+    assert found[0] == ["embedding.weight"]
+    assert all(name.endswith(".weight") and "norm" not in name for name in found[1])
+    assert all("bias" in name or "norm" in name or name in "uv" for name in found[2])
+    assert [(g["factor"], g["weight_decay"]) for g in optimizer.param_groups] == [
+        (2.0, 0.1), (1.0, 0.1), (1.0, 0.0)]
+
+
+def test_decay_beside_the_gradient_and_inside():
+    """Without a gradient: decoupled, a weight shrinks by rate * decay; coupled, Adam makes of the
+    decay's tiny gradient a whole step of the rate, whatever the weight's size.
+    """
+    for decoupled in (True, False):
+        model, optimizer = groups(decoupled, 0.1)
+        before = {name: z.clone() for name, z in model.state_dict().items()}
+        for z in model.parameters():
+            z.grad = torch.zeros_like(z)
+        optimizer.step()
+        for name, z in model.state_dict().items():
+            old = before[name]
+            if z.dim() != 2:
+                assert torch.equal(z, old), name
+            elif decoupled:
+                assert_close(z, old * (1 - 0.01 * 0.1), name)
+            else:
+                assert_close(z, old - 0.01 * old.sign(), name, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["equal", "ema"])
+def test_averages_by_hand(kind):
+    """The mean of what was handed over; or what is left of the old, and 1 / steps of the new."""
+    model = plain()
+    mean = regularisers.averager(model, Recipe(average=kind, average_from=0.5), steps=4)
+    history = []
+    for seed in range(1, 6):
+        other = plain(seed)
+        mean.update_parameters(other)
+        history.append([z.detach().clone() for z in other.parameters()])
+    for i, found in enumerate(mean.module.parameters()):
+        values = [weights[i] for weights in history]
+        if kind == "equal":
+            wanted = sum(values) / 5
+        else:
+            wanted = values[0]
+            for z in values[1:]:
+                wanted = 0.75 * wanted + 0.25 * z
+        assert_close(found, wanted, kind)
+    assert mean.n_averaged == 5

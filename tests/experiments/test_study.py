@@ -1,0 +1,300 @@
+"""What the experiments share: training goes on to the bit, and losses are after so many tokens.
+
+    pytest tests/experiments/test_study.py
+"""
+from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
+from zipfile import ZipFile
+
+import pytest
+import torch
+
+from helpers import assert_close, randomized
+
+study, ablation_model = import_module("study"), import_module("ablation_model")
+corpora, lesson_5 = import_module("support.corpora"), import_module("05_full_model")
+Config = lesson_5.Config
+CONFIG = Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.2)
+RUN = study.train.Run(batch=2, segment=5, steps=7, dtype="float32", warmup=2)
+
+
+def text(n, separator=None):
+    """A corpus of n random tokens below 7."""
+    tokens = torch.randint(7, (n,), dtype=torch.uint8)
+    return corpora.Corpus(tokens, tokens, tokens, list(range(7)), "random", separator)
+
+
+# ---- training -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("separator", [None, 3], ids=["one text", "sentences"])
+@pytest.mark.parametrize("at", [1, 4, 6])
+def test_what_is_stopped_goes_on_to_the_bit(at, separator, tmp_path, monkeypatch):
+    """Stopped up to two steps after the last saving; the text begins again on the way."""
+    corpus, step, clock = text(47, separator), study.train.train_step, SimpleNamespace(now=0.0)
+    monkeypatch.setattr(study.time, "monotonic", lambda: clock.now)
+
+    def fit(path, stop=99):
+        calls = []
+
+        def counted(*arguments):
+            if len(calls) == stop:
+                raise KeyboardInterrupt
+            calls.append(1)
+            clock.now += study.EVERY / 2.5  # so that every third step is saved
+            return step(*arguments)
+
+        monkeypatch.setattr(study.train, "train_step", counted)
+        torch.manual_seed(1)
+        model = study.fit(lesson_5.TransformerXL(CONFIG), corpus, RUN, path, study.Bar(7))
+        return model, len(calls)
+
+    whole = fit(tmp_path / "whole.pt")[0].state_dict()
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "cut.pt", at)
+    saved = at // 3 * 3
+    assert (tmp_path / "cut.pt").exists() == (saved > 0)
+    gone_on, steps = fit(tmp_path / "cut.pt")
+    assert steps == 7 - saved
+    assert all(whole[name].equal(z) for name, z in gone_on.state_dict().items())
+    again, steps = fit(tmp_path / "cut.pt")  # finished: nothing is trained
+    assert steps == 0 and not again.training
+    assert all(whole[name].equal(z) for name, z in again.state_dict().items())
+
+
+def test_a_text_begins_again_without_a_past(tmp_path, monkeypatch):
+    """Two lanes of 11 in segments of 5: steps 0, 3 and 6 have no memory; what is done is skipped.
+    """
+    step, pasts, bar, corpus = study.train.train_step, [], study.Bar(14), text(23)
+
+    def watched(model, optimizer, x, y, memory, run):
+        pasts.append((x.shape[1], memory is not None))
+        return step(model, optimizer, x, y, memory, run)
+
+    monkeypatch.setattr(study.train, "train_step", watched)
+    for _ in range(2):
+        study.fit(lesson_5.TransformerXL(CONFIG), corpus, RUN, tmp_path / "m.pt", bar, weight=2)
+    assert pasts == [(5, False), (5, True), (1, True)] * 2 + [(5, False)]
+    assert bar.done == 14 and bar.total == 0
+
+
+def test_another_run_or_a_damaged_one_is_not_taken(tmp_path):
+    """Other steps, seed, model, or a text that has changed; half a file, and one flipped bit."""
+    path, corpus, run = tmp_path / "m.pt", text(60), replace(RUN, steps=1)
+
+    def fit(config=CONFIG, corpus=corpus, run=run):
+        study.fit(lesson_5.TransformerXL(config), corpus, run, path, study.Bar(1))
+
+    fit()
+    content = path.read_bytes()
+    for other in ({"config": replace(CONFIG, d_inner=9)}, {"run": replace(run, steps=2)},
+                  {"run": replace(run, seed=5)}, {"corpus": text(60)}):
+        with pytest.raises(ValueError, match="other settings.*name another folder"):
+            fit(**other)
+    with ZipFile(path) as archive:
+        weight = max((archive.read(info) for info in archive.infolist()
+                      if "/data/" in info.filename), key=len)
+    flipped = bytearray(content)
+    flipped[content.index(weight) + 5] ^= 1
+    for broken in (content[: len(content) // 2], bytes(flipped), b""):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match="damaged.*delete it"):
+            fit()
+        assert path.read_bytes() == broken
+
+
+def test_variants_of_one_shape_are_told_apart(tmp_path):
+    """The half loss has the same weights."""
+    config = replace(CONFIG, dropout=0.0)
+    run, path = replace(RUN, steps=1), tmp_path / "m.pt"
+    for half, error in ((False, None), (True, "half loss")):
+        model = ablation_model.AblationModel(config, 5, "ours", half)
+        if error:
+            with pytest.raises(ValueError, match=error):
+                study.fit(model, text(60), run, path, study.Bar(1))
+        else:
+            study.fit(model, text(60), run, path, study.Bar(1))
+
+
+def test_the_number_type_is_measured_once(tmp_path, monkeypatch):
+    """And noted, so that a folder holds models of one type."""
+    model, answers = lesson_5.TransformerXL(CONFIG), ["bf16", "float32"]
+    monkeypatch.setattr(study.hardware, "choose_dtype", lambda *_: answers.pop(0))
+    auto = replace(RUN, dtype="auto")
+    assert [study.number_type(model, run, tmp_path).dtype for run in (auto, auto, RUN)] == [
+        "bf16", "bf16", "float32"]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    """OSError from the third saving; what the second has written is whole."""
+    path, save, calls, clock = tmp_path / "m.pt", torch.save, [], SimpleNamespace(now=0)
+    step = study.train.train_step
+    monkeypatch.setattr(study.time, "monotonic", lambda: clock.now)
+
+    def slow(*arguments):
+        clock.now += study.EVERY + 1
+        return step(*arguments)
+
+    def full(content, file):
+        calls.append(1)
+        save(content, file)
+        if len(calls) == 3:
+            raise OSError("No space left on device")
+
+    monkeypatch.setattr(study.train, "train_step", slow)
+    monkeypatch.setattr(study.torch, "save", full)
+    with pytest.raises(OSError, match="could not write.*No space left"):
+        study.fit(lesson_5.TransformerXL(CONFIG), text(60), RUN, path, study.Bar(7))
+    assert torch.load(path, weights_only=True)["place"][0] == 2 and len(calls) == 3
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# ---- losses after so many tokens ----------------------------------------------------------------
+
+def model_of(kind, **changes):
+    """A random model in float64 without dropout."""
+    config = replace(CONFIG, dropout=0.0, **changes)
+    if kind == "ours":
+        return randomized(lesson_5.TransformerXL(config)).eval()
+    return randomized(ablation_model.AblationModel(config, 4, kind)).eval()
+
+
+def test_pieces_are_spread_and_carry_their_context():
+    """Three pieces of 4 predictions after 2 tokens of context: at both ends and in the middle."""
+    found = study.pieces(torch.arange(27), 2, 3, 4)
+    assert found.tolist() == [[0, 1, 2, 3, 4, 5, 6], [10, 11, 12, 13, 14, 15, 16],
+                              [20, 21, 22, 23, 24, 25, 26]]
+    with pytest.raises(ValueError, match="14 tokens, 15 are needed"):
+        study.pieces(torch.arange(14), 2, 3, 4)
+    tight = study.pieces(torch.arange(15), 2, 3, 4)  # the counted inputs lie side by side
+    assert tight[:, 2:6].flatten().tolist() == list(range(2, 14))
+
+
+@pytest.mark.parametrize("kind", ["ours", "shaw"])
+@pytest.mark.parametrize("segment", [3, 16])
+def test_a_memory_is_what_one_pass_over_the_piece_sees(kind, segment):
+    """With same_length any cut gives the one pass's losses, behind the context."""
+    model = model_of(kind)
+    tokens = study.pieces(torch.randint(7, (60,)), 9, 2, 10)
+    found = study.memory_losses(model, tokens, 9, segment, mem_len=4, same_length=True)
+    with study.evaluating_with(model, mem_len=4, same_length=True):
+        wanted = model(tokens[:, :-1], None, tokens[:, 1:])[0]
+    assert found.shape == (2, 10)
+    assert_close(found.double(), wanted[:, 9:], "the losses", 1e-5)
+    assert model.config.mem_len == 6 and not model.config.same_length
+
+
+@pytest.mark.parametrize("L, stride", [(3, 1), (4, 1), (8, 2), (12, 3)])
+def test_a_window_gives_its_last_quarter(L, stride):
+    """Each prediction from a window of its own, cut out by hand; 10 is no multiple of 3."""
+    model = model_of("vaswani", mem_len=0)
+    tokens = study.pieces(torch.randint(7, (60,)), 12, 2, 10)
+    found, n = study.window_losses(model, tokens, 12, L), 10
+    assert found.shape == (2, n)
+    for j in range(n):
+        end = min(12 + (j // stride + 1) * stride, 12 + n)  # behind the window's last input
+        window = tokens[:, end - L : end]
+        loss = model(window, None, tokens[:, end - L + 1 : end + 1])[0]
+        assert_close(found[:, j].double(), loss[:, L - (end - 12 - j)].detach(), f"loss {j}", 1e-5)
+
+
+def test_spread_is_mean_and_half_the_range():
+    assert study.spread([1.0, 2.0, 4.5]) == "2.500 ± 1.750"
+    assert study.spread([-0.0001, 0.0]) == "0.000 ± 0.000"
+
+
+# ---- the command line ---------------------------------------------------------------------------
+
+def test_the_bar_says_how_long_the_rest_takes(monkeypatch, capsys):
+    """Ten units, two skipped, six done in 12 s: two left, 4 s."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(study.time, "monotonic", lambda: clock.now)
+    bar = study.Bar(10)
+    bar.skip(2)
+    clock.now += 12
+    bar.advance("a model", 6)
+    assert "a model | 75% | 12s, 4s left" in capsys.readouterr().err
+    study.Bar.clear()
+    study.Bar.clear()  # nothing is there any more
+    assert capsys.readouterr().err == "\r" + " " * 78 + "\r"
+
+
+def parsed(*argv):
+    flags = study.flags_of("name", "about", ("tiny", "laptop", "paper"))
+    return study.checked(flags.parse_args(argv), "name")
+
+
+def test_flags_and_their_folder(tmp_path, monkeypatch):
+    """The folder is named after experiment, size and text."""
+    monkeypatch.setattr(study, "RUNS", tmp_path)
+    given, corpus = parsed("--dataset", "copies", "--seeds", "4")
+    assert given.out == tmp_path / "name-laptop-copies" and given.synthetic
+    with pytest.raises(ValueError, match="belongs to a run.*name.py"):  # as long as it lives
+        parsed("--dataset", "copies")
+    assert corpus.name.startswith("copies") and given.seeds == [4]
+    note = tmp_path / "notes.txt"
+    note.write_text("the cat sat on the mat. " * 20)
+    monkeypatch.setattr(study.corpora, "load", lambda name, root: name)
+    for size, usual in (("tiny", "stdlib"), ("laptop", "stdlib"), ("paper", "wt103")):
+        given, corpus = parsed("--size", size)
+        assert corpus == usual and given.out == tmp_path / f"name-{size}-{usual}"
+    monkeypatch.undo()
+    copies = tmp_path / "copies"  # a file of this name is not the synthetic text
+    copies.write_bytes(note.read_bytes())
+    given, corpus = parsed("--text", str(copies), "--out", str(tmp_path / "y"))
+    assert not given.synthetic and len(corpus.train) < 1000
+    given, corpus = parsed("--text", str(note), "--out", str(tmp_path / "x"), "--size", "tiny")
+    assert given.out == tmp_path / "x" and corpus.name == "notes.txt"
+
+
+@pytest.mark.parametrize("argv, words", [
+    (["--seeds", "1", "1"], "--seeds must be different"), (["--seeds", "-1"], "from 0"),
+    (["--seeds", str(2**63)], "--seeds must be"),
+    (["--text", "a", "--dataset", "ptb"], "two corpora"), (["--size", "huge"], "invalid choice"),
+    (["--dataset", "nothing"], "'nothing' is neither a file"), (["--text", "no.txt"], "no.txt"),
+    (["--seeds", "x"], "invalid int"), (["--device", "cuda"], "no CUDA device")], ids=str)
+def test_a_mistake_is_one_line(argv, words, tmp_path, monkeypatch, capsys):
+    """Status 1, and no folder is made."""
+    monkeypatch.setattr(study, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(study.Bar, "there", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert study.ended("name", lambda argv: parsed(*argv), argv) == 1
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1 and words in error[0] and error[0].startswith("name.py: ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys, monkeypatch):
+    """And what to do."""
+    monkeypatch.setattr(study.Bar, "there", False)
+    (tmp_path / "file").write_text("")
+    argv = ["--dataset", "copies", "--out", str(tmp_path / "file")]
+    assert study.ended("name", lambda argv: parsed(*argv), argv) == 1
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1 and "file" in error[0] and "another folder with --out" in error[0]
+
+
+def test_ctrl_c_says_how_to_go_on(capsys):
+    """Status 130."""
+    def stop(argv):
+        raise KeyboardInterrupt
+    assert study.ended("name", stop, []) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_the_first_note_of_a_number_type_counts(tmp_path, monkeypatch):
+    """Measured by two processes at once: the second takes what the first has noted, not its own."""
+    train = study.train
+    model = train.TransformerXL(train.CONFIGS["tiny"])
+    run = train.Run(steps=1, batch=2, segment=4)
+
+    def choose(*_):
+        (tmp_path / "number_type").write_text("bf16")  # the other process was faster
+        return "float32"
+
+    monkeypatch.setattr(study.hardware, "choose_dtype", choose)
+    assert study.number_type(model, run, tmp_path).dtype == "bf16"
+    assert [path.name for path in tmp_path.iterdir()] == ["number_type"]
+    (tmp_path / "number_type").write_text("")
+    with pytest.raises(ValueError, match="names no number type"):
+        study.number_type(model, run, tmp_path)

@@ -1,0 +1,230 @@
+"""Lesson 5's adaptive softmax: every word against loops, torch's own, and what it must not build.
+
+    pytest tests/system/test_adaptive_softmax.py
+"""
+import math
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+import torch.nn as nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers import assert_close, randomized
+
+lesson = import_module("05_full_model")
+Config, AdaptiveSoftmax = lesson.Config, lesson.AdaptiveSoftmax
+
+SMALL = Config(vocab_size=23, n_layer=2, d_model=12, n_head=3, d_head=4, d_inner=7, mem_len=5,
+               cutoffs=(5, 9, 16))
+KINDS = {"one width": SMALL, "tied": replace(SMALL, div_val=2),
+         "untied": replace(SMALL, div_val=2, tie_projections=False),
+         "two bands": replace(SMALL, cutoffs=(20,), div_val=3),
+         "narrow": replace(SMALL, cutoffs=(1, 2, 22), div_val=2)}
+
+
+def softmax_of(config, seed=0):
+    """Float64 and every weight random."""
+    torch.manual_seed(seed)
+    return randomized(AdaptiveSoftmax(config))
+
+
+def probability(words, config, h):
+    """p of every word after the state h (D,), one word and one band at a time."""
+    edges = [0, *config.cutoffs, config.vocab_size]
+
+    def exponentials(i, rows, biases):
+        scores = []
+        for row, bias in zip(rows, biases):
+            narrow = h if words.project_out[i] is None else words.project_out[i].T @ h
+            scores.append(math.exp(sum(a * b for a, b in zip(row.tolist(), narrow.tolist()))
+                                   + bias.item()))
+        return scores
+
+    head = exponentials(0, words.rows[0], words.bias)  # zip ends with the band's last row
+    tails = exponentials(0, words.tail_rows, words.tail_bias)
+    total = sum(head) + sum(tails)
+    p = [z / total for z in head]
+    for i, (first, end) in enumerate(zip(edges[1:], edges[2:]), 1):
+        band = exponentials(i, words.rows[i], words.bias[first:end])
+        p += [tails[i - 1] / total * z / sum(band) for z in band]
+    return torch.tensor(p, dtype=torch.float64)
+
+
+# ---- what it computes ---------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_words_probability_is_that_of_the_loops(name):
+    """Head times tail, for all words; they sum to 1; they come in the order of the vocabulary."""
+    words, h = softmax_of(KINDS[name]), torch.randn(2, 3, 12).double()
+    found = words.logits(h).exp()  # (2, 3, 23)
+    assert_close(found.sum(-1), torch.ones(2, 3).double(), "the probabilities sum to 1")
+    for b in range(2):
+        for t in range(3):
+            assert_close(found[b, t], probability(words, KINDS[name], h[b, t]), f"row {b}, {t}")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_losses_come_back_in_stream_order(name):
+    """Each token's own, also with all bands mixed; the gradient is that of the whole table."""
+    words, h = softmax_of(KINDS[name]), torch.randn(3, 23, 12).double().requires_grad_()
+    y = torch.stack([torch.randperm(23) for _ in range(3)])  # each word three times
+    loss = words.losses(h, y)
+    wanted = -words.logits(h).gather(-1, y[..., None])[..., 0]
+    assert_close(loss, wanted, "the losses")
+    weights = torch.randn(3, 23).double()
+    leaves = [h, *words.rows, words.tail_rows, words.bias, words.tail_bias]
+    leaves += [p for p in words.project_out if p is not None]
+    for a, b in zip(torch.autograd.grad((loss * weights).sum(), leaves),
+                    torch.autograd.grad((wanted * weights).sum(), leaves)):
+        assert_close(a, b, "a gradient")
+
+
+@pytest.mark.parametrize("targets", [(0, 4), (5, 8), (9, 15), (16, 22)], ids=str)
+def test_bands_without_a_target_are_no_trouble(targets):
+    """All targets in one band: the others' rows get a gradient of exactly 0 (or none)."""
+    words, h = softmax_of(KINDS["tied"]), torch.randn(1, 4, 12).double()
+    y = torch.tensor([[*targets, *targets]])
+    loss = words.losses(h, y)
+    assert_close(loss, -words.logits(h).gather(-1, y[..., None])[..., 0], "the losses")
+    loss.sum().backward()
+    for rows, (first, end) in zip(words.rows[1:], words.bands[1:]):
+        touched = rows.grad is not None and rows.grad.abs().max() > 0
+        assert touched == (first <= targets[0] < end)
+
+
+def test_it_equals_torchs_where_the_two_can_be_set_up_alike():
+    """torch's has no projection in the head, no bias in the tails, and its own rows only."""
+    words = softmax_of(KINDS["untied"])
+    with torch.no_grad():
+        words.bias[5:] = 0
+        words.project_out[0].copy_(torch.eye(12))
+    theirs = nn.AdaptiveLogSoftmaxWithLoss(12, 23, [5, 9, 16], div_value=2, head_bias=True).double()
+    with torch.no_grad():
+        theirs.head.weight.copy_(torch.cat([words.rows[0], words.tail_rows]))
+        theirs.head.bias.copy_(torch.cat([words.bias[:5], words.tail_bias]))
+        for i, (narrow, wide) in enumerate(theirs.tail, 1):
+            narrow.weight.copy_(words.project_out[i].T)
+            wide.weight.copy_(words.rows[i])
+    h, y = torch.randn(1, 60, 12).double(), torch.randint(23, (1, 60))
+    assert_close(words.logits(h)[0], theirs.log_prob(h[0]), "all log-probabilities")
+    assert_close(words.losses(h, y)[0], -theirs(h[0], y[0]).output, "the losses")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_embedding_is_the_bands_row_projected(name):
+    """One word at a time; the same rows serve input and output."""
+    words, config = softmax_of(KINDS[name]), KINDS[name]
+    x = torch.randperm(23).view(1, 23)
+    found, edges = words(x)[0], [0, *config.cutoffs, 23]
+    for token, vector in zip(x[0].tolist(), found):
+        i = max(i for i, first in enumerate(edges[:-1]) if token >= first)
+        wanted = words.rows[i][token - edges[i]]
+        if config.div_val > 1:
+            wanted = (words.project_in[i] * wanted).sum(1)  # (D, width) times (width,)
+        assert_close(vector, wanted, f"word {token}")
+
+
+def test_which_projections_are_tied():
+    """The tails' if asked for, the head's never; rows get narrower by div_val from band to band."""
+    for name, tied in (("tied", [False, True, True, True]), ("untied", [False] * 4)):
+        words = softmax_of(KINDS[name])
+        pairs = list(zip(words.project_in, words.project_out))
+        assert [a is b for a, b in pairs] == tied
+        assert [a.shape[1] for a, _ in pairs] == [12, 6, 3, 1] == [z.shape[1] for z in words.rows]
+    assert softmax_of(KINDS["one width"]).project_in == [None] * 4
+
+
+def test_initial_values_are_the_authors():
+    """Rows N(0, 0.02), projections N(0, 0.01), biases 0."""
+    torch.manual_seed(0)
+    config = Config(3000, n_layer=1, d_model=64, cutoffs=(1000, 2000), div_val=2)
+    for name, z in lesson.TransformerXL(config).embedding.named_parameters():
+        if name.endswith("bias"):
+            assert (z == 0).all(), name
+        elif z.numel() > 200:
+            wanted = 0.01 if name.startswith("project") else 0.02
+            assert z.std().item() == pytest.approx(wanted, rel=0.1), name
+
+
+# ---- in the model -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_model_with_cutoffs_keeps_the_contract(name):
+    """model(x) gives log-probabilities, with y losses of them; any cut gives the same losses."""
+    torch.manual_seed(0)
+    model = randomized(lesson.TransformerXL(replace(KINDS[name], same_length=True))).eval()
+    x, y = torch.randint(23, (2, 2, 9))
+    logits, losses = model(x)[0], model(x, None, y)[0]
+    assert_close(logits.exp().sum(-1), torch.ones(2, 9).double(), "the probabilities sum to 1")
+    assert_close(losses, -logits.gather(-1, y[..., None])[..., 0], "the losses")
+    first, memory = model(x[:, :4], None, y[:, :4])
+    rest, _ = model(x[:, 4:], memory, y[:, 4:])
+    assert_close(torch.cat([first, rest], 1), losses, "the losses in two segments")
+    assert_close(model(x, last_only=True)[0], logits[:, -1:], "the last position")
+
+
+def test_losses_are_float32_under_autocast():
+    """A sum over thousands of words in bf16 would lose them."""
+    model = lesson.TransformerXL(KINDS["tied"])
+    x, y = torch.randint(23, (2, 2, 9))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = model(x, None, y)
+    assert loss.dtype == torch.float32
+    loss.sum().backward()
+    assert all(p.grad is not None for p in model.embedding.parameters())
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the shapes of all tensors that are made inside the block."""
+
+    def __enter__(self):
+        self.shapes = set()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        for z in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(z, torch.Tensor):
+                self.shapes.add(tuple(z.shape))
+        return result
+
+
+def test_only_the_needed_rows_are_built():
+    """Neither forward nor backward makes (B * T, V); a tail sees only the tokens that are in it."""
+    config = replace(SMALL, vocab_size=997, cutoffs=(101, 211, 503), div_val=2)
+    model = lesson.TransformerXL(config)
+    y = torch.randint(101, (2, 50))
+    y[0, :3], y[1, :7], y[1, 20:31] = 150, 300, 700
+    with Sizes() as seen:
+        model(y, None, y)[0].sum().backward()
+    assert max(math.prod(shape) for shape in seen.shapes) < 100 * 200
+    assert {(3, 110), (7, 292), (11, 494)} <= seen.shapes  # tokens of a tail, words of a tail
+    with Sizes() as seen:
+        model(y)
+    assert (2, 50, 997) in seen.shapes  # so the watch sees what it should not see above
+
+
+def test_generation_asks_for_the_last_position_only():
+    """A prompt of 50 words does not make a table (50, V)."""
+    config = replace(SMALL, vocab_size=997, cutoffs=(101, 211, 503), div_val=2)
+    model = lesson.TransformerXL(config)
+    with Sizes() as seen:
+        tokens = lesson.generate(model, torch.randint(997, (1, 50)), 3)
+    assert tokens.shape == (1, 3)
+    assert max(math.prod(shape) for shape in seen.shapes if 997 in shape) < 50 * 997
+    assert (1, 1, 997) in seen.shapes
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("change, words", [
+    ({"cutoffs": (9, 5)}, "ascend"), ({"cutoffs": (5, 5)}, "ascend"),
+    ({"cutoffs": (0, 5)}, "above 0"), ({"cutoffs": (5, 24)}, "24"),
+    ({"cutoffs": (5, 23)}, "below the vocabulary size 23"),
+    ({"div_val": 0}, "div_val must be at least 1"), ({"div_val": 3}, "no width")])
+def test_bad_cutoffs_are_refused_with_the_numbers(change, words):
+    """Before anything is allocated."""
+    with pytest.raises(ValueError, match=words):
+        replace(SMALL, **change)

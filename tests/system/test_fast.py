@@ -1,0 +1,457 @@
+"""The fast form gives the numbers of the plain one, forward and gradient, whatever is asked.
+
+    pytest tests/system/test_fast.py
+
+Lesson 5's file, compared with the formulas by its own tests, is the oracle here.
+"""
+import copy
+import gc
+import math
+import weakref
+from collections import Counter
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+import torch.nn as nn
+
+from helpers import assert_close, gradients, randomized, run_examples
+from support import fast
+
+lesson = import_module("05_full_model")
+Config, TransformerXL = lesson.Config, lesson.TransformerXL
+SMALL = Config(vocab_size=11, n_layer=2, d_model=6, n_head=3, d_head=4, d_inner=7, mem_len=5)
+CONFIGS = {
+    "plain": SMALL, "same_length": replace(SMALL, same_length=True),
+    "clamp": replace(SMALL, clamp_len=3), "no memory": replace(SMALL, mem_len=0),
+    "long": replace(SMALL, mem_len=40, same_length=True), "M 1": replace(SMALL, mem_len=1),
+    "untie_r": replace(SMALL, untie_r=True, same_length=True, clamp_len=2),
+    "bands": replace(SMALL, cutoffs=(3, 7), div_val=2), "endless": replace(SMALL, mem_len=10**9)}
+CUTS = (3, 1, 1, 7, 2, 1, 12, 1, 1, 1, 1, 4, 5, 1, 2, 9)  # ragged: below, at and above M
+
+
+def model_of(config=SMALL):
+    torch.manual_seed(1)
+    return randomized(TransformerXL(config)).eval()
+
+
+def read(model, pieces, with_losses=True):
+    """Outputs of a model or a Reader for each piece (B, T), the memory handed on."""
+    outputs, memory = [], None
+    for x in pieces:
+        out, memory = model(x, memory, (x + 1) % 11 if with_losses else None)
+        outputs.append(out)
+    return outputs
+
+
+# ---- attention ----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("one_more", [False, True], ids=["K distances", "K + 1 distances"])
+@pytest.mark.parametrize("same_length", [False, True])
+@pytest.mark.parametrize("B, T, m, M", [
+    (2, 3, 5, 5), (1, 4, 0, 0), (3, 1, 2, 2), (2, 5, 3, 9), (1, 1, 0, 4), (2, 6, 2, 2)])
+def test_attention_is_lesson_5s(B, T, m, M, same_length, one_more):
+    """Output and all six gradients; with one distance more in front, the same."""
+    H, C, K = 3, 4, m + T
+    attention, leaves = model_of().layers[0].attention, [
+        torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in (
+            (B, T, H, C), (B, K, H, C), (B, K, H, C), (K, H, C), (H, C), (H, C))]
+    q, k, value, Q, u, v = leaves
+    args = [z.transpose(-3, -2) for z in (q, k, value, Q)]  # views, as lesson 5 makes them
+    hidden = lesson.hidden_keys(T, m, M, same_length)
+    wanted = attention.attend(*args, u, v, hidden)
+    if one_more:
+        args[3] = torch.cat([torch.full((H, 1, C), 1e6).double(), args[3]], dim=1)
+    found = fast.attend(attention, *args, u, v, hidden)
+    assert_close(found, wanted, "attention", 1e-10)
+    for name, a, b in zip("q k value Q u v".split(), gradients(found, leaves),
+                          gradients(wanted, leaves)):
+        assert_close(a, b, f"the gradient into {name}", 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_hidden_probability_is_exactly_zero(dtype):
+    """And the others add up to 1."""
+    attention, found = model_of().layers[0].attention, []
+    attention.dropout_attention.register_forward_pre_hook(lambda module, args: found.append(args))
+    q, (k, value) = torch.randn(2, 3, 4, 4, dtype=dtype), torch.randn(2, 2, 3, 6, 4, dtype=dtype)
+    Q, (u, v) = torch.randn(3, 6, 4, dtype=dtype), torch.randn(2, 3, 4, dtype=dtype)
+    hidden = lesson.hidden_keys(4, 2, 2, True)
+    fast.attend(attention, q, k, value, Q, u, v, hidden)
+    probability = found[0][0]  # (H, B, T, K)
+    assert probability.dtype == dtype and (probability[..., hidden] == 0).all()
+    assert ((probability.float().sum(-1) - 1).abs() < 0.02).all()
+
+
+# ---- dropout, ReLU ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_drops_a_share_and_keeps_the_mean(p, dtype):
+    """Zero or scaled, nothing else, also in sizes that 4 does not divide; the same in gradients."""
+    z = torch.ones(101, 997, dtype=dtype, requires_grad=True)
+    out = fast.Dropout(p)(z)
+    values = out.detach().float().unique()
+    assert len(values) == 2 and values[0] == 0
+    precision = 1e-3 if dtype == torch.float32 else 0.01
+    assert values[1].item() == pytest.approx(1 / (1 - p), rel=precision)
+    share = (out == 0).float().mean().item()
+    assert share == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / z.numel()))
+    out.float().sum().backward()
+    assert z.grad.equal(out.detach())
+
+
+def test_dropouts_entries_are_independent():
+    """The four that share a draw of 64 bits as well as any others."""
+    out = (fast.Dropout(0.5)(torch.ones(40_000, 8)) == 0).float() - 0.5
+    correlation = out.T @ out / (0.25 * len(out))
+    assert (correlation - torch.eye(8)).abs().max() < 5 / math.sqrt(len(out))
+
+
+def test_dropout_outside_training_and_its_seed():
+    """Nothing is dropped in eval mode or at p = 0; the same seed drops the same entries."""
+    z, drop = torch.randn(3, 5), fast.Dropout(0.4)
+    assert drop.eval()(z).equal(z) and fast.Dropout(0.0)(z).equal(z)
+    drop.train()
+    torch.manual_seed(3)
+    first = drop(z)
+    torch.manual_seed(3)
+    assert drop(z).equal(first) and not drop(z).equal(first)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_and_relu_change_places(training):
+    """The same draws give the same numbers and gradients, and one tensor less is kept for them."""
+    leaf, W_2 = torch.randn(2, 50, 8, requires_grad=True), torch.randn(8, 6, requires_grad=True)
+    forms = {"ReLU, then dropout": nn.Sequential(nn.ReLU(), fast.Dropout(0.4)),
+             "dropout, then ReLU": fast.DropoutReLU(0.4)}
+    results, kept = [], []
+    for form in forms.values():
+        torch.manual_seed(3)
+        storages = {}
+        with torch.autograd.graph.saved_tensors_hooks(
+                lambda z: storages.update({z.untyped_storage().data_ptr(): z}) or z, lambda z: z):
+            out = form.train(training)(leaf) @ W_2
+        results.append((out, *gradients(out, (leaf, W_2))))
+        kept.append(sum(z.dtype == leaf.dtype and z.shape[-1] == 8 for z in storages.values()))
+    for a, b in zip(*results):
+        assert_close(a, b, "the other order", 1e-5)
+    assert kept == ([3, 2] if training else [1, 1])  # the mask, and W_2's input; W_2 is narrower
+
+
+# ---- the model in training ----------------------------------------------------------------------
+
+@pytest.mark.parametrize("B", [1, 3])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_prepared_model_gives_the_same_numbers_and_gradients(name, B):
+    """Losses of every segment and the gradient of every parameter, in training without dropout."""
+    plain = model_of(CONFIGS[name]).train()
+    quick = fast.prepare(copy.deepcopy(plain))
+    pieces = torch.randint(11, (B, sum(CUTS[:8]))).split(CUTS[:8], dim=1)
+    found, wanted = (torch.cat(read(model, pieces), dim=1) for model in (quick, plain))
+    assert_close(found, wanted, "the losses", 1e-10)
+    names = [name for name, _ in plain.named_parameters()]
+    for name, a, b in zip(names, gradients(found, [*quick.parameters()]),
+                          gradients(wanted, [*plain.parameters()])):
+        assert_close(a / b.abs().max(), b / b.abs().max(), f"the gradient into {name}", 1e-10)
+
+
+def test_prepare_changes_no_parameter_and_no_key():
+    """Old checkpoints stay good, an optimizer made before stays right; twice is as once."""
+    model = model_of(replace(SMALL, dropout=0.3, dropout_attention=0.2))
+    before, modes = dict(model.named_parameters()), [m.training for m in model.modules()]
+    keys = list(model.state_dict())
+    assert fast.prepare(model) is model and fast.prepare(model) is model
+    assert all(before[name] is p for name, p in model.named_parameters())
+    assert list(model.state_dict()) == keys and set(before) == set(dict(model.named_parameters()))
+    assert not any(m.training for m in model.modules()) and not any(modes)
+    assert all(m.training for m in fast.prepare(model.train()).modules())
+
+
+def test_every_dropout_is_replaced_and_still_at_its_place():
+    """The names, rates and shapes of lesson 5; each is called once."""
+    plain = TransformerXL(replace(SMALL, dropout=0.25, dropout_attention=0.5))
+    rates = {n: m.p for n, m in plain.named_modules() if isinstance(m, nn.Dropout)}
+    model, seen = fast.prepare(plain), {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_hook(
+                lambda m, args, out, name=name: seen.setdefault(name, []).append(args[0].shape))
+            assert isinstance(module, fast.Dropout) and module.p == rates[name]
+            assert isinstance(module, fast.DropoutReLU) == name.endswith("dropout_inner")
+    assert not any(isinstance(module, nn.ReLU) for module in model.modules())
+    model.train()(torch.randint(11, (2, 5)))
+    assert {name: len(shapes) for name, shapes in seen.items()} == dict.fromkeys(rates, 1)
+    assert seen["layers.1.attention.dropout_attention"] == [(3, 2, 5, 5)]
+    assert seen["layers.0.dropout_inner"] == [(2, 5, 7)]
+
+
+def test_what_somebody_else_has_put_in_stays():
+    """An experiment's own dropouts; lesson 5's ReLU then stays before the one inside."""
+    class Own(nn.Module):
+        p = 0.5
+
+        def forward(self, z):
+            return z - 1
+
+    plain = model_of()
+    for layer in plain.layers:
+        layer.dropout_inner, layer.attention.dropout_attention = Own(), Own()
+    quick = fast.prepare(copy.deepcopy(plain))
+    x = torch.randint(11, (2, 5))
+    assert isinstance(quick.layers[0].dropout_inner, Own)
+    assert_close(quick(x)[0], plain(x)[0], "with another dropout", 1e-10)
+
+
+def test_a_copy_is_independent():
+    """Neither parts nor weights of a prepared model are shared with its copy."""
+    model = fast.prepare(model_of())
+    other, x = copy.deepcopy(model), torch.randint(11, (2, 5))
+    before = model(x)[0]
+    for layer in other.layers:
+        layer.attention.dropout_attention = nn.Threshold(2, 0.0)  # no probability is above 2
+    changed = other(x)[0]
+    assert model(x)[0].equal(before) and not changed.equal(before)
+    for weight in other.parameters():
+        weight.data.zero_()
+    assert model(x)[0].equal(before) and not other(x)[0].equal(changed)
+
+
+@pytest.mark.slow
+def test_torch_compile_takes_it():
+    """With what torch.compile makes of Python, whatever compiles it then: the same numbers."""
+    model, x = fast.prepare(model_of()), torch.randint(11, (2, 2, 4))
+    wanted = read(model, x)
+    torch._dynamo.reset()
+    found = read(torch.compile(model, dynamic=False, backend="eager"), x)
+    for a, b in zip(found, wanted):
+        assert_close(a, b, "compiled", 1e-10)
+
+
+# ---- the Reader ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("B", [1, 3])
+@pytest.mark.parametrize("with_losses", [True, False], ids=["losses", "logits"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_reader_gives_the_models_numbers(name, with_losses, B):
+    """Many calls in a row, of all lengths, before and after the memory is full."""
+    model = model_of(CONFIGS[name])
+    pieces = torch.randint(11, (B, sum(CUTS))).split(CUTS, dim=1)
+    for i, (slow, quick) in enumerate(zip(
+            read(model, pieces, with_losses), read(fast.Reader(model), pieces, with_losses))):
+        assert_close(quick, slow, f"call {i} of {CUTS[i]} tokens", 1e-10)
+        assert slow.requires_grad and not quick.requires_grad
+
+
+def test_one_token_at_a_time():
+    """As generation reads: a hundred calls, through several buffers."""
+    model, x = model_of(replace(SMALL, same_length=True)), torch.randint(11, (100, 2, 1))
+    assert_close(torch.cat(read(fast.Reader(model), x)), torch.cat(read(model, x)), "losses", 1e-10)
+
+
+def test_the_last_logits_alone():
+    """last_only, as generation asks."""
+    model, x = model_of(), torch.randint(11, (2, 2, 4))
+    reader = fast.Reader(model)
+    _, memory = reader(x[0], last_only=True)
+    assert_close(reader(x[1], memory, last_only=True)[0], read(model, x, False)[1][:, -1:],
+                 "the last logits", 1e-10)
+
+
+@pytest.mark.parametrize("name", ["plain", "same_length", "bands", "no memory"])
+def test_generation_draws_the_same_tokens(name):
+    """Through lesson 5's generate; the mode of the model comes back."""
+    model, prompt = model_of(CONFIGS[name]).train(), torch.randint(11, (3, 4))
+    reader = fast.Reader(fast.prepare(copy.deepcopy(model)))
+    wanted, found = (lesson.generate(z, prompt, 30, top_k=7, temperature=1.5,
+                                     generator=torch.Generator().manual_seed(3))
+                     for z in (model, reader))
+    assert found.equal(wanted) and len(found.unique()) > 2
+    assert model.training and reader.training and reader.model.training
+    again = lesson.generate(reader, prompt, 30, top_k=7, temperature=1.5,
+                            generator=torch.Generator().manual_seed(3))
+    assert again.equal(wanted), "a second text from the same Reader"
+
+
+def test_a_reader_has_what_a_caller_asks_of_a_model():
+    """config in both directions, u, the mode; eval() and train() give the Reader itself."""
+    model = model_of()
+    reader = fast.Reader(model)
+    reader.config = replace(reader.config, mem_len=3)
+    assert model.config.mem_len == 3 and reader.config is model.config and reader.u is model.u
+    assert reader.train() is reader and reader.training and model.training
+    assert reader.eval() is reader and not reader.training and not model.training
+    assert reader.train(False) is reader and not model.training
+
+
+def test_keys_are_projected_once():
+    """W_kE, W_v see each position once, W_kR none after the longest distance; few calls move."""
+    model, seen, buffers = model_of(replace(SMALL, mem_len=20)), Counter(), []
+    for n, layer in enumerate(model.layers):
+        for name in ("W_kE", "W_v", "W_kR"):
+            getattr(layer.attention, name).register_forward_pre_hook(
+                lambda module, args, key=(n, name): seen.update({key: args[0].shape[-2]}))
+    reader, memory, lengths = fast.Reader(model), None, [2] * 100
+    for i, T in enumerate(lengths):
+        _, memory = reader(torch.randint(11, (1, T)), memory)
+        buffers.append(memory.buffer)
+        if i == 40:
+            at_40 = dict(seen)
+    assert all(seen[n, W] == sum(lengths) for n in range(2) for W in ("W_kE", "W_v"))
+    assert all(seen[n, "W_kR"] == at_40[n, "W_kR"] < 4 * 22 for n in range(2))
+    moves = sum(a is not b for a, b in zip(buffers[40:], buffers[41:]))
+    assert 1 <= moves <= 59 / 9, "a full memory moves once in M / T calls or so"
+    assert memory.buffer.room <= 2 * 22, "buffers are at most twice what a call reads"
+
+
+def test_what_a_caller_holds_never_changes():
+    """Beams: several continuations of one prefix, in any order, each as if it were alone."""
+    model, prefix = model_of(), torch.randint(11, (2, 4))
+    reader = fast.Reader(model)
+    beams = [torch.randint(11, (2, T)).split(cut, dim=1) for T, cut in (
+        (8, 1), (9, 2), (6, 3), (12, 12), (7, 4))]
+    alone = [read(model, [prefix, *beam])[1:] for beam in beams]
+    _, root = reader(prefix)
+    memories = [root] * len(beams)
+    for step in range(8):  # all beams in turn, step by step
+        for i, beam in enumerate(beams):
+            if step < len(beam):
+                x = beam[step]
+                loss, memories[i] = reader(x, memories[i], (x + 1) % 11)
+                assert_close(loss, alone[i][step], f"beam {i}, step {step}", 1e-10)
+    for i, beam in enumerate(beams):  # and the root is what it was
+        assert_close(reader(beam[0], root, (beam[0] + 1) % 11)[0], alone[i][0], "later", 1e-10)
+
+
+def test_a_call_that_fails_spoils_nothing(monkeypatch):
+    """Out of memory, Ctrl-C: after a call that ended half-way the memory before it is good."""
+    model, (a, b) = model_of(), torch.randint(11, (2, 1, 3))
+    reader, wanted = fast.Reader(model), read(model, [a, b])[1]
+    _, memory = reader(a)
+    with monkeypatch.context() as patch:
+        patch.setattr(model.layers[1].W_1, "forward", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            reader((b + 5) % 11, memory)
+    assert_close(reader(b, memory, (b + 1) % 11)[0], wanted, "after a failed call", 1e-10)
+
+
+def test_lengths_may_change_between_calls():
+    """mem_len up and down, clamp_len, same_length: read at every call, as the model does."""
+    model, x = model_of(), torch.randint(11, (7, 2, 4))
+    changes = [{"mem_len": 9}, {"mem_len": 2}, {"mem_len": 30, "clamp_len": 2}, {"mem_len": 0},
+               {"clamp_len": 5, "mem_len": 8}, {"same_length": True}, {"clamp_len": 0}]
+    outputs = []
+    for form in (model, fast.Reader(model)):
+        memory, form.config = None, SMALL
+        for piece, change in zip(x, changes):
+            form.config = replace(form.config, **change)
+            out, memory = form(piece, memory)
+            outputs.append(out)
+    for i, change in enumerate(changes):
+        assert_close(outputs[7 + i], outputs[i], f"after {change}", 1e-10)
+
+
+def test_a_memory_belongs_to_the_weights_that_made_it():
+    """After a change of weights None is right, for the same Reader."""
+    model, x = model_of(), torch.randint(11, (2, 1, 4))
+    reader = fast.Reader(model)
+    _, stale = reader(x[0])
+    for weight in model.parameters():
+        weight.data.mul_(1.1)
+    _, fresh = reader(x[0])
+    old, new = reader(x[1], stale)[0], reader(x[1], fresh)[0]
+    assert_close(new, read(model, x, False)[1], "begun with None", 1e-10)
+    assert (old - new).abs().max() > 1e-3
+
+
+def test_the_memory_has_the_dtype_of_the_projections():
+    """Under autocast it is bf16, with the very numbers of the prepared model."""
+    model, x = fast.prepare(model_of().float()), torch.randint(11, (4, 2, 3))
+    reader = fast.Reader(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        slow, quick = read(model, x), read(reader, x)
+        memory = reader(x[0])[1]
+    assert memory.buffer.kv.dtype == memory.Q[0].dtype == torch.bfloat16
+    for a, b in zip(slow, quick):
+        assert_close(b.float(), a.detach().float(), "under autocast", 1e-5)
+
+
+def test_the_dtype_may_change_between_calls():
+    """What was kept is converted, nothing is lost, in either direction."""
+    wide, narrow, x = model_of(), model_of().float(), torch.randint(11, (3, 2, 4))
+    wanted, memory, reader = read(wide, x), None, fast.Reader(wide)
+    for i, (piece, weights) in enumerate(zip(x, (model_of(), narrow, model_of()))):
+        wide.to(weights.u.dtype).load_state_dict(weights.state_dict())
+        out, memory = reader(piece, memory, (piece + 1) % 11)
+        assert memory.buffer.kv.dtype == memory.Q[0].dtype == out.dtype == weights.u.dtype
+        assert_close(out.double(), wanted[i], f"call {i}", 1e-4)
+
+
+def test_inference_mode_and_no_grad_take_turns():
+    """What inference_mode made may not be written to outside: it moves first."""
+    model, x = model_of(), torch.randint(11, (6, 2, 2))
+    reader, wanted, memory = fast.Reader(model), read(model, x), None
+    for i, (piece, mode) in enumerate(zip(x, 2 * [torch.inference_mode, torch.no_grad,
+                                                  torch.enable_grad])):
+        with mode():
+            out, memory = reader(piece, memory, (piece + 1) % 11)
+            assert_close(out.clone(), wanted[i], f"call {i}", 1e-10)
+
+
+def test_nothing_lives_longer_than_its_last_user():
+    """No cycle: buffers go with the last memory that shows them, without a garbage collection."""
+    model, x = model_of(), torch.randint(11, (4, 1, 3))
+    reader = fast.Reader(model)
+    gc.disable()
+    try:
+        _, memory = reader(x[0])
+        first = weakref.ref(memory.buffer.kv)
+        for piece in x[1:]:
+            _, memory = reader(piece, memory)
+        assert first() is None, "the first buffer is alive though all has moved out"
+        last, weights = weakref.ref(memory.buffer.kv), weakref.ref(model)
+        del memory, model, reader
+        assert last() is None and weights() is None
+    finally:
+        gc.enable()
+
+
+def test_float64_stays_float64_under_autocast():
+    """Autocast leaves such a model alone, and so must the buffers."""
+    model, x = model_of(), torch.randint(11, (2, 2, 6))
+    with torch.autocast("cpu", torch.bfloat16):
+        slow, quick = read(model, x), read(fast.Reader(model), x)
+    assert_close(quick[1], slow[1], "float64 under autocast", 1e-10)
+
+
+X = torch.zeros(2, 3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda r, m: r.train()(X), r"eval mode.* call eval\(\)"),
+    (lambda r, m: r(X + 11), "token 11 outside vocabulary of 11"),
+    (lambda r, m: r(X, None, X[:, :2]), r"\(2, 2\)"),
+    (lambda r, m: r(X, m(X)[1]), "a Reader of this model has returned, got list"),
+    (lambda r, m: r(X, X), r"got torch.int64 \(2, 3\)"),
+    (lambda r, m: r(X, fast.Reader(model_of())(X)[1]), "of another model"),
+    (lambda r, m: r(X, r(X[:1])[1]), "memory is that of 1 lanes, x has 2"),
+    (lambda r, m: m(X, r(X)[1]), "list of 2 .* got Memory"),
+], ids=["training", "token", "targets", "list", "tensor", "another model", "lanes", "plain"])
+def test_what_does_not_fit_is_refused(call, words):
+    """ValueError, with what it is and what it should be."""
+    model = model_of()
+    with pytest.raises(ValueError, match=words):
+        call(fast.Reader(model), model)
+
+
+def test_the_examples_in_the_docstrings_are_true():
+    """The worked example runs."""
+    run_examples(fast)
+
+
+def test_it_needs_no_lesson():
+    """The arrows point down: support/ is handed a model and imports none."""
+    found = [z for z in vars(fast).values() if getattr(z, "__name__", "")[:2] in ("01", "02",
+             "03", "04", "05") or getattr(z, "__module__", "").startswith(("0", "train"))]
+    assert not found

@@ -1,0 +1,352 @@
+"""Several ranks are one: lanes, gradients, evaluation, checkpoints, and how they end together.
+
+    pytest tests/system/test_ranks.py
+
+The ranks are processes on this machine that talk through gloo, as GPUs do through NCCL.
+"""
+import faulthandler
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.forkserver import ensure_running
+from pathlib import Path
+
+import pytest
+import torch
+
+from crash_test import differences, runs_differ
+from helpers import wait_until
+from support import checkpoint, distributed, log
+
+train, lesson_5 = import_module("train"), import_module("05_full_model")
+ROOT = Path(train.__file__).parent
+SETTINGS = train.Run(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
+FLAGS = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment", "8", "--mem-len",
+         "12", "--eval-segment", "16", "--eval-mem-len", "16", "--log-every", "1", "--eval-every",
+         "4", "--n-tokens", "9"]
+
+
+# ---- some ranks ---------------------------------------------------------------------------------
+
+def rank_main(rank, count, port, log, function, arguments):
+    """The process of one rank: what torchrun would set, then function(*arguments)."""
+    file = open(f"{log}-{rank}", "w", buffering=1)
+    sys.stdout = sys.stderr = file
+    faulthandler.dump_traceback_later(50, file=file)  # says where a test hangs
+    signal.alarm(100)
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank),
+                   "WORLD_SIZE": str(count)}
+    distributed.RANK, distributed.COUNT = rank, count
+    status = function(*arguments)
+    if not status:  # a rank that has failed just ends
+        distributed.leave()
+    sys.exit(status)
+
+
+def on_ranks(count, tmp_path, function, *arguments, patience=60, again=True):
+    """Run function(*arguments) on so many ranks -> exit statuses, and what each has printed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path / "log"
+    log.with_name("log-0").unlink(missing_ok=True)
+    context = get_context("forkserver")  # a clean process that imports all this once
+    context.set_forkserver_preload(["test_ranks", "torch._dynamo"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # and finds it
+        ensure_running()
+    children = [context.Process(target=rank_main, args=(r, count, port, log, function, arguments))
+                for r in range(count)]
+    for child in children:
+        child.start()
+    # not counted: the first time the server imports torch
+    wait_until(log.with_name("log-0").exists, "the first rank to begin", seconds=120)
+    end = time.monotonic() + patience
+    for child in children:
+        child.join(max(0, end - time.monotonic()))
+        if child.is_alive():
+            child.kill()
+            child.join(10)
+    said = [Path(f"{log}-{r}").read_text() for r in range(count)]
+    if again and any("in init_process_group" in words for words in said):  # they have not met:
+        return on_ranks(count, tmp_path, function, *arguments, again=False)  # the port was taken
+    return [c.exitcode for c in children], said
+
+
+@pytest.fixture(autouse=True)
+def no_curve(monkeypatch):
+    """Drawing takes longer than all else in these runs."""
+    monkeypatch.setattr(log, "draw", lambda *arguments: None)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """2,000 bytes of text."""
+    draw = torch.Generator().manual_seed(0)
+    path = tmp_path / "notes.txt"
+    path.write_bytes(bytes((97 + torch.randint(5, (2000,), generator=draw)).tolist()))
+    return path
+
+
+def curve(folder):
+    """Training and validation losses of a run."""
+    return [float(row["train"] or row["valid"]) for row in
+            log.read_metrics(folder / "metrics.tsv")]
+
+
+# ---- arithmetic, without processes --------------------------------------------------------------
+
+def test_lanes_are_dealt_out_in_order(monkeypatch):
+    """Every lane once; a number of ranks that does not divide B is refused with those that do."""
+    monkeypatch.setattr(distributed, "COUNT", 3)
+    found = []
+    for rank in range(3):
+        monkeypatch.setattr(distributed, "RANK", rank)
+        found += range(12)[distributed.my_lanes(12)]
+    assert found == list(range(12))
+    with pytest.raises(ValueError, match="--batch 22: .* 3 ranks; 1, 2, 11, 22 ranks .*--batch 21"):
+        distributed.my_lanes(22)
+    monkeypatch.setattr(distributed, "COUNT", 8)
+    with pytest.raises(ValueError, match="1, 2 ranks can take them, or --batch 8 fits"):
+        distributed.my_lanes(2)
+
+
+@pytest.mark.parametrize("count, n", [(2, 61), (3, 200), (7, 6), (4, 40)])
+def test_evaluation_is_split_without_loss(monkeypatch, count, n):
+    """The parts' sum is one rank's to rounding: context N * M, each prediction counted once."""
+    torch.manual_seed(1)
+    config = lesson_5.Config(11, n_layer=3, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
+    model, tokens = lesson_5.TransformerXL(config).double(), torch.randint(11, (n + 1,))
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    whole, lengths, parts = train.evaluate(model, tokens, SETTINGS), [], []
+    real = train.evaluate
+
+    def evaluate(model, tokens, run, label, skip):
+        lengths.append((len(tokens) - 1, skip))
+        return real(model, tokens, run, label, skip)
+
+    def mean(total):
+        parts.append(total)
+        return sum(parts) / count
+
+    monkeypatch.setattr(train, "evaluate", evaluate)
+    monkeypatch.setattr(distributed, "COUNT", count)
+    monkeypatch.setattr(distributed, "mean", mean)
+    for rank in range(count):
+        monkeypatch.setattr(distributed, "RANK", rank)
+        result = distributed.evaluate_in_parts(train.evaluate, model, tokens, SETTINGS, "testing")
+    assert result == pytest.approx(whole, abs=1e-12)
+    assert sum(read - skip for read, skip in lengths) == n
+    assert max(skip for _, skip in lengths) == min(3 * 7, n - (n + count - 1) // count)
+
+
+# ---- two ranks are one --------------------------------------------------------------------------
+
+def four_steps(path, micro_batch):
+    """Four steps in float64, dropout off; the first rank saves all there is to compare."""
+    distributed.join("cpu")
+    torch.manual_seed(0)
+    config = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
+    model = lesson_5.TransformerXL(config).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    stream, mine = torch.randint(11, (4, 25)), distributed.my_lanes(4)
+    x, y = stream[mine, :6], stream[mine, 1:7]
+    learner, sent = distributed.Learner(distributed.parallel(model, x, y), micro_batch), []
+    if distributed.COUNT > 1:
+        def count(state, bucket):
+            sent.append(bucket.index())
+            distributed.dist.all_reduce(bucket.buffer().div_(distributed.COUNT))
+            done = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+        learner.model.register_comm_hook(None, count)
+    memory, results = None, []
+    for column in range(0, 24, 6):
+        x, y = stream[mine, column : column + 6], stream[mine, column + 1 : column + 7]
+        loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, SETTINGS)
+        results.append((loss, norm, [p.grad.clone() for p in model.parameters()]))
+    memory = [distributed.gather(z) for z in memory]
+    loss = distributed.evaluate_in_parts(
+        train.evaluate, model, stream.flatten(), SETTINGS, "testing")
+    if distributed.RANK == 0:
+        torch.save((results, memory, model.state_dict(), loss, len(sent)), path)
+
+
+@pytest.mark.parametrize("micro_batch", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_two_ranks_are_one(tmp_path, micro_batch):
+    """Losses, gradients, weights, the memory in the order of the stream, evaluation; and gradients
+    travel once a step, however many micro-batches there are.
+    """
+    four_steps(tmp_path / "one", micro_batch)
+    statuses, said = on_ranks(2, tmp_path, four_steps, tmp_path / "two", micro_batch)
+    assert statuses == [0, 0], "\n".join(said)
+    one, two = (torch.load(tmp_path / name) for name in ("one", "two"))
+    numbers = [torch.cat([torch.tensor(z[0][k][:2]) for k in range(4)]) for z in (one, two)]
+    assert (numbers[0] - numbers[1]).abs().max() < 1e-12
+    for a, b in [*zip(one[1], two[1]), *zip(one[2].values(), two[2].values()),
+                 *((g, h) for k in range(4) for g, h in zip(one[0][k][2], two[0][k][2]))]:
+        assert a.shape == b.shape and (a - b).abs().max() < 1e-9
+    assert one[3] == pytest.approx(two[3], abs=1e-12)
+    assert two[4] == 4
+
+
+def whole_run(argv, stop_at=0, stop_rank=0, break_at=0, where="train_step"):
+    """train.main(argv); at a step, or a call of another function, one rank gets a SIGTERM, or
+    fails.
+    """
+    real, calls = getattr(train, where), [0]
+
+    def step(*arguments):
+        calls[0] += 1
+        if distributed.RANK == stop_rank and calls[0] == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if distributed.RANK == stop_rank and calls[0] == break_at:
+            raise ValueError("the cables have been mixed up")
+        return real(*arguments)
+
+    setattr(train, where, step)
+    log.draw = lambda *arguments: None
+    return train.main(argv)
+
+
+def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
+    """A signal for one rank ends all after the same step; one rank goes on with all lanes."""
+    argv = [*FLAGS, "--text", str(text), "--steps", "12"]
+    assert train.main([*argv, "--out", str(tmp_path / "one")]) == 0
+    figure = capsys.readouterr().out.splitlines()[-1]
+    out = tmp_path / "two"
+    statuses, said = on_ranks(2, tmp_path, whole_run, [*argv, "--out", str(out)], 6, 1)
+    assert statuses == [143, 143], said
+    assert "stopped after step 6, saved; go on with" in said[0] and said[1] == ""
+    content = checkpoint.load(out / "checkpoint.pt")
+    assert [len(z) for z in content["state"]["memory"]] == [4] * 2 and len(content["random"]) == 2
+    assert train.main(["--resume", "--out", str(out), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "saved by 2 ranks, now there are 1" in said
+    assert curve(out) == pytest.approx(curve(tmp_path / "one"), abs=2e-3)
+    assert float(said.splitlines()[-1].split()[1]) == pytest.approx(float(figure.split()[1]),
+                                                                    abs=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call, step", [(2, 8), (3, 12)], ids=["in between", "the last"])
+def test_a_signal_in_an_evaluation_waits_for_its_end(text, tmp_path, call, step):
+    """The others would wait for this rank's part for ever; after the last all must agree, too."""
+    argv = [*FLAGS, "--text", str(text), "--steps", "12", "--out", str(tmp_path / "run")]
+    statuses, said = on_ranks(2, tmp_path, whole_run, argv, call, 1, 0, "evaluate")
+    assert statuses == [143, 143] and f"stopped after step {step}, saved" in said[0]
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["evaluated"] == step
+
+
+def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
+    """Each rank something else, the same again from the same seed."""
+    content = {"random": torch.get_rng_state()[None], "random_cuda": None}
+    monkeypatch.setattr(distributed, "COUNT", 2)
+    drawn = []
+    for rank, seed in ((0, 5), (1, 5), (0, 6), (1, 5)):
+        monkeypatch.setattr(distributed, "RANK", rank)
+        checkpoint.set_random_state(content, seed)
+        drawn.append(torch.rand(1).item())
+    assert drawn[1] == drawn[3] != drawn[0] != drawn[2]
+    assert "saved by 1 ranks, now there are 2" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_resumed_on_as_many_ranks_to_the_bit(text, tmp_path, count):
+    """Dropout on: parameters, optimizer, every rank's random state, memory, metrics."""
+    argv = [*FLAGS, "--text", str(text), "--steps", "12", "--dropout", "0.2"]
+    assert on_ranks(count, tmp_path, whole_run, [*argv, "--out", str(tmp_path / "whole")])[0] == (
+        [0] * count)
+    broken = [*argv, "--out", str(tmp_path / "broken")]
+    assert on_ranks(count, tmp_path, whole_run, broken, 6, 1)[0] == [143] * count
+    assert on_ranks(count, tmp_path, whole_run, [*broken, "--resume"])[0] == [0] * count
+    assert not runs_differ(tmp_path / "whole", tmp_path / "broken")
+    content = checkpoint.load(tmp_path / "broken" / "checkpoint.pt")
+    assert differences(content["random"][0], content["random"][1]), "each rank draws its own"
+
+
+@pytest.mark.slow
+def test_a_failing_rank_ends_all(text, tmp_path):
+    """Within seconds, and its reason is the one that is read."""
+    argv = [*FLAGS, "--text", str(text), "--steps", "12", "--out", str(tmp_path / "run")]
+    statuses, said = on_ranks(2, tmp_path, whole_run, argv, 0, 1, 6, patience=30)
+    assert statuses == [1, 1]
+    assert said[1] == "train.py: rank 1: the cables have been mixed up\n"
+    assert said[0].endswith("train.py: another rank has ended, so this one ends, too\n")
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["step"] == 4
+
+
+def bad_step(path):
+    """Three steps, the second with a loss on rank 1 that is not a number."""
+    distributed.join("cpu")
+    torch.manual_seed(0)
+    config = lesson_5.Config(11, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
+    model = lesson_5.TransformerXL(config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    x = torch.randint(11, (2, 5))
+    learner = distributed.Learner(distributed.parallel(model, x, x))
+    memory, results = None, []
+    for step in range(3):
+        hook = model.dropout_final.register_forward_hook(
+            lambda m, args, out: out * torch.nan if distributed.RANK and step == 1 else out)
+        before = memory
+        loss, norm, memory = train.train_step(learner, optimizer, x, x, memory, SETTINGS)
+        results.append((loss, memory is before, model.u.detach().sum().item()))
+        hook.remove()
+    torch.save(results, f"{path}-{distributed.RANK}")
+
+
+@pytest.mark.slow
+def test_a_bad_step_on_one_rank_is_none_on_all(tmp_path):
+    """Neither weights nor memory of any rank move."""
+    assert on_ranks(2, tmp_path, bad_step, tmp_path / "out")[0] == [0, 0]
+    one, two = (torch.load(f"{tmp_path / 'out'}-{r}") for r in range(2))
+    assert [kept for _, kept, _ in one] == [False, True, False] == [kept for _, kept, _ in two]
+    assert one[0][2] == one[1][2] != one[2][2] and [z[2] for z in one] == [z[2] for z in two]
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_run_and_it_goes_on_by_itself(text, tmp_path, process_of_its_own):
+    """A rank is killed; after the restart the run resumes; the same again would be refused."""
+    killer = tmp_path / "killer.py"
+    killer.write_text(f"""
+import os, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+import train
+from support import distributed
+real, calls = train.train_step, [0]
+def step(*arguments):
+    calls[0] += 1
+    if distributed.RANK == 1 and calls[0] == 9 and not distributed.restarts():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments)
+train.train_step = step
+distributed.end(train.main())
+""")
+    flags = [*FLAGS, "--text", str(text), "--steps", "12"]
+
+    def torchrun(restarts, *more):
+        return subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+             f"--max-restarts={restarts}", str(killer), *flags, *more], capture_output=True,
+            text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert on_ranks(2, tmp_path, whole_run, [*flags, "--out", str(whole)])[0] == [0, 0]
+    done = torchrun(1, "--out", str(broken))
+    assert done.returncode == 0, done.stderr
+    assert "going on from step 8" in done.stdout and "\ntest " in done.stdout
+    assert not runs_differ(whole, broken)
+    before = (broken / "checkpoint.pt").read_bytes()
+    done = torchrun(1, "--out", str(broken))  # another torchrun: its restart is none of this run
+    assert done.returncode != 0 and "holds a run already" in done.stderr
+    assert "going on" not in done.stdout and before == (broken / "checkpoint.pt").read_bytes()
