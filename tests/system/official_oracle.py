@@ -5,11 +5,9 @@ port; `losses` reads token streams with one. The model is that of Dai et al. 201
 written once more from the formulas: every score is four small dot products. It is slow, and meant
 for sizes such as N = 2 layers, D = 8, V = 30. Everything is computed in float64.
 
-Letters: B lanes, T positions of a segment, M memory rows, K = M + T keys, N layers, H heads of
-width C, D model width, V vocabulary; u, v the two global biases, R the sinusoid of a distance.
-d_embed = D throughout. `cutoffs` are the inner borders of the bands (neither 0 nor V).
+Letters: T positions of a segment, M memory rows, H heads of width C, D model width; u, v the two
+global biases, R the sinusoid of a distance. c is a Config, of which the fields are read alone.
 """
-
 import math
 
 import numpy as np
@@ -20,89 +18,57 @@ def full_name(name, port):
     return "transformer." + name if port and not name.startswith("crit.") else name
 
 
-def random_state(rng, n_layer, d_model, n_head, d_head, d_inner, vocab_size, cutoffs=(),
-                 div_val=1, untie_r=False, port=False, tie_projections=()):
-    """Random weights, dict of key -> float64 array, scaled so that logits spread over nats.
+def random_state(c, port=False):
+    """Random weights, {name: float64 array}, scaled so that logits spread over nats.
 
     Every array moves the losses but pos_emb.inv_freq, which is a formula and never read here.
     div_val = 1: one table (V, D), no projections, whatever the cutoffs. div_val > 1: per band i a
-    table (n_i, D // div_val**i) and projections (D, D // div_val**i), band 0 included.
-    tie_projections: () for none, or one bool per band; True: out_projs.i *is* emb_projs.i.
-    The softmax weights are the embedding tables (same array under both keys). untie_r: u and v
-    per layer instead of, not beside, the shared pair. Source: the official code's layout.
+    table (n_i, D // div_val**i) and projections (D, D // div_val**i), band 0 included; if they are
+    tied, out_projs.i is emb_projs.i in all bands but the first. The softmax weights are the
+    embedding tables. untie_r: u and v per layer instead of, not beside, the shared pair.
     """
-    D, HC, n_bands = d_model, n_head * d_head, len(cutoffs) + 1
-    if D % 2 or D // div_val ** (n_bands - 1) == 0:
-        raise ValueError("d_model must be even and every band at least one wide")
-    if tie_projections and (div_val == 1 or len(tie_projections) != n_bands):
-        raise ValueError("tie_projections: one bool per band, and only where div_val > 1")
-    state = {}
+    draw, D = np.random.default_rng(0), c.d_model
 
-    def put(name, array):
-        state[full_name(name, port)] = array
+    def normal(*shape, std=1.0, mean=0.0):
+        return mean + std * draw.standard_normal(shape)
 
-    def normal(*shape, std, mean=0.0):
-        return mean + std * rng.standard_normal(shape)
-
-    def put_linear(name, n_out, n_in, bias_mean=None):
-        put(name + ".weight", normal(n_out, n_in, std=n_in ** -0.5))
-        if bias_mean is not None:
-            put(name + ".bias", normal(n_out, std=0.5, mean=bias_mean))
-
-    def put_norm(name):
-        put(name + ".weight", normal(D, std=0.2, mean=1.0))
-        put(name + ".bias", normal(D, std=0.5))
-
-    def put_biases(prefix):
-        put(prefix + "r_w_bias", normal(n_head, d_head, std=1.0))  # u, content
-        put(prefix + "r_r_bias", normal(n_head, d_head, std=1.0))  # v, position
-
+    state = {"pos_emb.inv_freq": np.array([10000.0 ** (-2 * k / D) for k in range(D // 2)])}
     # A hidden state has entries near 1: 2 / sqrt(width) gives logits a deviation of about 2 nats.
-    edges = [0, vocab_size] if div_val == 1 else [0, *cutoffs, vocab_size]
-    for i in range(len(edges) - 1):
-        n, width = edges[i + 1] - edges[i], D // div_val ** i
-        table = normal(n, width, std=2 * width ** -0.5)
-        put(f"word_emb.emb_layers.{i}.weight", table)
-        put(f"crit.out_layers.{i}.weight", table)
-        put(f"crit.out_layers.{i}.bias", normal(n, std=1.0))
-        if div_val > 1:
-            proj = normal(D, width, std=D ** -0.5)
-            tied = tie_projections and tie_projections[i]
-            put(f"word_emb.emb_projs.{i}", proj)
-            put(f"crit.out_projs.{i}", proj if tied else normal(D, width, std=D ** -0.5))
-    if n_bands > 1:
-        put("crit.cluster_weight", normal(n_bands - 1, D, std=2 * D ** -0.5))
-        put("crit.cluster_bias", normal(n_bands - 1, std=1.0))
-
-    put("pos_emb.inv_freq", np.array([10000.0 ** (-2 * k / D) for k in range(D // 2)]))
-    if not untie_r:
-        put_biases("")
-    for l in range(n_layer):
-        attn, ff = f"layers.{l}.dec_attn.", f"layers.{l}.pos_ff."
-        if untie_r:
-            put_biases(attn)
-        put_linear(attn + "qkv_net", 3 * HC, D)
-        put_linear(attn + "r_net", HC, D)
-        put_linear(attn + "o_net", D, HC)
-        put_norm(attn + "layer_norm")
-        put_linear(ff + "CoreNet.0", d_inner, D, bias_mean=1.0)  # few ReLUs stay shut
-        put_linear(ff + "CoreNet.3", D, d_inner, bias_mean=0.0)
-        put_norm(ff + "layer_norm")
-    return state
-
-
-def reader(state, port):
-    """get(*names): the float64 array under the first of the unprefixed names that is there."""
-    def get(*names):
-        keys = [full_name(name, port) for name in names]
-        return np.asarray(state[next((k for k in keys if k in state), keys[-1])], np.float64)
-    return get
+    edges = [0, c.vocab_size] if c.div_val == 1 else [0, *c.cutoffs, c.vocab_size]
+    for i, (first, end) in enumerate(zip(edges, edges[1:])):
+        width = D // c.div_val ** i
+        state[f"word_emb.emb_layers.{i}.weight"] = normal(end - first, width, std=2 * width ** -0.5)
+        state[f"crit.out_layers.{i}.weight"] = state[f"word_emb.emb_layers.{i}.weight"]
+        state[f"crit.out_layers.{i}.bias"] = normal(end - first)
+        if c.div_val > 1:
+            one, other = normal(D, width, std=D ** -0.5), normal(D, width, std=D ** -0.5)
+            state[f"word_emb.emb_projs.{i}"] = one
+            state[f"crit.out_projs.{i}"] = one if i and c.tie_projections else other
+    if c.cutoffs:
+        state["crit.cluster_weight"] = normal(len(c.cutoffs), D, std=2 * D ** -0.5)
+        state["crit.cluster_bias"] = normal(len(c.cutoffs))
+    layers = [f"layers.{n}." for n in range(c.n_layer)]
+    for prefix in [f"{layer}dec_attn." for layer in layers] if c.untie_r else [""]:
+        state[prefix + "r_w_bias"] = normal(c.n_head, c.d_head)  # u, content
+        state[prefix + "r_r_bias"] = normal(c.n_head, c.d_head)  # v, position
+    HC = c.n_head * c.d_head
+    for layer in layers:
+        for name, rows, columns in (
+                ("dec_attn.qkv_net", 3 * HC, D), ("dec_attn.r_net", HC, D),
+                ("dec_attn.o_net", D, HC), ("pos_ff.CoreNet.0", c.d_inner, D),
+                ("pos_ff.CoreNet.3", D, c.d_inner)):
+            state[f"{layer}{name}.weight"] = normal(rows, columns, std=columns ** -0.5)
+        state[layer + "pos_ff.CoreNet.0.bias"] = normal(c.d_inner, std=0.5, mean=1.0)  # few ReLUs
+        state[layer + "pos_ff.CoreNet.3.bias"] = normal(D, std=0.5)  # ... stay shut
+        for norm in ("dec_attn.layer_norm", "pos_ff.layer_norm"):
+            state[f"{layer}{norm}.weight"] = normal(D, std=0.2, mean=1.0)
+            state[f"{layer}{norm}.bias"] = normal(D, std=0.5)
+    return {full_name(name, port): array for name, array in state.items()}
 
 
 def log_softmax(logits):
     """(n,) -> (n,), in nats."""
-    shifted = logits - logits.max()
-    return shifted - math.log(np.exp(shifted).sum())
+    return logits - math.log(np.exp(logits).sum())
 
 
 def layer_norm(x, weight, bias):
@@ -117,106 +83,99 @@ def sinusoid(distance, D):
     return np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
 
 
-def embed(get, token, cutoffs, div_val):
-    """sqrt(D) times the embedding of one token, (D,): its band's row, projected if need be."""
-    if div_val == 1:
+def embed(get, token, c):
+    """The embedding of one token, (D,), times the root of D: its band's row, projected."""
+    if c.div_val == 1:
         row = get("word_emb.emb_layers.0.weight")[token]
     else:
-        band = sum(token >= cutoff for cutoff in cutoffs)
-        start = [0, *cutoffs][band]
-        row = get(f"word_emb.emb_layers.{band}.weight")[token - start]
+        band = sum(token >= cutoff for cutoff in c.cutoffs)
+        row = get(f"word_emb.emb_layers.{band}.weight")[token - [0, *c.cutoffs][band]]
         row = get(f"word_emb.emb_projs.{band}") @ row
     return math.sqrt(len(row)) * row
 
 
-def log_probabilities(state, hidden, cutoffs=(), div_val=1, port=False):
+def log_probabilities(get, hidden, c, port):
     """ln p of every word after one hidden state (D,) -> (V,) (adaptive softmax of Grave et al.).
 
     The head holds the words of band 0 and one column per tail band; a word of band i has the
     log-probability of its band in the head plus its own in the softmax of the band. The column of
     band i is -i in the official code (reversed order), cutoffs[0] + i - 1 in the port.
     """
-    get = reader(state, port)
-    edges, parts = [0, *cutoffs, None], []
+    edges, parts = [0, *c.cutoffs, None], []
     for i, (first, last) in enumerate(zip(edges, edges[1:])):
-        if div_val == 1:  # one table for all bands, no projections
-            W, bias = get("crit.out_layers.0.weight"), get("crit.out_layers.0.bias")
-            W, bias, x = W[first:last], bias[first:last], hidden
+        if c.div_val == 1:  # one table for all bands, no projections
+            x = hidden
+            logits = get("crit.out_layers.0.weight") @ x + get("crit.out_layers.0.bias")
+            logits = logits[first:last]
         else:
-            W, bias = get(f"crit.out_layers.{i}.weight"), get(f"crit.out_layers.{i}.bias")
             x = hidden @ get(f"crit.out_projs.{i}")
-        logits = W @ x + bias
+            logits = get(f"crit.out_layers.{i}.weight") @ x + get(f"crit.out_layers.{i}.bias")
         if i == 0:
-            if cutoffs:
+            if c.cutoffs:
                 clusters = get("crit.cluster_weight") @ x + get("crit.cluster_bias")
                 logits = np.concatenate([logits, clusters])
             head = log_softmax(logits)
             parts.append(head[:last])
         else:
-            column = cutoffs[0] + i - 1 if port else -i
-            parts.append(head[column] + log_softmax(logits))
+            parts.append(head[c.cutoffs[0] + i - 1 if port else -i] + log_softmax(logits))
     return np.concatenate(parts)
 
 
-def layer_output(get, l, h, memory, n_head, d_head, max_distance, clamp_len):
-    """Layer l on one lane: h (T, D), memory (M, D) -> (T, D). Dai et al. 2019, section 3.3.
+def layer_output(get, n, h, memory, c):
+    """Layer n on one lane: h (T, D), memory (M, D) -> (T, D). Dai et al. 2019, section 3.3.
 
-    Query i sees the keys at distances 0..max_distance (None: all the way back); a distance above
-    clamp_len > 0 is encoded as clamp_len.
+    With same_length query i sees the keys at distances 0..mem_len, else all of them; a distance
+    above clamp_len > 0 is encoded as clamp_len.
     """
-    attn, ff = f"layers.{l}.dec_attn.", f"layers.{l}.pos_ff."
-    (T, D), M, H, C = h.shape, len(memory), n_head, d_head
+    attn, ff = f"layers.{n}.dec_attn.", f"layers.{n}.pos_ff."
+    D, H, C, seen = h.shape[1], c.n_head, c.d_head, np.concatenate([memory, h])
     # Rows of qkv_net: all of q, then k, then v; within each one head after the other.
     W_q, W_k, W_v = get(attn + "qkv_net.weight").reshape(3, H, C, D)
     W_R = get(attn + "r_net.weight").reshape(H, C, D)
     u, v = get(attn + "r_w_bias", "r_w_bias"), get(attn + "r_r_bias", "r_r_bias")  # (H, C)
-    keys = np.concatenate([memory, h])  # (K, D)
-    out = np.zeros((T, D))
-    for i in range(T):
+    out = []
+    for i, query in enumerate(h):
+        reach = min(c.mem_len, len(memory) + i) if c.same_length else len(memory) + i
+        distances = range(reach + 1)
+        keys = [seen[len(memory) + i - distance] for distance in distances]
+        R = [sinusoid(min(distance, c.clamp_len) if c.clamp_len > 0 else distance, D)
+             for distance in distances]
         heads = []
-        for n in range(H):
-            q, scores, values = W_q[n] @ h[i], [], []
-            for j in range(M + T):
-                distance = M + i - j
-                if distance < 0 or (max_distance is not None and distance > max_distance):
-                    continue
-                encoded = min(distance, clamp_len) if clamp_len > 0 else distance
-                k, r = W_k[n] @ keys[j], W_R[n] @ sinusoid(encoded, D)
-                a, b, c, d = q @ k, q @ r, u[n] @ k, v[n] @ r
-                scores.append((a + b + c + d) / math.sqrt(C))
-                values.append(W_v[n] @ keys[j])
+        for w_q, w_k, w_v, w_R, u_h, v_h in zip(W_q, W_k, W_v, W_R, u, v):
+            q, scores = w_q @ query, []
+            for key, r in zip(keys, R):
+                k, r = w_k @ key, w_R @ r
+                scores.append((q @ k + q @ r + u_h @ k + v_h @ r) / math.sqrt(C))
             weights = np.exp(log_softmax(np.array(scores)))
-            heads.append(sum(p * value for p, value in zip(weights, values)))
-        o = get(attn + "o_net.weight") @ np.concatenate(heads) + h[i]
+            heads.append(sum(p * (w_v @ key) for p, key in zip(weights, keys)))
+        o = get(attn + "o_net.weight") @ np.concatenate(heads) + query
         o = layer_norm(o, get(attn + "layer_norm.weight"), get(attn + "layer_norm.bias"))
         inner = get(ff + "CoreNet.0.weight") @ o + get(ff + "CoreNet.0.bias")
         x = get(ff + "CoreNet.3.weight") @ np.maximum(inner, 0) + get(ff + "CoreNet.3.bias") + o
-        out[i] = layer_norm(x, get(ff + "layer_norm.weight"), get(ff + "layer_norm.bias"))
-    return out
+        out.append(layer_norm(x, get(ff + "layer_norm.weight"), get(ff + "layer_norm.bias")))
+    return np.array(out)
 
 
-def losses(state, segments, n_layer, n_head, d_head, cutoffs=(), div_val=1, *, mem_len,
-           clamp_len=0, same_length=False, port=False):
+def losses(state, segments, c, port=False):
     """-ln p(y) in nats for every target: one (B, T) array per segment, in stream order.
 
     segments: (x, y) pairs of integer arrays (B, T), read one after the other; B is the same in
-    all, T may vary. Memory l holds the last mem_len inputs of layer l and starts empty, for the
-    port too. same_length: a query sees at most mem_len + 1 keys, distances 0..mem_len, however
-    the stream is cut. clamp_len = 0: no clamping.
+    all, T may vary. Memory n holds the last mem_len inputs of layer n and starts empty, for the
+    port too.
     """
-    get = reader(state, port)
-    max_distance = mem_len if same_length else None
-    result = [np.zeros(np.shape(y)) for _, y in segments]
+    def get(*names):  # the first that is there
+        keys = [full_name(name, port) for name in names]
+        return state[next(key for key in keys if key in state)]
+
+    result = [np.zeros(y.shape) for _, y in segments]
     for lane in range(len(segments[0][0])):
-        memories = [None] * n_layer
+        memories = [np.zeros((0, c.d_model))] * c.n_layer
         for (x, y), loss in zip(segments, result):
-            h = np.array([embed(get, int(t), cutoffs, div_val) for t in x[lane]])
-            for l in range(n_layer):
-                memory = np.zeros((0, h.shape[1])) if memories[l] is None else memories[l]
-                seen = np.concatenate([memory, h])
-                memories[l] = seen[max(0, len(seen) - mem_len):]
-                h = layer_output(get, l, h, memory, n_head, d_head, max_distance, clamp_len)
+            h = np.array([embed(get, token, c) for token in x[lane]])
+            for n in range(c.n_layer):
+                seen = np.concatenate([memories[n], h])
+                h = layer_output(get, n, h, memories[n], c)
+                memories[n] = seen[max(0, len(seen) - c.mem_len):]
             for t, target in enumerate(y[lane]):
-                log_p = log_probabilities(state, h[t], cutoffs, div_val, port)
-                loss[lane, t] = -log_p[int(target)]
+                loss[lane, t] = -log_probabilities(get, h[t], c, port)[target]
     return result
