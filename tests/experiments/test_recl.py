@@ -50,11 +50,6 @@ def test_a_gain_of_exactly_the_threshold_goes_on():
     assert measure.recl(losses, CONTEXTS, 1.0, threshold=0.5000001) == [100]
 
 
-def test_a_pause_ends_it():
-    """The rule walks: a gain behind a pause is not seen."""
-    assert measure.recl(planted([3.0, 2.0, 2.0, 1.0]), CONTEXTS, 1.0) == [200]
-
-
 def test_the_hard_positions_are_those_of_the_best_model_and_change_with_c():
     """Ten positions; r = 0.1 takes the one with the largest b(c, t), another one for each c."""
     losses = torch.full((2, 3, 10), 1.0, dtype=torch.float64)

@@ -27,15 +27,17 @@ def text(n, separator=None):
 
 # ---- training -----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("separator", [None, 3], ids=["one text", "sentences"])
-@pytest.mark.parametrize("at", [1, 4, 6])
+@pytest.mark.parametrize("at, separator", [(1, None), (4, None), (6, 3)])
 def test_what_is_stopped_goes_on_to_the_bit(at, separator, tmp_path, monkeypatch):
-    """Stopped up to two steps after the last saving; the text begins again on the way."""
+    """Stopped up to two steps after the last saving; the text, of sentences too, begins again on
+    the way.  What is done already is no part of the bar.
+    """
     corpus, step, clock = text(47, separator), study.train.train_step, SimpleNamespace(now=0.0)
     monkeypatch.setattr(study.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(study, "print", lambda *_, **more: None, raising=False)
 
     def fit(path, stop=99):
-        calls = []
+        calls, bar = [], study.Bar(14)
 
         def counted(*arguments):
             if len(calls) == stop:
@@ -46,49 +48,32 @@ def test_what_is_stopped_goes_on_to_the_bit(at, separator, tmp_path, monkeypatch
 
         monkeypatch.setattr(study.train, "train_step", counted)
         torch.manual_seed(1)
-        model = study.fit(lesson_5.TransformerXL(CONFIG), corpus, RUN, path, study.Bar(7))
-        return model, len(calls)
+        model = study.fit(lesson_5.TransformerXL(CONFIG), corpus, RUN, path, bar, weight=2)
+        assert bar.done == bar.total == 2 * len(calls) and not model.training
+        return model.state_dict(), len(calls)
 
-    whole = fit(tmp_path / "whole.pt")[0].state_dict()
+    whole, _ = fit(tmp_path / "whole.pt")
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "cut.pt", at)
     saved = at // 3 * 3
     assert (tmp_path / "cut.pt").exists() == (saved > 0)
-    gone_on, steps = fit(tmp_path / "cut.pt")
-    assert steps == 7 - saved
-    assert all(whole[name].equal(z) for name, z in gone_on.state_dict().items())
-    again, steps = fit(tmp_path / "cut.pt")  # finished: nothing is trained
-    assert steps == 0 and not again.training
-    assert all(whole[name].equal(z) for name, z in again.state_dict().items())
-
-
-def test_a_text_begins_again_without_a_past(tmp_path, monkeypatch):
-    """Two lanes of 11 in segments of 5: steps 0, 3 and 6 have no memory; what is done is skipped.
-    """
-    step, pasts, bar, corpus = study.train.train_step, [], study.Bar(14), text(23)
-
-    def watched(model, optimizer, x, y, memory, run):
-        pasts.append((x.shape[1], memory is not None))
-        return step(model, optimizer, x, y, memory, run)
-
-    monkeypatch.setattr(study.train, "train_step", watched)
-    for _ in range(2):
-        study.fit(lesson_5.TransformerXL(CONFIG), corpus, RUN, tmp_path / "m.pt", bar, weight=2)
-    assert pasts == [(5, False), (5, True), (1, True)] * 2 + [(5, False)]
-    assert bar.done == 14 and bar.total == 0
+    for left in (7 - saved, 0):  # the second time it is finished
+        gone_on, steps = fit(tmp_path / "cut.pt")
+        assert steps == left and all(whole[name].equal(z) for name, z in gone_on.items())
 
 
 def test_another_run_or_a_damaged_one_is_not_taken(tmp_path):
     """Other steps, seed, model, or a text that has changed; half a file, and one flipped bit."""
     path, corpus, run = tmp_path / "m.pt", text(60), replace(RUN, steps=1)
 
-    def fit(config=CONFIG, corpus=corpus, run=run):
-        study.fit(lesson_5.TransformerXL(config), corpus, run, path, study.Bar(1))
+    def fit(config=CONFIG, corpus=corpus, run=run, half_loss=False):
+        model = ablation_model.AblationModel(config, 5, "ours", half_loss)
+        study.fit(model, corpus, run, path, study.Bar(1))
 
     fit()
     content = path.read_bytes()
     for other in ({"config": replace(CONFIG, d_inner=9)}, {"run": replace(run, steps=2)},
-                  {"run": replace(run, seed=5)}, {"corpus": text(60)}):
+                  {"run": replace(run, seed=5)}, {"corpus": text(60)}, {"half_loss": True}):
         with pytest.raises(ValueError, match="other settings.*name another folder"):
             fit(**other)
     with ZipFile(path) as archive:
@@ -103,50 +88,38 @@ def test_another_run_or_a_damaged_one_is_not_taken(tmp_path):
         assert path.read_bytes() == broken
 
 
-def test_variants_of_one_shape_are_told_apart(tmp_path):
-    """The half loss has the same weights."""
-    config = replace(CONFIG, dropout=0.0)
-    run, path = replace(RUN, steps=1), tmp_path / "m.pt"
-    for half, error in ((False, None), (True, "half loss")):
-        model = ablation_model.AblationModel(config, 5, "ours", half)
-        if error:
-            with pytest.raises(ValueError, match=error):
-                study.fit(model, text(60), run, path, study.Bar(1))
-        else:
-            study.fit(model, text(60), run, path, study.Bar(1))
-
-
 def test_the_number_type_is_measured_once(tmp_path, monkeypatch):
-    """And noted, so that a folder holds models of one type."""
-    model, answers = lesson_5.TransformerXL(CONFIG), ["bf16", "float32"]
-    monkeypatch.setattr(study.hardware, "choose_dtype", lambda *_: answers.pop(0))
-    auto = replace(RUN, dtype="auto")
+    """And noted, so that a folder holds models of one type; of two processes that measure at the
+    same time the second takes what the first has noted.
+    """
+    def choose(*_):
+        (tmp_path / "number_type").write_text("bf16")  # the other process was faster
+        return "float32"
+
+    monkeypatch.setattr(study.hardware, "choose_dtype", choose)
+    model, auto = lesson_5.TransformerXL(CONFIG), replace(RUN, dtype="auto")
     assert [study.number_type(model, run, tmp_path).dtype for run in (auto, auto, RUN)] == [
         "bf16", "bf16", "float32"]
+    assert [path.name for path in tmp_path.iterdir()] == ["number_type"]
+    monkeypatch.setattr(study.hardware, "choose_dtype", None)  # not asked again
+    assert study.number_type(model, auto, tmp_path).dtype == "bf16"
+    (tmp_path / "number_type").write_text("")
+    with pytest.raises(ValueError, match="names no number type"):
+        study.number_type(model, auto, tmp_path)
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
-    """OSError from the third saving; what the second has written is whole."""
-    path, save, calls, clock = tmp_path / "m.pt", torch.save, [], SimpleNamespace(now=0)
-    step = study.train.train_step
+def test_a_pause_is_longer_than_twenty_savings(monkeypatch):
+    """And begins at the end of one; at least EVERY seconds."""
+    clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(study.time, "monotonic", lambda: clock.now)
-
-    def slow(*arguments):
-        clock.now += study.EVERY + 1
-        return step(*arguments)
-
-    def full(content, file):
-        calls.append(1)
-        save(content, file)
-        if len(calls) == 3:
-            raise OSError("No space left on device")
-
-    monkeypatch.setattr(study.train, "train_step", slow)
-    monkeypatch.setattr(study.torch, "save", full)
-    with pytest.raises(OSError, match="could not write.*No space left"):
-        study.fit(lesson_5.TransformerXL(CONFIG), text(60), RUN, path, study.Bar(7))
-    assert torch.load(path, weights_only=True)["place"][0] == 2 and len(calls) == 3
-    assert list(tmp_path.iterdir()) == [path]
+    pause = study.Pause()
+    for seconds, wanted in ((10, 200), (1, study.EVERY)):
+        with pause.saving():
+            clock.now += seconds
+        clock.now += wanted
+        assert not pause.over()
+        clock.now += 1
+        assert pause.over()
 
 
 # ---- losses after so many tokens ----------------------------------------------------------------
@@ -224,54 +197,21 @@ def parsed(*argv):
     return study.checked(flags.parse_args(argv), "name")
 
 
-def test_flags_and_their_folder(tmp_path, monkeypatch):
-    """The folder is named after experiment, size and text."""
+def test_the_folder_is_named_after_experiment_size_and_text(tmp_path, monkeypatch):
+    """It is locked as long as the run lives; a file called copies is not the synthetic text."""
     monkeypatch.setattr(study, "RUNS", tmp_path)
-    given, corpus = parsed("--dataset", "copies", "--seeds", "4")
-    assert given.out == tmp_path / "name-laptop-copies" and given.synthetic
-    with pytest.raises(ValueError, match="belongs to a run.*name.py"):  # as long as it lives
-        parsed("--dataset", "copies")
-    assert corpus.name.startswith("copies") and given.seeds == [4]
-    note = tmp_path / "notes.txt"
-    note.write_text("the cat sat on the mat. " * 20)
+    monkeypatch.setattr(study.copies, "corpus", lambda: "synthetic")
     monkeypatch.setattr(study.corpora, "load", lambda name, root: name)
-    for size, usual in (("tiny", "stdlib"), ("laptop", "stdlib"), ("paper", "wt103")):
-        given, corpus = parsed("--size", size)
-        assert corpus == usual and given.out == tmp_path / f"name-{size}-{usual}"
-    monkeypatch.undo()
-    copies = tmp_path / "copies"  # a file of this name is not the synthetic text
-    copies.write_bytes(note.read_bytes())
-    given, corpus = parsed("--text", str(copies), "--out", str(tmp_path / "y"))
-    assert not given.synthetic and len(corpus.train) < 1000
-    given, corpus = parsed("--text", str(note), "--out", str(tmp_path / "x"), "--size", "tiny")
-    assert given.out == tmp_path / "x" and corpus.name == "notes.txt"
-
-
-@pytest.mark.parametrize("argv, words", [
-    (["--seeds", "1", "1"], "--seeds must be different"), (["--seeds", "-1"], "from 0"),
-    (["--seeds", str(2**63)], "--seeds must be"),
-    (["--text", "a", "--dataset", "ptb"], "two corpora"), (["--size", "huge"], "invalid choice"),
-    (["--dataset", "nothing"], "'nothing' is neither a file"), (["--text", "no.txt"], "no.txt"),
-    (["--seeds", "x"], "invalid int"), (["--device", "cuda"], "no CUDA device")], ids=str)
-def test_a_mistake_is_one_line(argv, words, tmp_path, monkeypatch, capsys):
-    """Status 1, and no folder is made."""
-    monkeypatch.setattr(study, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(study.Bar, "there", False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert study.ended("name", lambda argv: parsed(*argv), argv) == 1
-    error = capsys.readouterr().err.splitlines()
-    assert len(error) == 1 and words in error[0] and error[0].startswith("name.py: ")
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys, monkeypatch):
-    """And what to do."""
-    monkeypatch.setattr(study.Bar, "there", False)
-    (tmp_path / "file").write_text("")
-    argv = ["--dataset", "copies", "--out", str(tmp_path / "file")]
-    assert study.ended("name", lambda argv: parsed(*argv), argv) == 1
-    error = capsys.readouterr().err.splitlines()
-    assert len(error) == 1 and "file" in error[0] and "another folder with --out" in error[0]
+    for argv, folder, text in (
+            (["--dataset", "copies"], "name-laptop-copies", "synthetic"),
+            (["--size", "tiny"], "name-tiny-stdlib", "stdlib"),
+            (["--size", "paper"], "name-paper-wt103", "wt103"),
+            (["--text", "copies", "--out", str(tmp_path / "x")], "x", "copies")):
+        given, corpus = parsed(*argv)
+        assert given.out == tmp_path / folder and corpus == text
+        assert given.synthetic == (text == "synthetic")
+        with pytest.raises(ValueError, match="belongs to a run.*name.py"):
+            parsed(*argv)
 
 
 def test_ctrl_c_says_how_to_go_on(capsys):
@@ -280,21 +220,3 @@ def test_ctrl_c_says_how_to_go_on(capsys):
         raise KeyboardInterrupt
     assert study.ended("name", stop, []) == 130
     assert "the same command goes on" in capsys.readouterr().err
-
-
-def test_the_first_note_of_a_number_type_counts(tmp_path, monkeypatch):
-    """Measured by two processes at once: the second takes what the first has noted, not its own."""
-    train = study.train
-    model = train.TransformerXL(train.CONFIGS["tiny"])
-    run = train.Run(steps=1, batch=2, segment=4)
-
-    def choose(*_):
-        (tmp_path / "number_type").write_text("bf16")  # the other process was faster
-        return "float32"
-
-    monkeypatch.setattr(study.hardware, "choose_dtype", choose)
-    assert study.number_type(model, run, tmp_path).dtype == "bf16"
-    assert [path.name for path in tmp_path.iterdir()] == ["number_type"]
-    (tmp_path / "number_type").write_text("")
-    with pytest.raises(ValueError, match="names no number type"):
-        study.number_type(model, run, tmp_path)

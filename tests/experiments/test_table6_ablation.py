@@ -20,19 +20,29 @@ def result(row, *seeds):
     return [(z, {8: z + 0.5, 16: z}) for z in seeds]
 
 
-@pytest.fixture
-def notes(tmp_path):
-    """A small text with lines, as a file."""
-    path = tmp_path / "notes.txt"
-    path.write_text("".join(f"line {i % 7} has {'a' * (i % 5)} cat\n" for i in range(4400)))
-    return path
-
-
 def test_the_papers_sizes():
     """128M parameters on WikiText-103 and 0.3B on One Billion Word."""
     for config, millions in ((table6.WT103, 128), (table6.LM1B, 301)):
         assert round(lesson_5.count_parameters(config) / 1e6) == millions
     assert table6.SIZES["paper"].run.segment == 128 and len(table6.ROWS) == 9 + 3 + 3
+
+
+@pytest.mark.parametrize("size, dataset, own", [
+    ("laptop", "copies", "copies"), ("tiny", "copies", "tiny"), ("paper", "lm1b", "lm1b"),
+    ("laptop", "lm1b", "laptop"), ("paper", "wt103", "paper")])
+def test_two_corpora_have_settings_of_their_own(size, dataset, own):
+    given = SimpleNamespace(size=size, dataset=dataset, synthetic=dataset == "copies")
+    setting, found = table6.setting_of(given, SimpleNamespace(vocab=range(800_000)))
+    assert found == own and setting.config.vocab_size == 800_000
+    assert setting.run == table6.SIZES[own].run
+
+
+def test_a_model_is_what_its_row_says():
+    """Encoding, half or full loss, and a memory as long as a segment or none."""
+    for row in table6.ROWS[:9]:
+        model = table6.make(row, table6.SIZES["tiny"], ON_CPU)
+        assert (model.encoding, model.half_loss) == (row.encoding, row.loss == "half")
+        assert model.config.mem_len == (8 if row.recurrence else 0)
 
 
 def test_shuffled_lines_are_the_same_lines(notes):
@@ -49,8 +59,6 @@ def test_shuffled_lines_are_the_same_lines(notes):
     before, after = lines(corpus.valid), lines(shuffled.valid)
     assert not shuffled.valid.equal(corpus.valid[: len(shuffled.valid)])
     assert sum((before - after).values()) <= 2 and sum((after - before).values()) <= 1
-    with pytest.raises(ValueError, match="has none: leave out table 7"):
-        table6.without_order(study.copies.corpus(400))
 
 
 def test_equal_memory_is_measured():
@@ -67,7 +75,7 @@ def test_equal_memory_is_measured():
 
 def test_best_is_the_shortest_length_that_is_as_good():
     """Within 0.001; as trained may be better than all lengths."""
-    assert table6.best(2.0, {8: 1.5, 16: 1.2009, 32: 1.2, 64: 1.3}) == (1.2, 16)
+    assert table6.best(2.0, {4: 1.202, 8: 1.5, 16: 1.2009, 32: 1.2, 64: 1.3}) == (1.2, 16)
     assert table6.best(1.1, {8: 1.5, 16: 1.2}) == (1.1, "trained")
 
 
@@ -85,42 +93,12 @@ def test_order_is_counted_against_the_paper(capsys):
     assert "of 3 pairs of rows the seeds, which do not overlap, tell 1 apart (by chance 1), 1 of " \
            "them in the paper's order" in out
     assert "1.250 ± 0.050" in out and "0.225 ± 0.025" in out and "1,234" in out
-    swapped = results | {rows[0]: result(rows[0], 1.5, 1.6)}
-    table6.report(7, rows, swapped, dict.fromkeys(rows, 1234))
-    assert "tell 2 apart (by chance 1), 0 of them" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_all_tables_in_small(notes, tmp_path, capsys, monkeypatch):
-    """Every row of every table, three figures; a second call trains nothing."""
-    flags = ["--size", "tiny", "--text", str(notes), "--out", str(tmp_path / "out"), "--seeds", "0",
-             "1"]
-    assert table6.main(flags) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line for line in lines if line.startswith(("yes ", "no "))]
-    assert len(rows) == 15
-    for line, row in zip(rows, table6.ROWS):
-        assert line.split()[:3] == ["yes" if row.recurrence else "no", row.encoding, row.loss]
-        assert str(row.paper[0]) in line
-    for table in (6, 7, 10):
-        assert (tmp_path / "out" / f"table{table}.png").stat().st_size > 10_000
-    trained = {path.name for path in (tmp_path / "out").glob("*.pt")}
-    assert len(trained) == 2 * (9 + 3 + 2)  # table 10 shares its first row with table 6
-    monkeypatch.setattr(study.train, "train_step", lambda *_: 1 / 0)
-    assert table6.main(flags) == 0
-    again = [line for line in capsys.readouterr().out.splitlines()
-             if line.startswith(("yes ", "no "))]
-    assert [line.split()[:3] for line in again] == [line.split()[:3] for line in rows]
 
 
 def test_evaluation_sees_what_it_says(monkeypatch):
     """With recurrence M = L - 1 and same_length; without, windows of L; al-rfou not beyond T."""
     setting = table6.SIZES["tiny"]
-    corpus = study.copies.corpus(40_000)
-    setting = table6.replace(setting, config=table6.replace(
-        setting.config, vocab_size=len(corpus.vocab)), run=table6.replace(
-        setting.run, dtype="float32"))
-    seen = []
+    corpus, seen = study.copies.corpus(4_000), []
     monkeypatch.setattr(study, "memory_losses", lambda model, tokens, before, segment, **lengths: (
         seen.append((segment, lengths)) or torch.ones(2, 30)))
     monkeypatch.setattr(study, "window_losses", lambda model, tokens, before, L: (
@@ -135,18 +113,6 @@ def test_evaluation_sees_what_it_says(monkeypatch):
         assert seen == wanted
 
 
-def test_mistakes_are_one_line(notes, tmp_path, capsys, monkeypatch):
-    """A split that is too short, a table that is not there."""
-    monkeypatch.setattr(study.Bar, "there", False)
-    notes.write_text("too short\n" * 20)
-    for flags, words in ((["--text", str(notes), "--tables", "6"], "10 tokens, 85 are needed"),
-                         (["--text", str(notes)], "fewer than 200"),
-                         (["--tables", "9"], "invalid")):
-        assert table6.main(["--size", "tiny", "--out", str(tmp_path / "out"), *flags]) == 1
-        error = capsys.readouterr().err.splitlines()
-        assert len(error) == 1 and words in error[0]
-
-
 def test_kept_for_backward_counts_bytes():
     """exp keeps its result, a product both factors, a sum nothing; what is kept twice counts once.
 
@@ -156,6 +122,5 @@ def test_kept_for_backward_counts_bytes():
     a, b = (torch.randn(n, dtype=torch.float64, requires_grad=True) for _ in range(2))
     one = 8 * n / 2**20
     for function, wanted in ((lambda: a.exp(), 1), (lambda: a * b, 2), (lambda: a + b, 0),
-                             (lambda: a * a, 1), (lambda: a.view(2, -1) * a.view(2, -1), 1),
-                             (lambda: a.exp().exp(), 2)):
+                             (lambda: a.view(2, -1) * a.view(2, -1), 1)):
         assert table6.kept_for_backward(function) == wanted * one

@@ -27,14 +27,14 @@ def test_losses_are_after_exactly_so_many_tokens(kind):
         model = randomized(model)
     model, tokens = model.eval(), torch.randint(7, (400,))
     contexts = [40, 80, 120]  # read in segments of 64, so a state is handed on
-    found = table8.losses_by_context(model, tokens, contexts, 150, 2, study.Bar(10**6))
+    found = table8.losses_by_context(model, tokens, contexts, 30, 2, study.Bar(10**6))
     positions = range(120, 281, 40)
     assert found.shape == (3, len(positions))
     for i, c in enumerate(contexts):
         for k, t in enumerate(positions):
             used = min(c, 5) if kind == "al-rfou" else c
             x, y = tokens[None, t - used : t], tokens[None, t - used + 1 : t + 1]
-            with study.evaluating_with(model, mem_len=150):
+            with study.evaluating_with(model, mem_len=29, same_length=True):
                 wanted = model(x, None, y)[0][0, -1]
             assert_close(found[i, k].double(), wanted, f"position {t} after {c}", 1e-5)
 
@@ -43,7 +43,7 @@ def test_the_best_memory_is_that_of_the_lowest_loss(monkeypatch):
     """Of T to 16 T, the query itself included."""
     contexts = []
     setting = table8.table6_ablation.SIZES["tiny"]
-    corpus = study.copies.corpus(40_000)
+    corpus = study.copies.corpus(4_000)
     monkeypatch.setattr(study, "memory_losses", lambda model, tokens, before, segment, **lengths: (
         contexts.append(lengths) or torch.full((1,), abs(lengths["mem_len"] - 30.0))))
     assert table8.best_length(None, setting, corpus, study.Bar(10**6)) == 32
@@ -63,31 +63,3 @@ def test_the_lstm_hands_its_state_on_and_is_no_larger():
     assert_close(torch.cat([first, second], 1), whole, "the losses")
     assert [z.shape for z in memory] == 4 * [(3, model.lstm.hidden_size)]
     assert not any(z.requires_grad for z in memory)
-
-
-@pytest.mark.slow
-def test_the_table_in_small(tmp_path, capsys):
-    """Five models with parameters and RECL for each seed and r, beside the paper's; a figure."""
-    text = tmp_path / "notes.txt"
-    text.write_text("".join(f"line {i % 7} has {'a' * (i % 5)} cat\n" for i in range(900)))
-    flags = ["--size", "tiny", "--text", str(text), "--out", str(tmp_path / "out"), "--seeds", "0",
-             "1"]
-    assert table8.main(flags) == 0
-    out = capsys.readouterr().out
-    for name, row in table8.MODELS.items():
-        line = next(line for line in out.splitlines() if line.startswith(f"{name} "))
-        assert line.endswith(" / ".join(map(str, row.paper)))
-        lengths = line.removeprefix(name).split()[2:8]
-        assert all(int(length) in table8.SIZES["tiny"][0] for length in lengths)
-    assert (tmp_path / "out" / "recl.png").stat().st_size > 10_000
-    assert len(list((tmp_path / "out").glob("*.pt"))) == 10
-
-
-def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
-    """A test split that is too short."""
-    monkeypatch.setattr(study.Bar, "there", False)
-    text = tmp_path / "notes.txt"
-    text.write_text("too short " * 20)
-    assert table8.main(["--size", "tiny", "--text", str(text), "--out", str(tmp_path / "o")]) == 1
-    error = capsys.readouterr().err.splitlines()
-    assert len(error) == 1 and "10 tokens, 202 are needed" in error[0]

@@ -21,23 +21,6 @@ def test_what_arithmetic_allows_in_table_9():
         678, 1352, 1919, 2422]
 
 
-def test_table_9_in_small(capsys, tmp_path):
-    """A line for each length with both times, their ratio and the bound; a figure."""
-    flags = ["--size", "tiny", "--repetitions", "2", "--lanes", "1", "2", "--lengths", "5", "800",
-             "--out", str(tmp_path / "out")]
-    assert table9.main(flags) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[2:4]] == ["5", "800"]
-    for line, of_paper in zip(lines[2:4], ("-", "363")):
-        length, ours, plain_form, window, ratio, low, _, high, bound, paper = line.replace(
-            "[", "").replace("]", "").replace(",", "").split()
-        assert float(window) > float(ours) > 0 and float(plain_form) > 0 and paper == of_paper
-        assert float(ratio) == pytest.approx(float(window) / float(ours), rel=0.2, abs=1)
-        assert int(low) <= int(ratio) <= int(high)
-        assert int(bound) == round(table9.allowed(benchmark.SIZES["tiny"].config, int(length)))
-    assert (tmp_path / "out" / "speed.png").stat().st_size > 10_000
-
-
 def test_lanes_that_do_not_fit_are_left_out(monkeypatch):
     """The best number of lanes before memory runs out counts."""
     given = SimpleNamespace(lanes=[1, 2, 4], repetitions=1, dtype="float32", device="cpu")
@@ -52,13 +35,3 @@ def test_lanes_that_do_not_fit_are_left_out(monkeypatch):
     best = table9.milliseconds_a_token(benchmark.SIZES["tiny"], given)
     assert best["window"] == pytest.approx([8000 / 2**0.5] * 2 + [64000])  # two lanes, a token each
     assert best["ours"] == pytest.approx([z / 8 for z in best["window"]])  # eight tokens each
-
-
-def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
-    """No lanes, no length, a size that is not there: nothing is measured."""
-    monkeypatch.setattr(table9.study.Bar, "there", False)
-    for flags, words in ((["--lanes", "0"], "at least 1"), (["--lengths", "-5"], "at least 1"),
-                         (["--size", "S"], "invalid choice"), (["--repetitions", "0"], "at least")):
-        assert table9.main([*flags, "--out", str(tmp_path / "out")]) == 1
-        error = capsys.readouterr().err.splitlines()
-        assert len(error) == 1 and words in error[0] and not (tmp_path / "out").exists()
