@@ -28,6 +28,7 @@ CONFIGS = {
     "long": replace(SMALL, mem_len=40, same_length=True), "M 1": replace(SMALL, mem_len=1),
     "untie_r": replace(SMALL, untie_r=True, same_length=True, clamp_len=2),
     "bands": replace(SMALL, cutoffs=(3, 7), div_val=2), "endless": replace(SMALL, mem_len=10**9)}
+CASES = [*((name, 3) for name in CONFIGS), ("plain", 1), ("untie_r", 1), ("bands", 1)]  # and lanes
 CUTS = (3, 1, 1, 7, 2, 1, 12, 1, 1, 1, 1, 4, 5, 1, 2, 9)  # ragged: below, at and above M
 
 
@@ -49,8 +50,7 @@ def read(model, pieces, with_losses=True):
 
 @pytest.mark.parametrize("one_more", [False, True], ids=["K distances", "K + 1 distances"])
 @pytest.mark.parametrize("same_length", [False, True])
-@pytest.mark.parametrize("B, T, m, M", [
-    (2, 3, 5, 5), (1, 4, 0, 0), (3, 1, 2, 2), (2, 5, 3, 9), (1, 1, 0, 4), (2, 6, 2, 2)])
+@pytest.mark.parametrize("B, T, m, M", [(2, 3, 5, 5), (1, 4, 0, 0), (3, 1, 2, 2), (2, 6, 3, 9)])
 def test_attention_is_lesson_5s(B, T, m, M, same_length, one_more):
     """Output and all six gradients; with one distance more in front, the same."""
     H, C, K = 3, 4, m + T
@@ -72,16 +72,15 @@ def test_attention_is_lesson_5s(B, T, m, M, same_length, one_more):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_a_hidden_probability_is_exactly_zero(dtype):
-    """And the others add up to 1."""
-    attention, found = model_of().layers[0].attention, []
-    attention.dropout_attention.register_forward_pre_hook(lambda module, args: found.append(args))
-    q, (k, value) = torch.randn(2, 3, 4, 4, dtype=dtype), torch.randn(2, 2, 3, 6, 4, dtype=dtype)
+    """However large the value behind it is, and in every dtype."""
+    q, k, value = (torch.randn(2, 3, n, 4, dtype=dtype) for n in (4, 6, 6))
     Q, (u, v) = torch.randn(3, 6, 4, dtype=dtype), torch.randn(2, 3, 4, dtype=dtype)
-    hidden = lesson.hidden_keys(4, 2, 2, True)
-    fast.attend(attention, q, k, value, Q, u, v, hidden)
-    probability = found[0][0]  # (H, B, T, K)
-    assert probability.dtype == dtype and (probability[..., hidden] == 0).all()
-    assert ((probability.float().sum(-1) - 1).abs() < 0.02).all()
+    attention, hidden = model_of().layers[0].attention, lesson.hidden_keys(4, 2, 2, True)
+    before = fast.attend(attention, q, k, value, Q, u, v, hidden)
+    value[:, :, 5] = 1e4  # only the last query sees it
+    after = fast.attend(attention, q, k, value, Q, u, v, hidden)
+    assert after[:, :3].equal(before[:, :3]) and after.dtype == dtype
+    assert (after[:, 3] != before[:, 3]).all()
 
 
 # ---- dropout, ReLU ------------------------------------------------------------------------------
@@ -100,50 +99,32 @@ def test_dropout_drops_a_share_and_keeps_the_mean(p, dtype):
     assert share == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / z.numel()))
     out.float().sum().backward()
     assert z.grad.equal(out.detach())
+    assert fast.Dropout(p).eval()(z) is z and fast.Dropout(0.0)(z) is z
 
 
 def test_dropouts_entries_are_independent():
-    """The four that share a draw of 64 bits as well as any others."""
+    """The four that share a draw of 64 bits, and those far apart."""
     out = (fast.Dropout(0.5)(torch.ones(40_000, 8)) == 0).float() - 0.5
-    correlation = out.T @ out / (0.25 * len(out))
-    assert (correlation - torch.eye(8)).abs().max() < 5 / math.sqrt(len(out))
-
-
-def test_dropout_outside_training_and_its_seed():
-    """Nothing is dropped in eval mode or at p = 0; the same seed drops the same entries."""
-    z, drop = torch.randn(3, 5), fast.Dropout(0.4)
-    assert drop.eval()(z).equal(z) and fast.Dropout(0.0)(z).equal(z)
-    drop.train()
-    torch.manual_seed(3)
-    first = drop(z)
-    torch.manual_seed(3)
-    assert drop(z).equal(first) and not drop(z).equal(first)
+    for columns in (out, out.view(8, -1).T):
+        correlation = columns.T @ columns / (0.25 * len(columns))
+        assert (correlation - torch.eye(8)).abs().max() < 5 / math.sqrt(len(out))
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_and_relu_change_places(training):
-    """The same draws give the same numbers and gradients, and one tensor less is kept for them."""
-    leaf, W_2 = torch.randn(2, 50, 8, requires_grad=True), torch.randn(8, 6, requires_grad=True)
-    forms = {"ReLU, then dropout": nn.Sequential(nn.ReLU(), fast.Dropout(0.4)),
-             "dropout, then ReLU": fast.DropoutReLU(0.4)}
-    results, kept = [], []
-    for form in forms.values():
+    """The same draws give the same numbers and gradients."""
+    leaf, results = torch.randn(2, 50, 8, requires_grad=True), []
+    for form in nn.Sequential(nn.ReLU(), fast.Dropout(0.4)), fast.DropoutReLU(0.4):
         torch.manual_seed(3)
-        storages = {}
-        with torch.autograd.graph.saved_tensors_hooks(
-                lambda z: storages.update({z.untyped_storage().data_ptr(): z}) or z, lambda z: z):
-            out = form.train(training)(leaf) @ W_2
-        results.append((out, *gradients(out, (leaf, W_2))))
-        kept.append(sum(z.dtype == leaf.dtype and z.shape[-1] == 8 for z in storages.values()))
+        out = form.train(training)(leaf)
+        results.append((out, *gradients(out, [leaf])))
     for a, b in zip(*results):
         assert_close(a, b, "the other order", 1e-5)
-    assert kept == ([3, 2] if training else [1, 1])  # the mask, and W_2's input; W_2 is narrower
 
 
 # ---- the model in training ----------------------------------------------------------------------
 
-@pytest.mark.parametrize("B", [1, 3])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name, B", CASES)
 def test_a_prepared_model_gives_the_same_numbers_and_gradients(name, B):
     """Losses of every segment and the gradient of every parameter, in training without dropout."""
     plain = model_of(CONFIGS[name]).train()
@@ -170,21 +151,17 @@ def test_prepare_changes_no_parameter_and_no_key():
 
 
 def test_every_dropout_is_replaced_and_still_at_its_place():
-    """The names, rates and shapes of lesson 5; each is called once."""
+    """The names and rates of lesson 5; each is called once."""
     plain = TransformerXL(replace(SMALL, dropout=0.25, dropout_attention=0.5))
     rates = {n: m.p for n, m in plain.named_modules() if isinstance(m, nn.Dropout)}
-    model, seen = fast.prepare(plain), {}
+    model, seen = fast.prepare(plain), Counter()
     for name, module in model.named_modules():
         if isinstance(module, nn.Dropout):
-            module.register_forward_hook(
-                lambda m, args, out, name=name: seen.setdefault(name, []).append(args[0].shape))
+            module.register_forward_hook(lambda *args, name=name: seen.update([name]))
             assert isinstance(module, fast.Dropout) and module.p == rates[name]
             assert isinstance(module, fast.DropoutReLU) == name.endswith("dropout_inner")
-    assert not any(isinstance(module, nn.ReLU) for module in model.modules())
     model.train()(torch.randint(11, (2, 5)))
-    assert {name: len(shapes) for name, shapes in seen.items()} == dict.fromkeys(rates, 1)
-    assert seen["layers.1.attention.dropout_attention"] == [(3, 2, 5, 5)]
-    assert seen["layers.0.dropout_inner"] == [(2, 5, 7)]
+    assert seen == dict.fromkeys(rates, 1)
 
 
 def test_what_somebody_else_has_put_in_stays():
@@ -206,16 +183,13 @@ def test_what_somebody_else_has_put_in_stays():
 
 def test_a_copy_is_independent():
     """Neither parts nor weights of a prepared model are shared with its copy."""
-    model = fast.prepare(model_of())
-    other, x = copy.deepcopy(model), torch.randint(11, (2, 5))
-    before = model(x)[0]
+    model, x = fast.prepare(model_of()), torch.randint(11, (2, 5))
+    other, before = copy.deepcopy(model), model(x)[0]
     for layer in other.layers:
         layer.attention.dropout_attention = nn.Threshold(2, 0.0)  # no probability is above 2
-    changed = other(x)[0]
-    assert model(x)[0].equal(before) and not changed.equal(before)
-    for weight in other.parameters():
-        weight.data.zero_()
-    assert model(x)[0].equal(before) and not other(x)[0].equal(changed)
+    assert model(x)[0].equal(before) and not other(x)[0].equal(before)
+    other.u.data.zero_()
+    assert model(x)[0].equal(before)
 
 
 @pytest.mark.slow
@@ -231,9 +205,8 @@ def test_torch_compile_takes_it():
 
 # ---- the Reader ---------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("B", [1, 3])
 @pytest.mark.parametrize("with_losses", [True, False], ids=["losses", "logits"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name, B", CASES)
 def test_a_reader_gives_the_models_numbers(name, with_losses, B):
     """Many calls in a row, of all lengths, before and after the memory is full."""
     model = model_of(CONFIGS[name])
@@ -242,12 +215,6 @@ def test_a_reader_gives_the_models_numbers(name, with_losses, B):
             read(model, pieces, with_losses), read(fast.Reader(model), pieces, with_losses))):
         assert_close(quick, slow, f"call {i} of {CUTS[i]} tokens", 1e-10)
         assert slow.requires_grad and not quick.requires_grad
-
-
-def test_one_token_at_a_time():
-    """As generation reads: a hundred calls, through several buffers."""
-    model, x = model_of(replace(SMALL, same_length=True)), torch.randint(11, (100, 2, 1))
-    assert_close(torch.cat(read(fast.Reader(model), x)), torch.cat(read(model, x)), "losses", 1e-10)
 
 
 def test_the_last_logits_alone():
@@ -286,20 +253,16 @@ def test_a_reader_has_what_a_caller_asks_of_a_model():
 
 
 def test_keys_are_projected_once():
-    """W_kE, W_v see each position once, W_kR none after the longest distance; few calls move."""
+    """W_kE and W_v see each position once, W_kR none after the longest distance; few calls copy."""
     model, seen, buffers = model_of(replace(SMALL, mem_len=20)), Counter(), []
-    for n, layer in enumerate(model.layers):
-        for name in ("W_kE", "W_v", "W_kR"):
-            getattr(layer.attention, name).register_forward_pre_hook(
-                lambda module, args, key=(n, name): seen.update({key: args[0].shape[-2]}))
-    reader, memory, lengths = fast.Reader(model), None, [2] * 100
-    for i, T in enumerate(lengths):
-        _, memory = reader(torch.randint(11, (1, T)), memory)
+    for name in ("W_kE", "W_v", "W_kR"):
+        getattr(model.layers[1].attention, name).register_forward_pre_hook(
+            lambda module, args, name=name: seen.update({name: args[0].shape[-2]}))
+    reader, memory = fast.Reader(model), None
+    for _ in range(100):
+        _, memory = reader(torch.randint(11, (1, 2)), memory)
         buffers.append(memory.buffer)
-        if i == 40:
-            at_40 = dict(seen)
-    assert all(seen[n, W] == sum(lengths) for n in range(2) for W in ("W_kE", "W_v"))
-    assert all(seen[n, "W_kR"] == at_40[n, "W_kR"] < 4 * 22 for n in range(2))
+    assert seen["W_kE"] == seen["W_v"] == 200 and seen["W_kR"] < 4 * 22
     moves = sum(a is not b for a, b in zip(buffers[40:], buffers[41:]))
     assert 1 <= moves <= 59 / 9, "a full memory moves once in M / T calls or so"
     assert memory.buffer.room <= 2 * 22, "buffers are at most twice what a call reads"
@@ -352,29 +315,27 @@ def test_lengths_may_change_between_calls():
         assert_close(outputs[7 + i], outputs[i], f"after {change}", 1e-10)
 
 
-def test_a_memory_belongs_to_the_weights_that_made_it():
-    """After a change of weights None is right, for the same Reader."""
+def test_after_a_change_of_weights_a_reader_begins_anew_with_none():
+    """It keeps nothing itself: all that was projected is in the memory."""
     model, x = model_of(), torch.randint(11, (2, 1, 4))
     reader = fast.Reader(model)
-    _, stale = reader(x[0])
+    read(reader, x)
     for weight in model.parameters():
         weight.data.mul_(1.1)
-    _, fresh = reader(x[0])
-    old, new = reader(x[1], stale)[0], reader(x[1], fresh)[0]
-    assert_close(new, read(model, x, False)[1], "begun with None", 1e-10)
-    assert (old - new).abs().max() > 1e-3
+    assert_close(read(reader, x)[1], read(model, x)[1], "begun with None", 1e-10)
 
 
-def test_the_memory_has_the_dtype_of_the_projections():
-    """Under autocast it is bf16, with the very numbers of the prepared model."""
-    model, x = fast.prepare(model_of().float()), torch.randint(11, (4, 2, 3))
+@pytest.mark.parametrize("dtype, kept, tolerance", [
+    (torch.float32, torch.bfloat16, 1e-5), (torch.float64, torch.float64, 1e-10)], ids=str)
+def test_the_memory_has_the_dtype_of_the_projections(dtype, kept, tolerance):
+    """Under autocast bf16, with the numbers of the prepared model; float64 is left alone there."""
+    model, x = fast.prepare(model_of().to(dtype)), torch.randint(11, (4, 2, 3))
     reader = fast.Reader(model)
     with torch.autocast("cpu", torch.bfloat16):
-        slow, quick = read(model, x), read(reader, x)
-        memory = reader(x[0])[1]
-    assert memory.buffer.kv.dtype == memory.Q[0].dtype == torch.bfloat16
+        slow, quick, memory = read(model, x), read(reader, x), reader(x[0])[1]
+    assert memory.buffer.kv.dtype == memory.Q[0].dtype == kept
     for a, b in zip(slow, quick):
-        assert_close(b.float(), a.detach().float(), "under autocast", 1e-5)
+        assert_close(b.double(), a.detach().double(), "under autocast", tolerance)
 
 
 def test_the_dtype_may_change_between_calls():
@@ -417,14 +378,6 @@ def test_nothing_lives_longer_than_its_last_user():
         gc.enable()
 
 
-def test_float64_stays_float64_under_autocast():
-    """Autocast leaves such a model alone, and so must the buffers."""
-    model, x = model_of(), torch.randint(11, (2, 2, 6))
-    with torch.autocast("cpu", torch.bfloat16):
-        slow, quick = read(model, x), read(fast.Reader(model), x)
-    assert_close(quick[1], slow[1], "float64 under autocast", 1e-10)
-
-
 X = torch.zeros(2, 3, dtype=torch.int64)
 
 
@@ -448,10 +401,3 @@ def test_what_does_not_fit_is_refused(call, words):
 def test_the_examples_in_the_docstrings_are_true():
     """The worked example runs."""
     run_examples(fast)
-
-
-def test_it_needs_no_lesson():
-    """The arrows point down: support/ is handed a model and imports none."""
-    found = [z for z in vars(fast).values() if getattr(z, "__name__", "")[:2] in ("01", "02",
-             "03", "04", "05") or getattr(z, "__module__", "").startswith(("0", "train"))]
-    assert not found

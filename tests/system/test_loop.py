@@ -1,0 +1,124 @@
+"""Spoilers: train.py's loop and evaluation once more, from the formulas; both agree to the bit.
+
+    pytest tests/system/test_loop.py
+
+A run that is compared with itself resumed says nothing of what goes into a step, nor of the unit of
+what is printed.  This loop calls the model, the lanes and segments of lesson 1 and torch's Adam,
+and nothing of train.py.
+"""
+import copy
+import math
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+import torch.nn as nn
+
+from helpers import randomized
+from support import checkpoint, corpora, fast, log
+
+train, lesson_5 = import_module("train"), import_module("05_full_model")
+lesson_1, TransformerXL = import_module("01_vanilla_segments"), lesson_5.TransformerXL
+
+LOOP = train.Run(steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
+                 eval_clamp_len=4, lr=0.02, warmup=3, eval_every=3, eval_tokens=20, log_every=2,
+                 clip=1.0, seed=3)
+TINY = replace(lesson_5.CONFIGS["tiny"], vocab_size=7, dropout=0.2, mem_len=12)
+
+
+def corpus_of(unit):
+    """Training on a pattern, validation and test on noise: the best model is not the last one."""
+    valid, test = torch.randint(7, (2, 41), generator=torch.Generator().manual_seed(1))
+    vocab = list(b"abcdefg") if unit == "bpc" else ["<eos>", *"abcdef"]
+    return corpora.Corpus(torch.arange(4 * 36 + 1) % 5, valid, test, vocab, "made up")
+
+
+def mean_loss(model, tokens, run):
+    """One lane in segments, with the lengths of evaluation, in nats."""
+    model = copy.deepcopy(model).eval()
+    model.config = replace(model.config, mem_len=run.eval_mem_len, same_length=True,
+                           clamp_len=run.eval_clamp_len)
+    memory, total = None, 0.0
+    read = model if run.plain else fast.Reader(model)
+    for start in range(0, len(tokens) - 1, run.eval_segment):
+        part = tokens[None, start : start + run.eval_segment + 1]
+        losses, memory = read(part[:, :-1], memory, part[:, 1:])
+        total += losses.sum().item()
+    return total / (len(tokens) - 1)
+
+
+@pytest.mark.parametrize("T", [1, 5, 8, 50])
+def test_evaluation_is_the_same_however_the_text_is_cut(T):
+    """The mean over all n - 1 predictions, as one token after the other gives it."""
+    model, tokens = randomized(TransformerXL(TINY)).train(), torch.randint(7, (24,))
+    found = train.evaluate(model, tokens.to(torch.uint8), replace(LOOP, eval_segment=T))
+    one_by_one = mean_loss(model, tokens, replace(LOOP, eval_segment=1, plain=True))
+    assert found == pytest.approx(one_by_one, abs=1e-9)
+
+
+def witness(corpus, run, shown):
+    """The whole run -> rate, loss and norm of each step; lines of metrics.tsv, without seconds;
+    what is printed; the last and the best model, and the memory.
+    """
+    torch.manual_seed(run.seed)
+    model = TransformerXL(TINY) if run.plain else fast.prepare(TransformerXL(TINY))
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    batches = list(lesson_1.segments(lesson_1.lanes(corpus.train, run.batch), run.segment))
+    steps, lines, said, tokens, lowest = [], [], [], 0, math.inf
+    for step in range(run.steps):
+        x, y = batches[step % len(batches)]
+        if step % len(batches) == 0:  # the text begins, or begins anew
+            memory = None
+        rate = run.lr * min((step + 1) / run.warmup, (1 + math.cos(math.pi * step / run.steps)) / 2)
+        optimizer.param_groups[0]["lr"] = rate
+        losses, memory = model(x, memory, y)
+        model.zero_grad()
+        losses.mean().backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), run.clip).item()
+        optimizer.step()
+        steps.append((rate, losses.mean().item(), norm))
+        tokens, place = tokens + x.numel(), f"{step + 1}\t{tokens + x.numel()}"
+        if (step + 1) % run.log_every == 0:
+            since = [loss for _, loss, _ in steps[-run.log_every :]]
+            lines.append(f"{place}\t{rate:.3g}\t{norm:.3g}\t{shown(sum(since) / len(since)):.4f}\t"
+                         f"{shown(max(since)):.4f}\t0\t")
+        if (step + 1) % run.eval_every == 0:
+            valid = mean_loss(model, corpus.valid[: run.eval_tokens + 1], run)
+            lines.append(f"{place}\t\t\t\t\t\t{shown(valid):.4f}")
+            said.append(f"step {step + 1} | validation {shown(valid):.4f} {corpus.unit}")
+            if valid < lowest:
+                lowest, best = valid, copy.deepcopy(model)
+    said.append(f"test {shown(mean_loss(best, corpus.test, run)):.4f} {corpus.unit}")
+    return steps, lines, said, model, best, memory
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "fast"])
+@pytest.mark.parametrize("unit, shown", [("bpc", lambda nats: nats / math.log(2)),
+                                         ("ppl", math.exp)], ids=["bpc", "ppl"])
+def test_the_loop_is_the_one_from_the_formulas_to_the_bit(unit, shown, plain, tmp_path, capsys,
+                                                          monkeypatch):
+    """Rates, losses, norms, weights, memory, metrics.tsv and the printed figures."""
+    run, corpus, seen, real = replace(LOOP, plain=plain), corpus_of(unit), [], train.train_step
+    steps, lines, said, model, best, memory = witness(corpus, run, shown)
+    assert max(norm for *_, norm in steps) > run.clip and best.u.ne(model.u).any()
+
+    def step(learner, optimizer, *rest):
+        seen.append((optimizer.param_groups[0]["lr"], *(found := real(learner, optimizer, *rest))))
+        return found
+
+    monkeypatch.setattr(train, "train_step", step)
+    monkeypatch.setattr(train, "read_corpus", lambda *given: corpus)
+    monkeypatch.setattr(train, "settings", lambda *given: ("tiny", TINY, run))
+    monkeypatch.setattr(log, "draw", lambda *given: None)
+    assert train.main(["--out", str(tmp_path), "--device", "cpu", "--n-tokens", "5"]) == 0
+    assert [found[:3] for found in seen] == steps
+    rows = [row for row in log.read_metrics(tmp_path / "metrics.tsv") if row.pop("seconds")]
+    assert ["\t".join(row.values()) for row in rows] == lines
+    printed = capsys.readouterr().out.splitlines()
+    figures = [line for line in printed if "validation" in line] + [printed[-1].partition(" (")[0]]
+    assert figures == said
+    content, kept = (checkpoint.load(tmp_path / f"{name}.pt") for name in ("checkpoint", "best"))
+    assert all(z.equal(content["model"][name]) for name, z in model.state_dict().items())
+    assert all(z.equal(kept["model"][name]) for name, z in best.state_dict().items())
+    assert all(a.equal(b) for a, b in zip(content["state"]["memory"], memory, strict=True))

@@ -1,0 +1,262 @@
+"""What is decided and said around a run: flags, presets, estimates, number types, log lines.
+
+    pytest tests/system/test_presets.py
+"""
+import dataclasses
+import math
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn as nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from support import command_line, corpora, estimate, folder, hardware, log
+from support.checkpoint import State
+
+train, lesson_5 = import_module("train"), import_module("05_full_model")
+CONFIGS, Config = lesson_5.CONFIGS, lesson_5.Config
+RUN = train.Run(steps=40, dtype="auto", log_every=20)
+
+
+# ---- flags and presets --------------------------------------------------------------------------
+
+def test_every_field_is_a_flag_with_its_comment_as_help(capsys):
+    """Of Run, of Config but for what the corpus decides, and of Command; --help shows each."""
+    with pytest.raises(SystemExit):
+        train.main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for kind in (train.Run, Config, command_line.Command):
+        texts = command_line.comments(kind)
+        for field in dataclasses.fields(kind):
+            if field.name not in command_line.NO_FLAGS:
+                assert f"--{field.name.replace('_', '-')} " in said
+                assert " ".join(texts[field.name].split()) in said.replace("- ", "-"), field.name
+
+
+@pytest.mark.parametrize("given, device, name, cutoffs, div_val", [
+    ({"dataset": "enwik8"}, "cpu", "laptop", (), 1),
+    ({"dataset": "enwik8"}, "cuda", "enwik8-12L", (), 1),
+    ({"model": "enwik8-12L"}, "cpu", "enwik8-12L", (), 1),
+    ({"dataset": "ptb"}, "cpu", "laptop-words", (), 1),
+    ({"dataset": "wt103"}, "cpu", "laptop-words", (20_000, 40_000, 200_000), 4),
+    ({"dataset": "wt103", "cutoffs": (5, 9), "div_val": 2}, "cpu", "laptop-words", (5, 9), 2),
+    ({"dataset": "wt103"}, "cuda", "wt103-standard", (20_000, 40_000, 200_000), 1)], ids=str)
+def test_what_a_benchmarks_name_trains(given, device, name, cutoffs, div_val):
+    """Without a GPU a small model, with the bands of the benchmark: 267,735 words are not one
+    softmax.  --model forces the paper's size, other cutoffs can be given.
+    """
+    found, config, _ = train.settings(given, device)
+    assert (found, config.cutoffs, config.div_val) == (name, cutoffs, div_val)
+
+
+@pytest.mark.parametrize("name, lengths", [  # batch, T, M, steps, warm-up, rate, evaluation
+    ("enwik8-12L", (22, 512, 512, 400_000, 0, 2.5e-4, 80, 2100, 820)),
+    ("enwik8-24L", (64, 768, 768, 400_000, 4000, 2.5e-4, 128, 3800, 1000)),
+    ("text8-12L", (22, 512, 512, 400_000, 0, 2.5e-4, 80, 2100, 820)),
+    ("wt103-standard", (60, 150, 150, 200_000, 0, 2.5e-4, 64, 640, 400)),
+    ("wt103-large", (128, 384, 384, 4_000_000, 16_000, 2.5e-4, 128, 1600, 1000)),
+    ("lm1b-base", (224, 32, 32, 500_000, 20_000, 2.5e-4, 32, 128, 0)),
+    ("lm1b-large", (512, 32, 32, 1_200_000, 30_000, 1e-4, 32, 128, 0))])
+def test_schedules_are_the_official_ones(name, lengths):
+    """Of every published configuration, as one row of numbers."""
+    _, config, run = train.settings({"model": name}, "cpu")
+    assert lengths == (run.batch, run.segment, config.mem_len, run.steps, run.warmup, run.lr,
+                       run.eval_segment, run.eval_mem_len, run.eval_clamp_len)
+    assert run.dataset == name.split("-")[0]
+
+
+def test_every_model_has_a_schedule_and_every_benchmark_a_model():
+    """The tables fit each other."""
+    assert CONFIGS.keys() == train.RUNS_OF.keys()
+    assert set(train.MODELS_OF) == {"stdlib", *corpora.SOURCES}
+    for data, (large, small) in train.MODELS_OF.items():
+        assert {large, small} <= CONFIGS.keys()
+        assert data == "wikitext-2" or train.RUNS_OF[large].dataset == data
+
+
+# ---- what a run will take -----------------------------------------------------------------------
+
+@pytest.mark.parametrize("bands", [{}, {"cutoffs": (11, 20, 30), "div_val": 2}], ids=str)
+def test_operations_are_those_that_torch_counts(bands):
+    """Every matrix product of the forward pass, two operations for a multiplication and addition.
+
+    Here all tokens are in the head, so the share that the formula gives to the tails is missing.
+    """
+    B, T, config = 5, 9, Config(53, n_layer=2, d_model=24, n_head=3, d_head=10, d_inner=44,
+                                mem_len=7, **bands)
+    x, memory = torch.randint(11, (B, T)), [torch.randn(B, 7, 24) for _ in range(2)]
+    model = train.TransformerXL(config)
+    with FlopCounterMode(display=False) as counter:
+        model(x, memory, x)
+    tails = sum(width * (end - first + 2 * 24) * math.log(end / first) / math.log(53)
+                for width, first, end in ((12, 11, 20), (6, 20, 30), (3, 30, 53)) if bands)
+    R = 2 * 2 * (7 + T) * 24 * 30  # the formula leaves out the projection of R
+    formula = estimate.flops_per_step(config, B, T) / 3 - 2 * B * T * tails + R
+    assert counter.get_total_flops() == pytest.approx(formula, abs=6)
+
+
+@pytest.mark.parametrize("model, dtype, change", [
+    ("enwik8-12L", "bf16", {"n_head": 2, "d_inner": 512, "mem_len": 128}),
+    ("enwik8-24L", "float32", {"d_head": 16, "d_inner": 384, "mem_len": 96}),
+    ("wt103-large", "float32", {"n_head": 2, "d_inner": 512, "mem_len": 96,
+                                "vocab_size": 900, "cutoffs": (100, 200, 500)})])
+def test_the_estimated_memory_is_that_of_the_saved_tensors(model, dtype, change):
+    """An estimate: within a factor of 1.6 of what autograd keeps for the backward pass."""
+    config, B, kept = replace(CONFIGS[model], n_layer=4, d_model=128, **change), 2, {}
+    T, net = config.mem_len, train.TransformerXL(config).train()
+    weights = {p.untyped_storage().data_ptr() for p in net.parameters()}
+
+    def keep(z):
+        kept[z.untyped_storage().data_ptr()] = z  # held, so that its address is not used again
+        return z
+
+    x = torch.randint(100, (B, T))
+    memory = [torch.randn(B, T, config.d_model) for _ in range(config.n_layer)]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda z: z):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bf16"):
+            net(x, memory, x)
+    size = sum(z.untyped_storage().nbytes() for key, z in kept.items() if key not in weights)
+    needs = estimate.bytes_of_run(config, lesson_5.count_parameters(config), B, T, dtype)
+    assert 1 / 1.6 < needs["activations"] / size < 1.6
+    assert needs["memory of the layers, old and new"] == 2 * sum(z.nbytes for z in memory)
+
+
+def test_a_dry_run_says_what_a_run_will_take_and_does_nothing(tmp_path, monkeypatch, capsys):
+    """Parameters, memory, steps, operations, hours; no data are read and no folder is made."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(folder, "load_corpus", None)
+    for flags, words in (
+            (["--model", "wt103-standard", "--tokens-per-second", "50000", "--out", "run"],
+             ["151,107,538", "9,000 (60 lanes of 150)", "200,000 (1,800,000,000 tokens)",
+              "10.0 at 50,000 tokens/s", "GB"]),
+            (["--model", "laptop"], ["as many as 4.2 minutes give"]),
+            (["--model", "enwik8-12L"], ["vocabulary 205\n"]),
+            (["--model", "enwik8-12L", "--drop-newlines"], ["41,055,436"])):
+        assert train.main(["--dry-run", "--device", "cpu", *flags]) == 0
+        said = capsys.readouterr().out
+        assert all(word in said for word in words)
+    for flags, words in ((["--dataset", "enwik9"], "unknown dataset 'enwik9'"),
+                         (["--tokens-per-second", "-5"], "above 0"),
+                         (["--model", "wt103-large", "--dataset", "enwik8"], "size 205")):
+        assert train.main(["--dry-run", "--device", "cpu", *flags]) == 1
+        assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_lanes_have_a_memory_however_many_are_read_at_a_time():
+    """A micro-batch of half the lanes halves the activations, and nothing else."""
+    whole, half = (estimate.bytes_of_run(CONFIGS["enwik8-12L"], 41_055_949, 22, 512, "bf16", size)
+                   for size in (0, 11))
+    assert whole.pop("activations") == pytest.approx(2 * half.pop("activations"), abs=1)
+    assert whole == half
+
+
+# ---- hardware -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("faster", ["float32", "bf16"])
+def test_the_faster_number_type_is_chosen(faster, monkeypatch):
+    """By a clock that the trial steps move; what was asked for needs no trial."""
+    clock = [0.0]
+
+    def step(model, optimizer, x, y, memory, run):
+        clock[0] += 1 if run.dtype == faster else 2
+        return 0.0, 0.0, memory
+
+    monkeypatch.setattr(hardware.time, "perf_counter", lambda: clock[0])
+    x = torch.zeros(2, 3)
+    assert hardware.choose_dtype(step, nn.Linear(2, 2), RUN, x, x) == faster
+    assert hardware.choose_dtype(None, None, replace(RUN, dtype="bf16"), x, x) == "bf16"
+
+
+def test_without_a_compiler_training_goes_on_with_one_line(monkeypatch, capsys):
+    """The model as it is, and what the trial drew is not missing later."""
+    def fails(model, **options):
+        def call(*arguments):
+            torch.rand(1)
+            raise RuntimeError("no C++ compiler\nsecond line")
+        return call
+
+    model, x, before = nn.Linear(3, 3), torch.ones(2, 3), torch.get_rng_state()
+    monkeypatch.setattr(torch, "compile", fails)
+    assert hardware.compiled(model, nullcontext(), x, x) is model
+    assert torch.get_rng_state().equal(before)
+    assert capsys.readouterr().out.splitlines() == [
+        "compiling the training step, up to two minutes",
+        "not compiled: RuntimeError: no C++ compiler"]
+
+
+def test_logits_that_are_not_finite_cannot_be_sampled():
+    """One sentence; another error goes through."""
+    with pytest.raises(ValueError, match="logits are not finite"), hardware.finite_logits():
+        torch.multinomial(torch.tensor([math.nan, 1.0]), 1)
+    with pytest.raises(RuntimeError, match="another"), hardware.finite_logits():
+        raise RuntimeError("another")
+
+
+# ---- what a run says ----------------------------------------------------------------------------
+
+def job_of(**state):
+    """As much of a run as metrics.tsv needs."""
+    model = nn.Linear(2, 3)
+    model.u = model.weight
+    return SimpleNamespace(name="toy", model=model, state=State(**state), corpus=SimpleNamespace(
+        unit="bpc", name="made up $1"))
+
+
+def test_metrics_are_means_since_the_last_line(tmp_path, capsys):
+    """In bits per character, over the steps that were finite, the largest loss beside them; a loss
+    twice the mean before it is said at once.
+    """
+    job, path, x = job_of(), tmp_path / "metrics.tsv", torch.zeros(2, 3)
+    metrics = log.Metrics(path, job)
+    for step in range(40):
+        loss = {1: 2.5, 12: 2.5, 14: math.nan}.get(step, 1.0)
+        job.state.count(x, loss, 0.5, 1.0)
+        metrics.training(job.state, RUN, 0.01, loss, 0.5, step / 40)
+    metrics.validation(job.state, 2.0)
+    metrics.close()
+    bits = [f"{nats / math.log(2):.4f}" for nats in (22 / 19, 2.5, 1.0, 2.0)]
+    assert [list(row.values()) for row in log.read_metrics(path)] == [
+        ["20", "120", "20.0", "0.01", "0.5", *bits[:2], "1", ""],
+        ["40", "240", "40.0", "0.01", "0.5", bits[2], bits[2], "1", ""],
+        ["40", "240", "40.0", "", "", "", "", "", bits[3]]]
+    said = capsys.readouterr().out
+    assert "toy: 9 parameters on made up $1" in said and f"validation {bits[3]} bpc" in said
+    assert said.count("a spike") == 1 and "step 13 | loss 3.607 bpc: a spike" in said
+
+
+def test_metrics_go_on_after_the_lines_that_the_checkpoint_knows(tmp_path, capsys):
+    """Later lines are cut, the head stays, and it is said from where the run goes on."""
+    path, job = tmp_path / "metrics.tsv", job_of()
+    metrics = log.Metrics(path, job)
+    for step in (1, 2, 3):
+        job.state.step = step
+        metrics.validation(job.state, 1.0)
+    assert job.state.lines == 3
+    metrics.close()
+    whole = path.read_text().splitlines()
+    log.Metrics(path, job_of(lines=2, step=2, seconds=4000.0)).close()
+    assert path.read_text().splitlines() == whole[:-1]
+    assert "going on from step 2, 1h06m of training" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("unit", ["bpc", "ppl"])
+def test_a_curve_is_drawn(tmp_path, unit):
+    """Beside metrics.tsv, from it."""
+    job = job_of()
+    job.corpus.unit = unit
+    metrics = log.Metrics(tmp_path / "metrics.tsv", job)
+    metrics.validation(job.state, 2.0)
+    metrics.close()
+    log.draw(tmp_path / "metrics.tsv", job.corpus)
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+def test_a_loss_too_large_for_exp_is_an_infinite_perplexity():
+    """A model that diverges must not end in an OverflowError."""
+    assert log.in_unit(800.0, "ppl") == math.inf
+    assert log.in_unit(2.0, "ppl") == pytest.approx(math.exp(2))
