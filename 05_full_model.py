@@ -112,9 +112,8 @@ def hidden_keys(T, m, M, same_length, device=None):
 
 
 def distance_encoding(K, D, clamp_len=0, device=None):
-    """R (K, D): sinusoids of the distances K - 1, ..., 1, 0, descending as in lesson 4.
-
-    With clamp_len > 0 larger distances count as clamp_len.
+    """R (K, D): sinusoids of the distances K - 1, ..., 1, 0, descending as in lesson 4;
+    with clamp_len > 0 larger ones count as clamp_len.
     """
     distance = torch.arange(K - 1, -1, -1, device=device)
     return sinusoid(distance.clamp(max=clamp_len) if clamp_len > 0 else distance, D)
@@ -210,13 +209,20 @@ class TransformerXL(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        pairs = config.n_layer if config.untie_r else 1
-        shape = pairs, config.n_head, config.d_head
+        shape = (config.n_layer if config.untie_r else 1, config.n_head, config.d_head)
         self.u, self.v = (nn.Parameter(torch.randn(shape) * 0.02) for _ in range(2))
         self.embedding = (AdaptiveSoftmax if config.cutoffs else TiedEmbedding)(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
         self.dropout_embedding, self.dropout_R, self.dropout_final = (
             nn.Dropout(config.dropout) for _ in range(3))
+
+    def distances(self, K, device):
+        """R (K, D) with the config's clamp_len."""
+        return distance_encoding(K, self.config.d_model, self.config.clamp_len, device)
+
+    def hidden(self, T, m, device):
+        """The mask (T, m + T) with the config's M and same_length."""
+        return hidden_keys(T, m, self.config.mem_len, self.config.same_length, device)
 
     def forward(self, x, memory=None, y=None, last_only=False):
         """Read x (B, T) int64 after the memory of the call before; None: no past yet.
@@ -232,9 +238,8 @@ class TransformerXL(nn.Module):
             memory = [h[:, :0]] * c.n_layer  # nothing at all, not zeros
         m = min(memory[0].shape[1], c.mem_len)  # mem_len may be lower than it was
         memory = [past[:, past.shape[1] - m :] for past in memory]  # (B, m, D) each
-        R = distance_encoding(m + T, D, c.clamp_len, x.device).to(h)  # (K, D)
-        R = self.dropout_R(R)  # drawn once for all layers
-        hidden = hidden_keys(T, m, c.mem_len, c.same_length, x.device)  # (T, K)
+        R = self.dropout_R(self.distances(m + T, x.device).to(h))  # once for all layers
+        hidden = self.hidden(T, m, x.device)  # (T, K)
         u, v = (z.expand(c.n_layer, -1, -1) for z in (self.u, self.v))  # (N, H, C)
         new_memory = []
         for n, layer in enumerate(self.layers):

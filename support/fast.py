@@ -197,7 +197,7 @@ class Memory:
             self.Q, self.count = past.Q, past.count
         else:  # enough until the buffer or mem_len grows
             self.count = min(self.buffer.room, config.mem_len + T) + 1
-            R = distance_encoding(self.count, config, h)
+            R = model.distances(self.count, h.device).to(h)
             self.Q = [z.attention.heads(z.attention.W_kR(R)) for z in model.layers]
             # (H, count, C) each, for the distances count - 1, ..., 1, 0
 
@@ -210,23 +210,6 @@ class Memory:
         k[:, :, self.m :] = attention.heads(attention.W_kE(h))
         value[:, :, self.m :] = attention.heads(attention.W_v(h))
         return k, value, self.Q[n][:, -self.K - 1 :]
-
-
-def hidden_keys(T, m, config, device):
-    """Which keys a query must not see, (T, m + T) bool, as in lesson 5."""
-    seen = torch.ones(T, m + T, dtype=torch.bool, device=device).tril(m)
-    return ~(seen.triu(m - config.mem_len) if config.same_length else seen)
-
-
-def distance_encoding(n, config, like):
-    """R (n, D), sinusoids of the distances n - 1, ..., 0, clamped as in lesson 5."""
-    D, exact = config.d_model, {"dtype": torch.float64, "device": like.device}
-    distance = torch.arange(n - 1, -1, -1, **exact)
-    if config.clamp_len > 0:
-        distance = distance.clamp(max=config.clamp_len)
-    frequency = 10000.0 ** (-torch.arange(0, D, 2, **exact) / D)
-    angle = distance[:, None] * frequency  # (n, D/2)
-    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(like)
 
 
 class Reader:
@@ -277,7 +260,7 @@ class Reader:
         model, config, T = self.model, self.model.config, x.shape[1]
         h = model.embedding(x) * math.sqrt(config.d_model)  # (B, T, D)
         memory = Memory(model, memory, h)
-        hidden = hidden_keys(T, memory.m, config, x.device)  # (T, K)
+        hidden = model.hidden(T, memory.m, x.device)  # (T, K)
         u, v = (z.expand(config.n_layer, -1, -1) for z in (model.u, model.v))
         for n, layer in enumerate(model.layers):
             a = layer.attention

@@ -19,16 +19,17 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-from course import exercises
-from course.exercises import BY_NAME, EXERCISES, ROOT
+from course import rules, submission
+from course.exercises import BY_NAME, EXERCISES, ROOT, find
 
 STORE = ROOT / ".exercises"  # ignored by git
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
-# what the student edition leaves out: the tests of the tests, their tables, the grader, and the
-# experiment that takes lesson 5's attention apart
-TEACHERS = ("test_the_tests.py", "wrong_solutions.py", "test_blank.py", "grade.py", "test_grade.py",
-            "parts.py", "test_parts.py")
-LEFT_OUT = ("data", "runs", "__pycache__")  # and what begins with a dot, .gitignore excepted
+# what the student edition leaves out: what is no part of the course, or shows whole solutions
+LEFT_OUT = ("data", "runs", "figures", "experiments", "README.md", "tests/README.md",
+            "tests/grade.py", "tests/experiments", "tests/system", "tests/course/right",
+            "tests/course/test_course.py", "tests/course/test_blank.py",
+            "tests/course/test_grade.py", "tests/course/plain_reader.py", "support/README.md",
+            "support/fast.py")  # and what begins with a dot, .gitignore excepted
 
 
 # ---- a lesson file, taken apart -----------------------------------------------------------------
@@ -42,12 +43,12 @@ class Lesson:
             text = self.path.read_bytes().decode()
             self.newline = "\r\n" if "\r\n" in text else "\n"
             text = text.replace("\r\n", "\n")
-            node, first = exercises.find(text, exercise.function)
+            node, first = find(text, exercise.function)
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.path.name} is not UTF-8 text (byte {error.start}); save it as "
                              "UTF-8, then run this again") from None
         except SyntaxError as error:
-            raise ValueError(f"{exercises.sentence(error, self.path)}; mend that line first, "
+            raise ValueError(f"{submission.sentence(error, self.path)}; mend that line first, "
                              "nothing was changed") from None
         except KeyError:
             raise ValueError(f"there is no {exercise.function} in {self.path.name}; give it its "
@@ -111,7 +112,7 @@ def named(name):
 
 def is_student_edition():
     """Written by --all: no solution was ever in it."""
-    return not (ROOT / "tests" / "course" / TEACHERS[0]).exists()
+    return not (ROOT / "tests" / "grade.py").exists()
 
 
 def keep_attempt(lesson):
@@ -158,15 +159,21 @@ def undo(name):
 def show_list():
     """All exercises in course order, and their state."""
     print("testing all exercises ...", end="", file=sys.stderr, flush=True)
-    exercises.import_lessons()
-    rows = [(e.name, f"{e.file}.py", str(e.lines), exercises.state(e.name)[0], e.idea)
+    submission.import_lessons()
+    rows = [(e.name, f"{e.file}.py", str(e.lines), rules.state(e.name)[0], e.idea)
             for e in EXERCISES]
     print("\r" + " " * 40, end="\r", file=sys.stderr, flush=True)
     rows = [("exercise", "file", "lines", "state", "idea"), *rows]
     widths = [max(len(row[n]) for row in rows) for n in range(4)]
     for row in rows:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[4]]))
-    print(exercises.progress_line())
+    print(rules.progress_line())
+
+
+def students_page(text):
+    """The part of tests/README.md for students, as the front page of their edition."""
+    page = text.split("## For students\n")[1].split("## For teachers\n")[0]
+    return f"# Transformer-XL, from scratch: the exercises\n{page.rstrip()}\n"
 
 
 def write_edition(folder):
@@ -181,11 +188,14 @@ def write_edition(folder):
     part = Path(tempfile.mkdtemp(prefix=folder.name + ".", dir=folder.parent))
 
     def ignore(parent, names):
-        return [n for n in names if n in LEFT_OUT or n in TEACHERS or n.endswith(".part")
-                or n.startswith(".") and n != ".gitignore"]
+        inside = Path(parent).relative_to(ROOT)
+        return [n for n in names if str(inside / n) in LEFT_OUT or n == "__pycache__"
+                or n.endswith(".part") or n.startswith(".") and n != ".gitignore"]
 
     try:
         shutil.copytree(ROOT, part, ignore=ignore, dirs_exist_ok=True)
+        shutil.copy(ROOT / "tests" / "course" / "plain_reader.py", part / "support" / "fast.py")
+        put(part / "README.md", students_page((ROOT / "tests" / "README.md").read_text()))
         for exercise in EXERCISES:
             lesson = Lesson(exercise, part)
             lesson.path.chmod(lesson.path.stat().st_mode | stat.S_IWUSR)

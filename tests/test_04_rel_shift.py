@@ -1,9 +1,12 @@
 """Lesson 4: every row moves left by its own amount, and the score is that of lesson 3.
 
+    pytest -k rel_shift_by_index      the rules of one exercise, in the order of this file
+    pytest -k rel_shift
     pytest tests/test_04_rel_shift.py
 
-The oracle is the entry rule of appendix B, B[i, j] = x[i, j + T - 1 - i] for j <= M + i, cell by
-cell.  Cells with j > M + i are never compared, because the causal mask hides them.
+A test that takes an exercise by its name, or `shift`, is one of its rules; what follows below is
+about the whole lesson.  Cells of the future are never compared, because the causal mask hides them:
+`...` stands for them.
 """
 import math
 import re
@@ -12,8 +15,9 @@ from importlib import import_module
 import pytest
 import torch
 
-from course.checks import unit_circle
-from helpers import assert_close, gradients, run_examples, terms_by_distance, visible
+from course import oracles
+from course.rules import same
+from helpers import assert_close, gradients, run_examples, visible
 
 lesson_3, lesson = import_module("03_relative_attention"), import_module("04_rel_shift")
 
@@ -21,18 +25,116 @@ lesson_3, lesson = import_module("03_relative_attention"), import_module("04_rel
 SHAPES = [(1, 0), (1, 4), (4, 0), (5, 0), (2, 1), (3, 2), (2, 5), (5, 3), (3, 3), (2, 6), (4, 7)]
 
 
-# ---- helpers ------------------------------------------------------------------------------------
+# ---- exercises rel_shift_by_index and rel_shift: what both must do ------------------------------
+# Each number is 10 * query + distance; before the shift distances descend along every row.
 
-def by_the_rule(x):
-    """The visible cells, in reading order, of x (..., T, K) shifted: (..., cells)."""
-    T, K = x.shape[-2:]
-    return torch.stack([x[..., i, j + T - 1 - i]
-                        for i in range(T) for j in range(K - T + i + 1)], dim=-1)
+both = pytest.mark.parametrize("shift", ["rel_shift_by_index", "rel_shift"], indirect=True)
 
 
-def distances(T, M):
-    """The worked example of the lesson: 100 * query + distance, distances descending, unshifted."""
-    return torch.tensor([[100 * i + M + T - 1 - j for j in range(M + T)] for i in range(T)])
+@both
+def test_row_i_moves_left_by_T_minus_1_minus_i(shift):
+    """Row i moves left by T - 1 - i, so that cell (i, j) holds query i's own distance M + i - j."""
+    x = torch.tensor([[4, 3, 2, 1, 0],
+                      [14, 13, 12, 11, 10],
+                      [24, 23, 22, 21, 20]])
+    assert same(shift(x), [[2, 1, 0, ..., ...],
+                           [13, 12, 11, 10, ...],
+                           [24, 23, 22, 21, 20]])
+
+
+@both
+def test_without_memory(shift):
+    """Without a memory, query 0 sees itself alone: its distance 0 moves to column 0."""
+    x = torch.tensor([[2, 1, 0],
+                      [12, 11, 10],
+                      [22, 21, 20]])
+    assert same(shift(x), [[0, ..., ...],
+                           [11, 10, ...],
+                           [22, 21, 20]])
+
+
+@both
+def test_memory_longer_than_the_segment(shift):
+    """Rows move by what T says, however long the memory is."""
+    x = torch.tensor([[5, 4, 3, 2, 1, 0],
+                      [15, 14, 13, 12, 11, 10]])
+    assert same(shift(x), [[4, 3, 2, 1, 0, ...],
+                           [15, 14, 13, 12, 11, 10]])
+
+
+@both
+def test_a_single_query(shift):
+    """The last query's row stays where it is, also if it is the only one."""
+    assert same(shift(torch.tensor([[3, 2, 1, 0]])), [[3, 2, 1, 0]])
+
+
+@both
+@pytest.mark.parametrize("T, M", SHAPES)
+def test_other_lengths(shift, T, M):
+    """The same for any T and M: the result is (T, K), each row moved by its own amount."""
+    x = oracles.labelled(T, M)
+    assert same(shift(x.clone()), oracles.shift(x), visible(T, M))
+
+
+@both
+def test_numbers_keep_their_type(shift):
+    """The numbers are moved, not computed with: they keep their dtype."""
+    assert shift(torch.ones(3, 5, dtype=torch.float16)).dtype == torch.float16
+
+
+@both
+@pytest.mark.parametrize("batch", [(2,), (2, 3)])
+@pytest.mark.parametrize("T, M", [(3, 2), (2, 5), (5, 1)])
+def test_lanes_and_heads(shift, batch, T, M):
+    """Any number of leading dimensions may come first: each (T, K) matrix is shifted by itself."""
+    x = torch.randn(*batch, T, M + T, dtype=torch.float64)
+    assert same(shift(x.clone()), oracles.shift(x), visible(T, M))
+
+
+@both
+def test_x_stays_as_it_was(shift):
+    """x itself is not changed."""
+    x = torch.randn(2, 3, 5)
+    before = x.clone()
+    shift(x)
+    assert same(x, before)
+
+
+@both
+def test_rows_need_not_stand_one_after_the_other(shift):
+    """An x that was transposed or expanded is shifted like any other: the numbers count, not where
+    they stand in memory."""
+    x = torch.randn(2, 5, 3, dtype=torch.float64).transpose(1, 2)
+    assert same(shift(x), oracles.shift(x), visible(3, 2))
+
+
+@both
+def test_gradient_goes_back(shift):
+    """The gradient of each visible cell goes back to the cell that its number came from."""
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.tensor([[1, 2, 3, 0, 0], [4, 5, 6, 7, 0], [8, 9, 10, 11, 12]])
+    assert same(gradients((shift(x) * weight).sum(), [x])[0], [[0, 0, 1, 2, 3],
+                                                               [0, 4, 5, 6, 7],
+                                                               [8, 9, 10, 11, 12]])
+
+
+# ---- exercise rel_shift_by_index: what stands in the future -------------------------------------
+
+@pytest.mark.parametrize("T, M", [(3, 2), (4, 0)])
+def test_future_cells_repeat_distance_0(rel_shift_by_index, T, M):
+    """Where the column would lie beyond the end (the future) stands the last one, distance 0."""
+    x = oracles.labelled(T, M)
+    assert same(rel_shift_by_index(x), oracles.shift(x).where(visible(T, M), x[:, -1:]))
+
+
+# ---- beyond the exercises: the score -------------------------------------------------------------
+
+def test_the_loops_follow_the_entry_rule():
+    """rel_shift_loops, the lesson's first form, is the rule of appendix B; future cells are 0."""
+    x = torch.randn(2, 3, 5)
+    found, future = lesson.rel_shift_loops(x), ~visible(3, 2)
+    assert found[..., ~future].equal(oracles.shift(x)[..., ~future])
+    assert (found[..., future] == 0).all()
 
 
 def leaves_for(T, M, B=2, H=3, C=4, D=6):
@@ -59,70 +161,6 @@ def kept_for_backward(function):
     return sum(sizes.values()) / 2**20
 
 
-# ---- the shift ----------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("T, M", SHAPES)
-@pytest.mark.parametrize("name", ["rel_shift_loops", "rel_shift_by_index", "rel_shift"])
-def test_shift_puts_each_distance_where_it_belongs(name, T, M):
-    """Row i moves left by T - 1 - i, so that cell (i, j) holds query i's own distance M + i - j."""
-    x = distances(T, M)
-    shifted = getattr(lesson, name)(x)
-    assert shifted.shape == (T, M + T)
-    wanted = [100 * i + M + i - j for i, j in visible(T, M).nonzero().tolist()]
-    assert shifted[visible(T, M)].tolist() == wanted, (
-        f"{name}: for x =\n{x}\nthe result is\n{shifted}")
-
-
-@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
-@pytest.mark.parametrize("T, M", SHAPES)
-@pytest.mark.parametrize("name", ["rel_shift_loops", "rel_shift_by_index", "rel_shift"])
-def test_shift_only_moves_numbers(name, T, M, batch):
-    """To the bit, for lanes and heads alike; the argument stays as it was."""
-    x = torch.randn(*batch, T, M + T)
-    copy = x.clone()
-    found = getattr(lesson, name)(x)
-    assert found.shape == x.shape
-    assert found[..., visible(T, M)].equal(by_the_rule(x))
-    assert x.equal(copy)
-
-
-@pytest.mark.parametrize("T, M", SHAPES)
-@pytest.mark.parametrize("name", ["rel_shift_loops", "rel_shift_by_index", "rel_shift"])
-def test_gradient_moves_back_to_where_each_number_came_from(name, T, M):
-    """x[i, c] gets the gradient of cell j = c - (T - 1 - i), and 0 if the shift drops it."""
-    K = M + T
-    x = torch.randn(T, K, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(T, K, dtype=torch.float64) * visible(T, M)
-    found, = torch.autograd.grad((getattr(lesson, name)(x) * weight).sum(), x)
-    wanted = torch.zeros(T, K, dtype=torch.float64)
-    for i in range(T):
-        for c in range(T - 1 - i, K):
-            wanted[i, c] = weight[i, c - (T - 1 - i)]
-    assert found.equal(wanted)
-
-
-@pytest.mark.parametrize("name", ["rel_shift_loops", "rel_shift_by_index", "rel_shift"])
-def test_shift_takes_views_of_any_layout(name):
-    """Expanded and transposed tensors have no rows one behind the other in storage."""
-    T, M = 3, 2
-    shared = torch.randn(2, 1, M + T).expand(2, T, M + T)
-    turned = torch.randn(2, M + T, T).transpose(1, 2)
-    for x in (shared, turned):
-        assert getattr(lesson, name)(x)[..., visible(T, M)].equal(by_the_rule(x))
-
-
-@pytest.mark.parametrize("T, M", SHAPES)
-def test_slow_shifts_say_what_stands_in_future_cells(T, M):
-    """0 in the loops, distance 0 once more in the gather; in the fast one, whatever is left."""
-    x = torch.randn(2, T, M + T) + 10
-    future = ~visible(T, M)
-    assert (lesson.rel_shift_loops(x)[:, future] == 0).all()
-    rows = [i for i, _ in future.nonzero().tolist()]
-    assert lesson.rel_shift_by_index(x)[:, future].equal(x[:, rows, -1])
-
-
-# ---- the score ----------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("T, M", SHAPES)
 def test_projected_distances_descend(T, M):
     """Q_k = W_kR R_(K-1-k): all K = M + T distances, the largest first, for each head."""
@@ -142,7 +180,8 @@ def test_score_equals_the_formula_forward_and_gradient(T, M):
     leaves = leaves_for(T, M)
     found = fast_score(*leaves)
     assert found.shape == (2, 3, T, M + T)
-    found, wanted = (z[..., visible(T, M)] for z in (found, terms_by_distance(*leaves).sum(0)))
+    wanted = oracles.terms_by_distance(*leaves).sum(0)
+    found, wanted = (z[..., visible(T, M)] for z in (found, wanted))
     assert_close(found, wanted, "score against section 3.3")
     for name, a, b in zip(("q", "k", "R", "W_kR", "u", "v"),
                           gradients(found, leaves), gradients(wanted, leaves)):
@@ -194,7 +233,7 @@ def test_example_has_the_shapes_of_lesson_3():
     found = lesson.example(B, H, T, M, C, D)
     assert [tuple(z.shape) for z in found] == [
         (B, H, T, C), (B, H, M + T, C), (M + T, D), (H, C, D), (H, C), (H, C)]
-    assert_close(found[2], unit_circle(range(M + T), D), "R")
+    assert_close(found[2], oracles.unit_circle(range(M + T), D), "R")
 
 
 @pytest.mark.parametrize("T, M", SHAPES)

@@ -1,8 +1,13 @@
-"""Lesson 5: the whole model against loops from the formulas, and the two golden equalities.
+"""Lesson 5: the rules of four parts, then the whole model against loops from the formulas.
 
+    pytest -k hidden_keys            the rules of one exercise, in their order
+    pytest -k distance_encoding
+    pytest -k relative_attention
+    pytest -k layer
     pytest tests/test_05_full_model.py
 
-The oracle reads one lane token by token in NumPy, without segments, memory lists, masks or shifts.
+A test that takes an exercise by its name is one of its rules.  Lesson 4's part of the attention and
+lesson 1's sinusoid are done by oracles there, so that no other exercise must be solved.
 """
 import math
 from dataclasses import replace
@@ -13,8 +18,10 @@ import pytest
 import torch
 import torch.nn as nn
 
-from course.checks import unit_circle
-from helpers import run_examples
+from course import oracles
+from course.rules import replaced, same
+from course.stand_ins import Gives, Mix, Times, on_the_device
+from helpers import gradients, run_examples
 
 lesson = import_module("05_full_model")
 Config, TransformerXL, CONFIGS = lesson.Config, lesson.TransformerXL, lesson.CONFIGS
@@ -23,7 +30,383 @@ lesson_4 = import_module("04_rel_shift")
 SMALL = Config(vocab_size=11, n_layer=2, d_model=6, n_head=3, d_head=4, d_inner=7, mem_len=5)
 
 
-# ---- helpers ------------------------------------------------------------------------------------
+# ---- exercise hidden_keys -----------------------------------------------------------------------
+
+def test_the_future_is_hidden(hidden_keys):
+    """True means hidden.  A query sees the whole memory and the segment up to itself (query i is
+    key m + i); without same_length that is all."""
+    assert same(hidden_keys(4, 2, 3, False), [[0, 0, 0, 1, 1, 1],
+                                              [0, 0, 0, 0, 1, 1],
+                                              [0, 0, 0, 0, 0, 1],
+                                              [0, 0, 0, 0, 0, 0]])
+
+
+def test_keys_more_than_M_back_are_hidden_with_same_length(hidden_keys):
+    """With same_length a query sees itself and at most the M keys before it, here 3."""
+    assert same(hidden_keys(4, 2, 3, True), [[0, 0, 0, 1, 1, 1],
+                                             [0, 0, 0, 0, 1, 1],
+                                             [1, 0, 0, 0, 0, 1],
+                                             [1, 1, 0, 0, 0, 0]])
+
+
+def test_the_first_segment_has_no_memory(hidden_keys):
+    """With m = 0 query i is key i; the limit M holds inside the segment as well."""
+    assert same(hidden_keys(3, 0, 1, True), [[0, 1, 1],
+                                             [0, 0, 1],
+                                             [1, 0, 0]])
+
+
+def test_with_M_0_a_query_sees_itself(hidden_keys):
+    """With M = 0 and same_length each query sees itself alone."""
+    assert same(hidden_keys(3, 0, 0, True), [[0, 1, 1],
+                                             [1, 0, 1],
+                                             [1, 1, 0]])
+
+
+@pytest.mark.parametrize("same_length", [True, False])
+@pytest.mark.parametrize("T, m, M", [
+    (6, 2, 4), (3, 2, 2), (4, 3, 3), (4, 0, 3), (7, 3, 3), (1, 3, 3), (5, 4, 2), (2, 6, 6)])
+def test_masks_of_other_lengths(hidden_keys, T, m, M, same_length):
+    """The same for any T, m and M: M is the limit, m is what the memory holds by now."""
+    seen = oracles.seen_cells(T, m, M + 1 if same_length else None)
+    assert same(hidden_keys(T, m, M, same_length), ~seen)
+
+
+@pytest.mark.parametrize("same_length", [True, False])
+def test_the_mask_is_bool(hidden_keys, same_length):
+    """The mask is a torch tensor of type torch.bool: masked_fill takes no other."""
+    assert getattr(hidden_keys(2, 1, 1, same_length), "dtype", None) == torch.bool
+
+
+@pytest.mark.parametrize("same_length", [True, False])
+def test_the_mask_stands_on_the_device(hidden_keys, same_length):
+    """The mask stands on `device`, and so does all it is made of: on a GPU the scores do, too."""
+    assert on_the_device(lambda device: hidden_keys(2, 3, 3, same_length, device=device))
+
+
+# ---- exercise distance_encoding -----------------------------------------------------------------
+
+def encoded(distance_encoding, *sizes):
+    """R, made with an oracle in the place of sinusoid."""
+    with replaced(lesson, sinusoid=oracles.sinusoid):
+        return distance_encoding(*sizes)
+
+
+def test_distances_descend(distance_encoding):
+    """The rows of R are the sinusoids of the distances K - 1, ..., 1, 0, the farthest first."""
+    wanted = oracles.unit_circle([4, 3, 2, 1, 0], 6)
+    assert same(encoded(distance_encoding, 5, 6), wanted, tolerance=1e-9)
+
+
+def test_far_distances_count_as_clamp_len(distance_encoding):
+    """Every distance beyond clamp_len is encoded as clamp_len, here 2; nearer ones stay."""
+    R = encoded(distance_encoding, 7, 4, 2)
+    assert same(oracles.distances_in(R), [2, 2, 2, 2, 2, 1, 0])
+
+
+@pytest.mark.parametrize("clamp_len", [0, -1])
+def test_without_a_clamp(distance_encoding, clamp_len):
+    """A clamp_len of 0 or less means no clamp."""
+    R = encoded(distance_encoding, 5, 4, clamp_len)
+    assert same(oracles.distances_in(R), [4, 3, 2, 1, 0])
+
+
+@pytest.mark.parametrize("K, D, clamp_len", [
+    (4, 6, 9), (5, 6, 1), (9, 4, 8), (9, 4, 3), (1, 2, 0), (1, 2, 3)])
+def test_other_distances(distance_encoding, K, D, clamp_len):
+    """The same for any K, D and clamp_len, also one that no distance reaches."""
+    R = encoded(distance_encoding, K, D, clamp_len)
+    wanted = [min(d, clamp_len) if clamp_len else d for d in reversed(range(K))]
+    assert same(oracles.distances_in(R), wanted)
+
+
+@pytest.mark.parametrize("clamp_len", [0, 2])
+def test_R_stands_on_the_device(distance_encoding, clamp_len):
+    """R stands on `device`, and so do the distances: sinusoid computes where they stand."""
+    with replaced(lesson, sinusoid=lambda z, D: z[:, None].expand(-1, D) * 1.0):
+        assert on_the_device(lambda device: distance_encoding(5, 4, clamp_len, device=device))
+
+
+# ---- exercise relative_attention ----------------------------------------------------------------
+
+def attended(attend, given, hidden, dropout=None):
+    """What the exercise makes of given = [q, k, value, Q, u, v]; an oracle does lesson 4's part."""
+    _, H, _, C = given[0].shape
+    part = lesson.RelativeAttention(Config(7, n_layer=1, d_model=10, n_head=H, d_head=C, d_inner=9))
+    part.to(given[0].dtype).dropout_attention = dropout or Times(1.0)
+    hidden = torch.as_tensor(hidden).bool()
+    with replaced(lesson, relative_score=oracles.relative_score), replaced(
+            lesson_4, relative_score=oracles.relative_score, rel_shift=oracles.shift):
+        return attend(part, *given, hidden)
+
+
+def inputs(make, B, H, T, K, C):
+    """q, k, value, Q, u and v in float64."""
+    shapes = (B, H, T, C), (B, H, K, C), (B, H, K, C), (H, K, C), (H, C), (H, C)
+    return [make(shape, dtype=torch.float64) for shape in shapes]
+
+
+def test_equal_scores(relative_attention):
+    """With equal scores a query takes the mean of the values it sees.  A hidden key's score is -inf
+    (by masked_fill, for 0 * -inf is NaN), and the softmax over the keys makes that 0."""
+    q, k, value, Q, u, v = inputs(torch.zeros, B=1, H=1, T=2, K=3, C=5)
+    value[0, 0] = torch.eye(3, 5)  # so the result shows each key's weight
+    assert same(attended(relative_attention, [q, k, value, Q, u, v], [[0, 0, 1], [0, 0, 0]]),
+                [[[1 / 2, 1 / 2, 0, 0, 0], [1 / 3, 1 / 3, 1 / 3, 0, 0]]], tolerance=1e-6)
+
+
+def test_heads_stand_one_after_the_other(relative_attention):
+    """Each query's result is (H * C) numbers: the C of head 0, then the C of head 1."""
+    q, k, value, Q, u, v = inputs(torch.zeros, B=1, H=2, T=4, K=5, C=3)
+    value[0, 0, :], value[0, 1, :] = torch.tensor([[1, 2, 3], [10, 20, 30]])
+    assert same(attended(relative_attention, [q, k, value, Q, u, v], ~oracles.seen_cells(4, 1)),
+                [[[1, 2, 3, 10, 20, 30]] * 4], tolerance=1e-6)
+
+
+def test_the_score_is_divided_by_sqrt_C(relative_attention):
+    """The score is divided by sqrt(C): 2 ln 3 with C = 4 becomes ln 3, three times e^0."""
+    q, k, value, Q, u, v = inputs(torch.zeros, B=1, H=3, T=1, K=2, C=4)
+    q[..., 0], k[:, :, 1, 0], value[:] = 1, 2 * math.log(3), torch.eye(2, 4)
+    assert same(attended(relative_attention, [q, k, value, Q, u, v], [[0, 0]]),
+                [[[1 / 4, 3 / 4, 0, 0] * 3]], tolerance=1e-6)
+
+
+def test_the_last_row_of_Q_is_distance_0(relative_attention):
+    """Q descends, so each query's own key, distance 0, meets the last row of Q; relative_score
+    does that.  Here it is the only one that is not 0."""
+    q, k, value, Q, u, v = inputs(torch.zeros, B=1, H=1, T=2, K=3, C=4)
+    v[..., 0], Q[:, 2, 0], value[:] = 1, 2 * math.log(3), torch.eye(3, 4)
+    assert same(attended(relative_attention, [q, k, value, Q, u, v], [[0, 0, 1], [0, 0, 0]]),
+                [[[1 / 4, 3 / 4, 0, 0], [1 / 5, 1 / 5, 3 / 5, 0]]], tolerance=1e-6)
+
+
+@pytest.mark.parametrize("B, H, T, K, C", [
+    (2, 5, 3, 7, 6), (3, 5, 4, 6, 7), (2, 3, 5, 5, 4), (2, 3, 1, 6, 4), (4, 2, 3, 8, 7)])
+def test_attention_of_any_size(relative_attention, B, H, T, K, C):
+    """softmax(relative_score(q, k, Q, u, v) / sqrt(C)) over the keys that `hidden` leaves, times
+    the values; u goes with the content (k), v with the position (Q)."""
+    given, hidden = inputs(torch.randn, B, H, T, K, C), ~oracles.seen_cells(T, K - T, max(2, K - 2))
+    assert same(attended(relative_attention, [z.clone() for z in given], hidden),
+                oracles.attention(*given, hidden), tolerance=1e-9)
+
+
+@pytest.mark.parametrize("dtype, size", [
+    (torch.float64, 1e100), (torch.float32, 1e18), (torch.bfloat16, 1e18), (torch.float16, 100)])
+def test_a_hidden_key_gets_nothing_at_all(relative_attention, dtype, size):
+    """However low the scores of the keys that a query sees, and in every number type: a hidden key
+    gets exactly 0.  No large number will do, only -inf."""
+    q, k, value, Q, u, v = (z.to(dtype) for z in inputs(torch.zeros, B=1, H=1, T=2, K=2, C=4))
+    # query 0 sees a key with a very low score, and not the other, which has a value
+    q[:, :, 0, 0], k[..., 0], value[0, 0, 1] = size, -size, 1
+    assert same(attended(relative_attention, [q, k, value, Q, u, v], [[0, 1], [0, 0]]),
+                [[[0] * 4, [1 / 2] * 4]])
+
+
+def test_dropout_sees_the_probabilities(relative_attention):
+    """dropout_attention gets the probabilities, each once, in whatever shape: it stands after the
+    softmax and before the values."""
+    dropout, given = Times(1.0), inputs(torch.zeros, B=1, H=2, T=2, K=3, C=4)
+    attended(relative_attention, given, [[0, 0, 1], [0, 0, 0]], dropout)
+    assert same(dropout.seen(), [0] * 2 + [1 / 3] * 6 + [1 / 2] * 4, tolerance=1e-6)
+
+
+def test_what_dropout_gives_is_used(relative_attention):
+    """The values are weighted with what dropout_attention gives, here twice the probabilities."""
+    given = inputs(torch.ones, B=1, H=1, T=2, K=3, C=4)
+    assert same(attended(relative_attention, given, [[0, 0, 1], [0, 0, 0]], Times(2.0)),
+                [[[2] * 4] * 2], tolerance=1e-6)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "value", "Q", "u", "v"])
+def test_the_gradient_reaches_every_input(relative_attention, name):
+    """The gradient goes back into q, k, value, Q, u and v: nothing is detached on the way."""
+    given, hidden = inputs(torch.randn, B=2, H=3, T=4, K=6, C=5), ~oracles.seen_cells(4, 2)
+    leaf = given[["q", "k", "value", "Q", "u", "v"].index(name)].requires_grad_()
+    found = gradients(attended(relative_attention, given, hidden), [leaf])[0]
+    wanted = gradients(oracles.attention(*given, hidden), [leaf])[0]
+    assert (found - wanted).abs().max() < 1e-8
+
+
+# ---- exercise layer -----------------------------------------------------------------------------
+
+def simple_layer(attention):
+    """Width 2, FF 3, the dropouts multiply by 2, 3 (inner) and 5.  The norms change nothing, and
+    the feed-forward network gives 0."""
+    part = lesson.Layer(Config(7, n_layer=1, d_model=2, n_head=1, d_head=2, d_inner=3)).double()
+    part.dropout_output, part.dropout_inner, part.dropout_ff = Times(2.0), Times(3.0), Times(5.0)
+    part.attention, part.norm_1, part.norm_2 = attention, nn.Identity(), nn.Identity()
+    for z in part.parameters():
+        nn.init.zeros_(z)
+    return part
+
+
+def set_network(part):
+    """Let W_1 give (a, b, a + b) for (a, b), and W_2 (x + 1, y + z) for (x, y, z)."""
+    part.W_1.weight.data[:] = torch.tensor([[1, 0], [0, 1], [1, 1]])
+    part.W_2.weight.data[:], part.W_2.bias.data[0] = torch.tensor([[1, 0, 0], [0, 1, 1]]), 1
+    return part
+
+
+def layer_inputs(B=2, T=3, M=4, H=8, C=5, D=2):
+    """h, memory, R, u, v and hidden."""
+    shapes = (B, T, D), (B, M, D), (M + T, D), (H, C), (H, C)
+    return [*(torch.randn(z, dtype=torch.float64) for z in shapes), ~oracles.seen_cells(T, M)]
+
+
+def numbers(*row):
+    """One lane with one token, (1, 1, D)."""
+    return torch.tensor([[row]], dtype=torch.float64)
+
+
+def test_attention_is_added_to_h(layer):
+    """The first sum: h + dropout_output(attention); the dropout multiplies by 2 here."""
+    part, (_, *context) = simple_layer(Gives(numbers(10, 20))), layer_inputs(1, 1)
+    assert same(layer(part, numbers(1, -1), *context), numbers(1 + 20, -1 + 40))
+
+
+def test_the_attention_gets_all_six(layer):
+    """The attention gets h, memory, R, u, v and hidden, as they are and in this order."""
+    part, given = simple_layer(Mix()), layer_inputs()
+    assert same(layer(part, *(z.clone() for z in given)), given[0] + 2 * Mix()(*given),
+                tolerance=1e-9)
+
+
+def test_the_feed_forward_network_is_added(layer):
+    """The second sum: o + dropout_ff(W_2(dropout_inner(relu(W_1(o))))), o the first sum."""
+    part, (_, *context) = set_network(simple_layer(Gives(numbers(0, 0)))), layer_inputs(1, 1)
+    # W_1: 4, -3, 1; ReLU and times 3: 12, 0, 3; W_2: 13, 3; times 5: 65, 15
+    assert same(layer(part, numbers(4, -3), *context), numbers(4 + 65, -3 + 15))
+
+
+def test_the_second_block_goes_on_from_the_first(layer):
+    """The feed-forward network reads what the first sum gave, and is added to that."""
+    part, (_, *context) = set_network(simple_layer(Gives(numbers(10, 20)))), layer_inputs(1, 1)
+    # the first sum is 21, 39; W_1: 21, 39, 60; times 3: 63, 117, 180; W_2: 64, 297
+    assert same(layer(part, numbers(1, -1), *context), numbers(21 + 5 * 64, 39 + 5 * 297))
+
+
+def test_each_norm_comes_after_its_sum(layer):
+    """Each norm takes a whole sum (post-norm), and what it gives goes on; norm_1 multiplies by 7,
+    norm_2 by 11 here, and the feed-forward network gives 0."""
+    part, (_, *context) = simple_layer(Gives(numbers(10, 20))), layer_inputs(1, 1)
+    part.norm_1, part.norm_2 = Times(7.0), Times(11.0)
+    assert same(layer(part, numbers(1, -1), *context), numbers(11 * 7 * 21, 11 * 7 * 39))
+
+
+def random_layer(D=6, FF=9):
+    """All weights random, Mix in the place of the attention; the dropouts multiply."""
+    part = lesson.Layer(Config(9, n_layer=1, d_model=D, n_head=8, d_head=5, d_inner=FF)).double()
+    for z in part.parameters():
+        nn.init.normal_(z)
+    part.dropout_output, part.dropout_inner, part.dropout_ff = Times(1.5), Times(0.7), Times(1.9)
+    part.attention = Mix()
+    return part
+
+
+@pytest.mark.parametrize("B, T, M, D, FF", [(2, 3, 4, 6, 9), (3, 1, 2, 4, 3), (1, 4, 0, 8, 5)])
+def test_the_whole_layer(layer, B, T, M, D, FF):
+    """h = norm(h + dropout(block(h))), twice: attention with norm_1, feed-forward with norm_2."""
+    part, given = random_layer(D, FF), layer_inputs(B, T, M, D=D)
+    assert same(layer(part, *(z.clone() for z in given)), oracles.layer(part, *given),
+                tolerance=1e-9)
+
+
+def test_h_stays_as_it_was(layer):
+    """h itself is not changed: the gradient of the attention needs it as it was."""
+    part, given = random_layer(), layer_inputs(D=6)
+    before = given[0].clone()
+    layer(part, *given)
+    assert same(given[0], before)
+
+
+@pytest.mark.parametrize("name", ["h", "memory", "norm_1.weight", "W_1.weight", "W_2.weight"])
+def test_the_gradient_reaches_every_part(layer, name):
+    """The gradient goes back into h, through the attention, and into every weight."""
+    part, given = random_layer(), layer_inputs(D=6)
+    leaf = {"h": given[0], "memory": given[1], **dict(part.named_parameters())}[name]
+    leaf.requires_grad_()
+    found = gradients(layer(part, *given), [leaf])[0]
+    wanted = gradients(oracles.layer(part, *given), [leaf])[0]
+    assert (found - wanted).abs().max() < 1e-8
+
+# ---- beyond the exercises: the parts ------------------------------------------------------------
+
+def test_heads_are_consecutive_features():
+    """Head a of a projected state is its features a C ... (a + 1) C - 1."""
+    attention, z = lesson.RelativeAttention(SMALL), torch.arange(2 * 5 * 12).view(2, 5, 12)
+    heads = attention.heads(z)
+    assert heads.shape == (2, 3, 5, 4)
+    assert all(heads[:, a].equal(z[..., 4 * a : 4 * a + 4]) for a in range(3))
+    assert attention.heads(z[0]).equal(heads[0])  # as for R, which has no lanes
+
+
+def test_attention_projects_and_calls_attend_by_its_name():
+    """Queries from h, keys and values from [memory o h], Q from R; W_o takes what `attend` gives,
+    which can be replaced: support/fast.py does."""
+    part = lesson.RelativeAttention(SMALL)
+    h, memory, R, made = (torch.randn(z) for z in ((2, 4, 6), (2, 3, 6), (7, 6), (2, 4, 12)))
+    rest = [torch.randn(3, 4), torch.randn(3, 4), torch.ones(4, 7)]
+    attend = Gives(made)
+    part.attend = attend.forward
+    assert part(h, memory, R, *rest).equal(part.W_o(made))
+    rows, (*found, u, v, hidden) = torch.cat([memory, h], 1), attend.given[0]
+    projected = part.W_q(h), part.W_kE(rows), part.W_v(rows), part.W_kR(R)
+    assert all(a.equal(part.heads(b)) for a, b in zip(found, projected, strict=True))
+    assert all(a is b for a, b in zip((u, v, hidden), rest))
+
+
+@pytest.mark.parametrize("T, M", [(1, 0), (1, 4), (4, 0), (3, 2), (2, 5)])
+def test_attention_is_lesson_4s_score(T, M):
+    """The chain of the course: with lesson 4's own relative_score it is the formula, too."""
+    part, hidden = lesson.RelativeAttention(SMALL).double(), ~oracles.seen_cells(T, M)
+    given = inputs(torch.randn, B=2, H=3, T=T, K=M + T, C=4)
+    assert (part.attend(*given, hidden) - oracles.attention(*given, hidden)).abs().max() < 1e-12
+
+
+def test_the_loss_is_minus_log_p_of_each_target_in_nats():
+    """TiedEmbedding: logits h E^T + b; -ln p(y) for every token, in float32 at least."""
+    part = lesson.TiedEmbedding(SMALL).double()
+    nn.init.normal_(part.bias)
+    h, y = torch.randn(2, 5, 6, dtype=torch.float64), torch.randint(11, (2, 5))
+    logits, losses = part.logits(h), part.losses(h, y)
+    wanted = torch.einsum("btd,vd->btv", h, part.weight) + part.bias
+    assert (logits - wanted).abs().max() < 1e-12
+    p = np.exp(wanted.detach().numpy())
+    for b, t in np.ndindex(2, 5):
+        assert losses[b, t].item() == pytest.approx(-math.log(p[b, t, y[b, t]] / p[b, t].sum()))
+    assert part.bfloat16().losses(h.bfloat16(), y).dtype == torch.float32
+
+
+def test_mask_and_distances_are_made_from_the_config():
+    """hidden and distances hand on what the config says at that moment."""
+    model, names = TransformerXL(SMALL), ("hidden_keys", "distance_encoding")
+    with replaced(lesson, **{name: lambda *given: given for name in names}):
+        assert model.hidden(3, 2, "cpu") == (3, 2, 5, False, "cpu")
+        model.config = replace(SMALL, mem_len=9, same_length=True, clamp_len=7)
+        assert model.hidden(3, 2, "cpu") == (3, 2, 9, True, "cpu")
+        assert model.distances(8, "cpu") == (8, 6, 7, "cpu")
+
+
+def test_the_model_hands_each_layer_what_it_needs():
+    """The state, the layer's own memory, R, its u and v, and the mask; and logits at the end.
+    Dropout of the embedding, of R (once for all layers) and of the last state."""
+    model, x = TransformerXL(replace(SMALL, untie_r=True)).double(), torch.randint(11, (2, 3))
+    model.dropout_embedding, model.dropout_R, model.dropout_final = map(Times, (2, 3, 5))
+    memory, states = torch.randn(2, 2, 4, 6).double(), torch.randn(2, 2, 3, 6).double()
+    model.layers, R = nn.ModuleList(map(Gives, states)), torch.randn(7, 6).double()
+    mask, kept = torch.ones(3, 7).bool(), []
+    with replaced(lesson, distance_encoding=lambda *given: R, hidden_keys=lambda *given: mask,
+                  update_memory=lambda *given: kept.append(given) or "new"):
+        logits, new = model(x, list(memory))
+    assert new == ["new", "new"] and logits.equal(model.embedding.logits(5 * states[1]))
+    for n, h in enumerate((2 * model.embedding(x) * math.sqrt(6), states[0])):
+        wanted = h, memory[n], 3 * R, model.u[n], model.v[n], mask
+        for a, b in zip(model.layers[n].given[0], wanted, strict=True):
+            assert a.shape == b.shape and (a.double() - b.double()).abs().max() < 1e-12
+        assert kept[n][0].equal(memory[n]) and kept[n][1].equal(h) and kept[n][2] == 5
+
+
+# ---- the model against the formulas -------------------------------------------------------------
 
 def model_of(config=SMALL, std=0.4, seed=0):
     """Float64, every weight random and large, so that a wrong one shows."""
@@ -36,52 +419,12 @@ def model_of(config=SMALL, std=0.4, seed=0):
 
 def read(model, x, cuts, y=None):
     """Read x (B, n) in segments of lengths `cuts`, the memory handed on -> outputs, memories."""
-    memory, outputs, memories, start = None, [], [], 0
-    for T in cuts:
-        targets = None if y is None else y[:, start : start + T]
-        out, memory = model(x[:, start : start + T], memory, targets)
+    memory, outputs, memories = None, [], []
+    for i, part in enumerate(x.split(list(cuts), 1)):
+        out, memory = model(part, memory, None if y is None else y.split(list(cuts), 1)[i])
         outputs.append(out)
         memories.append(memory)
-        start += T
     return torch.cat(outputs, dim=1), memories
-
-
-def norm(z, layer_norm):
-    mean, variance = z.mean(), ((z - z.mean()) ** 2).mean()
-    return (z - mean) / np.sqrt(variance + 1e-5) * layer_norm["weight"] + layer_norm["bias"]
-
-
-def oracle(model, tokens, cuts):
-    """Logits (n, V) of one lane, from the equations of section 3.3, one query and key at a time."""
-    c, w = model.config, {k: z.detach().numpy() for k, z in model.state_dict().items()}
-    D, H, C, M = c.d_model, c.n_head, c.d_head, c.mem_len
-    starts = [sum(cuts[:i]) for i, T in enumerate(cuts) for _ in range(T)]  # of tokens' segments
-    h = [w["embedding.weight"][t] * math.sqrt(D) for t in tokens]
-    for n in range(c.n_layer):
-        p, pair = f"layers.{n}.", n if c.untie_r else 0
-        W_q, W_kE, W_kR, W_v, W_o = (w[p + f"attention.{k}.weight"] for k in (
-            "W_q", "W_kE", "W_kR", "W_v", "W_o"))
-        out = []
-        for i in range(len(tokens)):
-            first = i - M if c.same_length else starts[i] - M
-            keys, heads = range(max(0, first), i + 1), []
-            for a in range(H):
-                rows = slice(a * C, (a + 1) * C)
-                u, v, q = w["u"][pair, a], w["v"][pair, a], W_q[rows] @ h[i]
-                score = []
-                for j in keys:
-                    d = i - j if c.clamp_len <= 0 else min(i - j, c.clamp_len)
-                    R = unit_circle([d], D)[0].numpy()
-                    k, r = W_kE[rows] @ h[j], W_kR[rows] @ R
-                    score.append((q @ k + q @ r + u @ k + v @ r) / math.sqrt(C))
-                weight = np.exp(score) / np.exp(score).sum()
-                heads.append(sum(z * (W_v[rows] @ h[j]) for z, j in zip(weight, keys)))
-            norms = [{k: w[p + f"norm_{m}.{k}"] for k in ("weight", "bias")} for m in (1, 2)]
-            o = norm(h[i] + W_o @ np.concatenate(heads), norms[0])
-            inner = np.maximum(w[p + "W_1.weight"] @ o + w[p + "W_1.bias"], 0)
-            out.append(norm(o + w[p + "W_2.weight"] @ inner + w[p + "W_2.bias"], norms[1]))
-        h = out
-    return torch.tensor(np.array(h) @ w["embedding.weight"].T + w["embedding.bias"])
 
 
 VARIANTS = {"plain": SMALL, "untied u and v": replace(SMALL, untie_r=True),
@@ -89,8 +432,6 @@ VARIANTS = {"plain": SMALL, "untied u and v": replace(SMALL, untie_r=True),
             "clamp": replace(SMALL, clamp_len=2), "no memory": replace(SMALL, mem_len=0),
             "all": replace(SMALL, untie_r=True, same_length=True, clamp_len=3, mem_len=4)}
 
-
-# ---- against the formulas -----------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("cuts", [(3, 4, 2), (1, 1, 7), (6, 2, 1)], ids=str)
@@ -100,105 +441,31 @@ def test_the_model_is_the_papers_equations(name, cuts):
     x = torch.randint(11, (2, sum(cuts)))
     logits, _ = read(model, x, cuts)
     for lane in range(2):
-        wanted = oracle(model, x[lane].tolist(), cuts)
-        worst = (logits[lane] - wanted).abs().max().item()
-        assert worst < 1e-10, f"lane {lane} is off by {worst:.1e} from the formula"
+        wanted = oracles.transformer_xl(model, x[lane].tolist(), cuts)
+        assert (logits[lane] - wanted).abs().max() < 1e-10, f"lane {lane}"
 
 
-def test_the_loss_is_minus_log_p_of_each_target_in_nats():
-    """model(x, memory, y) gives -ln p(y) for every token, not a mean, and shifts nothing itself."""
-    model, x, y = model_of(), torch.randint(11, (2, 5)), torch.randint(11, (2, 5))
-    logits, loss = model(x)[0], model(x, None, y)[0]
-    for b in range(2):
-        for t in range(5):
-            p = np.exp(logits[b, t].detach().numpy())
-            assert loss[b, t].item() == pytest.approx(-math.log(p[y[b, t]] / p.sum()), abs=1e-10)
-
-
-@pytest.mark.parametrize("name", [
-    "u", "v", "embedding.weight", "embedding.bias", "layers.0.attention.W_kR.weight",
-    "layers.1.attention.W_kE.weight", "layers.1.attention.W_v.weight",
-    "layers.0.attention.W_q.weight", "layers.1.W_2.weight"])
-def test_gradients_are_those_of_the_formula(name):
-    """Autograd through the model against finite differences of the loop oracle (one segment)."""
-    model = model_of()
-    x, y = torch.randint(11, (1, 4)), torch.randint(11, (4,))
-    model(x, None, y[None])[0].sum().backward()
-    parameter = dict(model.named_parameters())[name]
+def test_the_gradient_of_each_weight_is_the_slope_of_the_loss():
+    """Over two segments, against differences: nothing is detached but the memory."""
+    model, (x, y) = model_of(), torch.randint(11, (2, 2, 4))
+    memory = model(x)[1]
 
     def loss():
-        logits = oracle(model, x[0].tolist(), (4,))
-        return nn.functional.cross_entropy(logits, y, reduction="sum").item()
+        return model(x, memory, y)[0].sum()
 
-    for index in torch.randperm(parameter.numel())[:6].tolist():
-        flat, step = parameter.data.view(-1), 1e-5
-        old = flat[index].item()
-        values = []
-        for sign in (1, -1):
-            flat[index] = old + sign * step
-            values.append(loss())
-        flat[index] = old
-        wanted = (values[0] - values[1]) / (2 * step)
-        assert parameter.grad.view(-1)[index].item() == pytest.approx(wanted, rel=1e-5, abs=1e-7)
+    loss().backward()
+    for name, z in model.named_parameters():
+        step, start = 1e-5 * torch.randn_like(z), z.detach().clone()
+        up, down = (loss_at(z, start + sign * step, loss) for sign in (1, -1))
+        found = (z.grad * step).sum().item()
+        assert found == pytest.approx((up - down) / 2, rel=1e-4, abs=1e-11), name
+        z.data.copy_(start)
 
 
-@pytest.mark.parametrize("T, M", [(1, 0), (1, 4), (4, 0), (3, 2), (2, 5)])
-def test_attention_is_lesson_4s_score(T, M):
-    """The chain of the course: lesson 5's attention is lesson 4's relative_score, masked."""
-    attention = model_of().layers[0].attention
-    h, memory = torch.randn(2, T, 6).double(), torch.randn(2, M, 6).double()
-    u, v, K = torch.randn(3, 4).double(), torch.randn(3, 4).double(), M + T
-    R, hidden = lesson.distance_encoding(K, 6), lesson.hidden_keys(T, M, M, False)
-    rows = torch.cat([memory, h], 1)
-    q, k, values = (z.view(2, -1, 3, 4).transpose(1, 2) for z in (
-        h @ attention.W_q.weight.T, rows @ attention.W_kE.weight.T, rows @ attention.W_v.weight.T))
-    Q = lesson_4.projected_distances(R.flip(0), attention.W_kR.weight.view(3, 4, 6))
-    score = lesson_4.relative_score(q, k, Q, u, v) / 2  # sqrt(C) = 2
-    out = score.masked_fill(hidden, -math.inf).softmax(-1) @ values
-    joined = out.transpose(1, 2).reshape(2, T, -1)
-    assert (attention.attend(q, k, values, Q, u, v, hidden) - joined).abs().max() < 1e-12
-    wanted = joined @ attention.W_o.weight.T
-    assert (attention(h, memory, R, u, v, hidden) - wanted).abs().max() < 1e-12
-
-
-def test_the_attention_can_be_replaced_by_name():
-    """`attend` does all between the projections, so another order of work has one place to go."""
-    model, x = model_of(), torch.randint(11, (2, 4))
-    shapes, before = [], model(x)[0]
-    for layer in model.layers:
-        attend = layer.attention.attend
-
-        def other(*given, attend=attend):
-            shapes.append([tuple(z.shape) for z in given])
-            return attend(*given)
-
-        layer.attention.attend = other
-    after, memory = model(x)
-    assert after.equal(before)
-    model(x[:, :3], memory)
-    heads = [(2, 3, 3, 4), (2, 3, 7, 4), (2, 3, 7, 4), (3, 7, 4), (3, 4), (3, 4), (3, 7)]
-    assert shapes[2:] == [heads, heads], "q, k, value, Q, u, v, hidden"
-
-
-def test_heads_are_consecutive_features():
-    """Head a of a projected state is its features a C ... (a + 1) C - 1."""
-    attention, z = lesson.RelativeAttention(SMALL), torch.arange(2 * 5 * 12).view(2, 5, 12)
-    heads = attention.heads(z)
-    assert heads.shape == (2, 3, 5, 4)
-    for a in range(3):
-        assert heads[:, a].equal(z[..., 4 * a : 4 * a + 4])
-    assert attention.heads(z[0]).equal(heads[0])  # as for R, which has no lanes
-
-
-def test_the_feed_forward_network_is_relu_and_then_dropout():
-    """Lesson 1's network with the paper's dropout, in this order; each norm after its sum."""
-    layer, calls = lesson.Layer(SMALL), []
-    for name, module in layer.named_children():
-        module.register_forward_hook(lambda *_, name=name: calls.append(name))
-    layer(torch.randn(1, 2, 6), torch.randn(1, 3, 6), torch.randn(5, 6), torch.randn(3, 4),
-          torch.randn(3, 4), lesson.hidden_keys(2, 3, 3, False))
-    assert calls == ["attention", "dropout_output", "norm_1", "W_1", "relu", "dropout_inner",
-                     "W_2", "dropout_ff", "norm_2"]
+def loss_at(z, value, loss):
+    """The loss if the weight z had this value."""
+    z.data.copy_(value)
+    return loss().item()
 
 
 # ---- the two golden equalities ------------------------------------------------------------------
@@ -231,71 +498,6 @@ def test_without_same_length_the_cut_does_matter():
     assert difference > 1e-3
 
 
-@pytest.mark.parametrize("T, m, M", [
-    (1, 0, 3), (4, 0, 3), (4, 2, 3), (4, 3, 3), (7, 3, 3), (4, 0, 0)])
-def test_same_length_shows_every_query_the_same_number_of_keys(T, m, M):
-    """M + 1 keys: itself and M before it, fewer only where the text has not begun."""
-    visible = ~lesson.hidden_keys(T, m, M, True)
-    assert visible.shape == (T, m + T)
-    assert visible.sum(1).tolist() == [min(M + 1, m + i + 1) for i in range(T)]
-    assert all(visible[i, m + i] and not visible[i, m + i + 1 :].any() for i in range(T))
-    plain = ~lesson.hidden_keys(T, m, M, False)
-    assert plain.sum(1).tolist() == [m + i + 1 for i in range(T)]
-
-
-# ---- masks and distances ------------------------------------------------------------------------
-
-def test_the_future_never_shows():
-    """Changing token t changes no loss before position t, with memory and without."""
-    model = model_of()
-    x, y = torch.randint(11, (2, 1, 9))
-    before = read(model, x, (3, 4, 2), y)[0]
-    for t in range(9):
-        other = x.clone()
-        other[0, t] = (x[0, t] + 1) % 11
-        moved = (read(model, other, (3, 4, 2), y)[0] - before)[0] != 0
-        assert not moved[:t].any() and moved[t], f"token {t} changed"
-
-
-def test_every_memory_row_is_seen():
-    """Changing any row of any layer's memory changes some loss: none is hidden by the mask."""
-    model = model_of()
-    x, y = torch.randint(11, (2, 2, 5))
-    _, memory = model(x)
-    before = model(x, memory, y)[0]
-    for n in range(2):
-        for row in range(5):
-            other = [z.clone() for z in memory]
-            other[n][:, row] += 1
-            assert ((model(x, other, y)[0] - before).abs() > 1e-9).any(1).all(), (n, row)
-
-
-@pytest.mark.parametrize("dtype, size", [
-    (torch.float32, 300), (torch.bfloat16, 300), (torch.float16, 60)], ids=str)
-def test_a_hidden_probability_is_exactly_zero_in_every_dtype(dtype, size):
-    """However low the scores of the visible keys: no "large enough" number, only -inf, will do."""
-    attention = lesson.RelativeAttention(SMALL).to(dtype)
-    h, memory = size * torch.randn(8, 4, 6, dtype=dtype), size * torch.randn(8, 1, 6, dtype=dtype)
-    R = lesson.distance_encoding(5, 6).to(dtype)
-    u, v = torch.randn(2, 3, 4, dtype=dtype)
-    seen, hidden = [], lesson.hidden_keys(4, 1, 1, False)
-    for W in attention.parameters():
-        nn.init.normal_(W, std=0.25)
-    attention.dropout_attention.register_forward_hook(lambda module, args, out: seen.append(out))
-    attention(h, memory, R, u, v, hidden)
-    assert (seen[0][:, :, hidden] == 0).all(), "a hidden key got some probability"
-    assert torch.isfinite(seen[0]).all()
-
-
-def test_distances_descend_and_clamp_from_above():
-    """R's rows are the distances K - 1 ... 0; clamp_len merges the far ones, not the near."""
-    R = lesson.distance_encoding(6, 4)
-    assert (R - unit_circle([5, 4, 3, 2, 1, 0], 4)).abs().max() < 1e-12
-    clamped = lesson.distance_encoding(6, 4, clamp_len=2)
-    assert all(clamped[i].equal(R[3]) for i in range(4)) and clamped[4:].equal(R[4:])
-    assert lesson.distance_encoding(6, 4, clamp_len=-1).equal(R)
-
-
 # ---- memory -------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("M, cuts", [
@@ -303,21 +505,15 @@ def test_distances_descend_and_clamp_from_above():
 def test_memory_is_the_last_rows_of_each_layers_input(M, cuts):
     """First in, first out, M rows, for M larger and smaller than T, and 0."""
     model = model_of(replace(SMALL, mem_len=M, same_length=True))
-    x = torch.randint(11, (2, sum(cuts)))
     inputs = [[] for _ in model.layers]
     for layer, kept in zip(model.layers, inputs):
         layer.register_forward_pre_hook(lambda m, args, kept=kept: kept.append(args[0].detach()))
-    _, memories = read(model, x, cuts)
+    _, memories = read(model, torch.randint(11, (2, sum(cuts))), cuts)
     for i, memory in enumerate(memories):
-        seen = sum(cuts[: i + 1])
-        assert isinstance(memory, list) and len(memory) == 2
-        for n, rows in enumerate(memory):
-            wanted = torch.cat(inputs[n][: i + 1], 1)[:, max(0, seen - M) : seen]
-            assert rows.shape == (2, min(M, seen), 6) and rows.equal(wanted)
-            assert not rows.requires_grad
-    if M:
-        embedded = model.embedding(x)[:, -min(M, x.shape[1]) :] * math.sqrt(6)
-        assert memories[-1][0].equal(embedded), "layer 1's input is the scaled embedding"
+        end = sum(cuts[: i + 1])
+        for rows, kept in zip(memory, inputs, strict=True):
+            assert rows.shape == (2, min(M, end), 6) and not rows.requires_grad
+            assert rows.equal(torch.cat(kept, 1)[:, end - rows.shape[1] : end])
 
 
 def test_memory_is_never_changed_in_place():
@@ -343,13 +539,6 @@ def test_the_memory_is_a_list_in_every_mode(training, gradients):
         assert all(a.equal(b) and not a.requires_grad for a, b in zip(memory, past))
         assert losses.equal(wanted) and losses.requires_grad == gradients
         assert model(x, past, y)[0].equal(model_of()(x, memory, y)[0])
-
-
-def test_no_memory_is_not_a_memory_of_zeros():
-    """The first segment has no past; zeros would be attended to."""
-    model, x, y = model_of(), torch.randint(11, (2, 3)), torch.randint(11, (2, 3))
-    zeros = [torch.zeros(2, 5, 6).double()] * 2
-    assert (model(x, None, y)[0] - model(x, zeros, y)[0]).abs().max() > 1e-3
 
 
 def test_lengths_are_read_at_every_call():
@@ -422,18 +611,6 @@ def test_parameter_counts_of_the_released_models(name, count):
     assert lesson.count_parameters(replace(CONFIGS[name], untie_r=True)) == count
 
 
-def test_the_other_counts():
-    """Our dimensions give the paper's millions; untie_r adds u and v for each further layer."""
-    assert round(lesson.count_parameters(CONFIGS["enwik8-18L"]) / 1e6) == 88
-    assert round(lesson.count_parameters(CONFIGS["lm1b-medium"]) / 1e7) == 46
-    wider = lesson.count_parameters(replace(CONFIGS["ptb"], d_inner=900))
-    assert round(wider / 1e5) == 264
-    tied, untied = (lesson.count_parameters(replace(SMALL, untie_r=z)) for z in (False, True))
-    assert untied - tied == 2 * 3 * 4  # u and v (H, C), for one layer more
-    for change in ({"mem_len": 99}, {"same_length": True}, {"clamp_len": 3}):
-        assert lesson.count_parameters(replace(SMALL, **change)) == tied
-
-
 @pytest.mark.parametrize("words", [{}, {"cutoffs": (900, 1900), "div_val": 2}],
                          ids=["full", "bands"])
 def test_first_values_are_the_authors(words):
@@ -456,13 +633,6 @@ def test_first_values_are_the_authors(words):
     assert len(set(first)) == len(first), "two parameters begin alike"
 
 
-def test_the_initial_loss_is_that_of_knowing_nothing():
-    """ln V, nearly."""
-    model = TransformerXL(Config(205, n_layer=3, d_model=128, n_head=3, d_head=32, d_inner=256))
-    x, y = torch.randint(205, (2, 4, 32))
-    assert model(x, None, y)[0].mean().item() == pytest.approx(math.log(205), rel=0.05)
-
-
 def test_the_weights_have_the_names_of_the_lesson():
     """What checkpoints, the authors' layout and the experiments go by."""
     model = TransformerXL(replace(SMALL, n_layer=1))
@@ -478,71 +648,11 @@ def test_the_weights_have_the_names_of_the_lesson():
 def test_dropout_stands_at_the_authors_places():
     """Embedding, R (once a segment, for all layers), probabilities, after W_o, inside FF, final."""
     model = TransformerXL(replace(SMALL, dropout=0.25, dropout_attention=0.5)).train()
-    places = {n: m.p for n, m in model.named_modules() if isinstance(m, nn.Dropout)}
+    drops = {name: m for name, m in model.named_modules() if isinstance(m, nn.Dropout)}
     layer = ("attention.dropout_attention", "dropout_output", "dropout_inner", "dropout_ff")
-    wanted = {"dropout_embedding", "dropout_R", "dropout_final"}
-    wanted |= {f"layers.{n}.{place}" for n in range(2) for place in layer}
-    assert set(places) == wanted
-    assert all(p == (0.5 if n.endswith("attention") else 0.25) for n, p in places.items())
-    calls = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Dropout):
-            module.register_forward_hook(
-                lambda m, args, out, name=name: calls.setdefault(name, []).append(args[0].shape))
-    model(torch.randint(11, (2, 5)))
-    assert {n: len(z) for n, z in calls.items()} == dict.fromkeys(wanted, 1)
-    assert calls["dropout_R"] == [(5, 6)] and calls["dropout_embedding"] == [(2, 5, 6)]
-    assert calls["layers.0.attention.dropout_attention"] == [(2, 3, 5, 5)]
-    assert calls["layers.0.dropout_inner"] == [(2, 5, 7)]
-    assert calls["dropout_final"] == calls["layers.1.dropout_ff"] == [(2, 5, 6)]
-    x = torch.randint(11, (2, 5))
-    assert not model(x)[0].equal(model(x)[0]) and model.eval()(x)[0].equal(model(x)[0])
-
-
-# ---- generation ---------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("M, same_length", [(20, False), (3, True), (0, True), (20, True)])
-def test_greedy_generation_is_the_argmax_of_one_pass_at_every_step(M, same_length):
-    """One token at a time with memory equals reading the whole text again: exact, only cheaper."""
-    model = model_of(replace(SMALL, d_model=24, mem_len=M, same_length=same_length), seed=4)
-    for name, parameter in model.named_parameters():
-        if "norm" in name or name == "embedding.bias":  # if random, one symbol wins everywhere
-            nn.init.constant_(parameter, float(name.endswith("weight")))
-    text = torch.randint(11, (2, 4))
-    winners = model(torch.arange(11)[None])[0].argmax(-1)
-    assert len(winners.unique()) > 2, "a model on which this test could not fail"
-    shapes = []
-    model.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
-    tokens = lesson.generate(model, text, 8, top_k=1)
-    assert shapes == [(2, 4)] + [(2, 1)] * 7, "the prompt is read once, then one token at a time"
-    for step in range(8):
-        best = model(text)[0][:, -1].argmax(-1, keepdim=True)
-        assert tokens[:, step : step + 1].equal(best), f"token {step}"
-        text = torch.cat([text, best], 1)
-
-
-def test_generation_keeps_its_promises():
-    """Shapes, reproducible draws, the default top_k of a small vocabulary, the mode put back."""
-    model = model_of().train()
-    a, b = (lesson.generate(model, torch.tensor([1, 2]), 5,
-                            generator=torch.Generator().manual_seed(3)) for _ in range(2))
-    assert a.shape == (5,) and a.equal(b) and a.dtype == torch.int64 and model.training
-    assert lesson.generate(model, torch.tensor([[1, 2]]), 0).shape == (1, 0)
-    with pytest.raises(ValueError):
-        lesson.generate(model, torch.tensor([1, 99]), 5)
-    assert model.training
-
-
-def test_sampling_draws_from_the_top_k_by_their_softmax():
-    """Only the top_k best, in the proportion of their softmax at that temperature."""
-    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0]])
-    for temperature in (0.5, 1.0, 2.0):
-        draws = torch.cat([lesson.sample_top_k(logits.expand(4000, 5), 3, temperature)])
-        share = torch.bincount(draws.flatten(), minlength=5) / 4000
-        weight = np.exp(np.array([3.0, 1.0, 2.0]) / temperature)
-        wanted = torch.tensor([0, *(weight / weight.sum()), 0], dtype=torch.float32)
-        assert (share - wanted).abs().max() < 0.04, f"temperature {temperature}: {share.tolist()}"
-        assert share[0] == share[4] == 0
+    assert drops.keys() == {"dropout_embedding", "dropout_R", "dropout_final"} | {
+        f"layers.{n}.{place}" for n in range(2) for place in layer}
+    assert all(m.p == (0.5 if n.endswith("attention") else 0.25) for n, m in drops.items())
 
 
 # ---- bad input ----------------------------------------------------------------------------------
@@ -563,10 +673,10 @@ TOKENS = torch.zeros(2, 3, dtype=torch.int64)
     (lambda m: m(TOKENS, torch.zeros(2, 2, 5, 6)), "list of 2"),
     (lambda m: m(TOKENS, [torch.zeros(2, 5, 8)] * 2), r"\(2, m, 6\)"),
     (lambda m: lesson.generate(m, TOKENS[:, :0], 2), "both at least 1"),
-    (lambda m: lesson.generate(m, TOKENS, 2, top_k=12), "12"),
-    (lambda m: lesson.generate(m, TOKENS, 2, top_k=0), "0"),
-    (lambda m: lesson.generate(m, TOKENS, 2, temperature=0), "temperature"),
-    (lambda m: lesson.generate(m, TOKENS, -1), "got -1"),
+    (lambda m: lesson.generate(m, TOKENS, 2, top_k=12), None),
+    (lambda m: lesson.generate(m, TOKENS, 2, top_k=0), None),
+    (lambda m: lesson.generate(m, TOKENS, 2, temperature=0), None),
+    (lambda m: lesson.generate(m, TOKENS, -1), None),
     (lambda m: replace(SMALL, mem_len=-1), "mem_len must be at least 0, got -1"),
     (lambda m: replace(SMALL, n_layer=0), "n_layer must be at least 1, got 0"),
     (lambda m: replace(SMALL, d_model=7), "even"),

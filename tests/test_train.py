@@ -1,11 +1,13 @@
-"""train.py's own ideas: its schedule, what stands around a model, and the place in the text.
+"""train.py's own ideas: a step, an evaluation, the schedule, and the place in the text.
 
+    pytest -k train_step      the rules of one exercise, in the order in which they stand here
+    pytest -k evaluate
     pytest tests/test_train.py
 
-The loop is compared with the formulas in tests/system/test_loop.py; the folder of a run, stopping,
-going on and mistakes are tested in tests/system/test_runs.py.
+A test that takes an exercise by its name is one of its rules; what follows below is about all else.
 """
 import math
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -14,10 +16,334 @@ import pytest
 import torch
 import torch.nn as nn
 
+from course import oracles
+from course.rules import replaced, same
+from course.stand_ins import Descent, Ledger, Noted, OneLargeLoss, OpaqueReader
 from support import checkpoint, corpora, distributed, fast, hardware
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 Config, TransformerXL = lesson_5.Config, lesson_5.TransformerXL
+
+
+# ---- exercise train_step ------------------------------------------------------------------------
+# The model has two weights W = u = 1, losses W * y + u * memory (B, T), and as its new memory the
+# last token of each lane.  Here B = 2, T = 3, and the losses are [[3, 4, 5], [12, 11, 7]]: their
+# mean is 7, and its gradient (mean of y, mean of memory) = (3, 4), of norm 5.  The rate is 1/2.
+
+X, Y = torch.tensor([[9, 1, 2], [8, 6, 5]]), torch.tensor([[1, 2, 3], [6, 5, 1]])
+STEPPING = train.Run(steps=9, dtype="float32", micro_batch=1)
+
+
+def past():
+    """The memory before the step: one layer, (B, 1, 1)."""
+    return [torch.tensor([2.0, 6.0], dtype=torch.float64)[:, None, None]]
+
+
+def step(train_step, model, memory, clip=100.0):
+    """What one step returns; clip 100 is too high to clip anything."""
+    model.optimizer = Descent(model)
+    device = model.W.device
+    with replaced(train, autocast=model.autocast):
+        return train_step(model, model.optimizer, X.to(device), Y.to(device), memory,
+                          replace(STEPPING, clip=clip))
+
+
+def weights(model):
+    """W and u as one tensor (2,)."""
+    return torch.cat([model.W, model.u])
+
+
+def first(result):
+    """The loss, also of a step that returns nothing else."""
+    return result[0] if isinstance(result, tuple | list) and result else result
+
+
+def is_three(result):
+    return isinstance(result, tuple | list) and len(result) == 3
+
+
+def lanes_of(memory):
+    """The numbers of a memory, one for each lane; none, if it is no memory of one layer."""
+    one_layer = isinstance(memory, tuple | list) and len(memory) == 1
+    return memory[0].flatten() if one_layer else torch.zeros(0)
+
+
+def test_the_loss_is_the_mean(train_step):
+    """Call the model with x, the memory and y: it gives the losses (B, T) in nats and the new
+    memory.  Their mean is what is returned first."""
+    assert same(first(step(train_step, Ledger(), past())), 7.0, tolerance=1e-9)
+
+
+def test_three_things_come_back(train_step):
+    """Return three things: the mean loss, the norm of the gradient before clipping, and the new
+    memory."""
+    assert is_three(step(train_step, Ledger(), past()))
+
+
+def test_a_step_goes_down_the_gradient_of_the_mean(train_step):
+    """The gradient of the mean loss is sent back, and the optimizer makes one step with it."""
+    model = Ledger()
+    step(train_step, model, past())
+    assert same(weights(model), [1 - 3 / 2, 1 - 4 / 2], tolerance=1e-9)
+
+
+def test_gradients_of_the_step_before_are_cleared(train_step):
+    """Gradients add up until they are cleared: those of the step before must be gone."""
+    model = Ledger()
+    model.W.grad = torch.tensor([10.0], dtype=torch.float64)
+    step(train_step, model, past())
+    assert same(weights(model), [1 - 3 / 2, 1 - 4 / 2], tolerance=1e-9)
+
+
+def test_the_gradient_is_clipped_before_the_step(train_step):
+    """Clip the gradient of all weights together to the norm run.clip, before the optimizer's step:
+    here (3, 4) of norm 5 becomes (0.6, 0.8) of norm 1."""
+    model = Ledger()
+    step(train_step, model, past(), clip=1.0)
+    assert same(weights(model), [1 - 0.6 / 2, 1 - 0.8 / 2], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("clip", [1.0, 100.0])
+def test_the_norm_is_that_before_clipping(train_step, clip):
+    """The norm that is returned is that of the whole gradient before clipping."""
+    assert same(step(train_step, Ledger(), past(), clip)[1], 5.0, tolerance=1e-5)
+
+
+def test_the_new_memory_comes_back(train_step):
+    """The third result is the new memory, as the model returned it."""
+    assert same(lanes_of(step(train_step, Ledger(), past())[2]), [2, 5])
+
+
+def test_the_model_is_called_once_with_all_lanes(train_step):
+    """Call the model once, with all lanes of x, y and memory as they are: run.micro_batch is not
+    your business, train wraps the model in a Learner that does it (support/distributed.py)."""
+    model, memory = Ledger(), past()
+    step(train_step, model, memory)
+    (call, *more) = model.calls
+    assert not more and call.x.equal(X) and call.y.equal(Y) and call.memory[0].equal(past()[0])
+
+
+def test_gradients_are_cleared_before_the_model_is_called(train_step):
+    """Clear the gradients before you call the model: with micro-batches the call makes backward
+    passes of its own (here one that adds 1 to W's gradient), and those gradients must stay."""
+    model = Ledger(in_parts=True)
+    step(train_step, model, past())
+    assert same(weights(model), [1 - (3 + 1) / 2, 1 - 4 / 2], tolerance=1e-9)
+
+
+def test_without_a_past_the_model_gets_none(train_step):
+    """At the beginning of the text memory is None, and the model gets it as it is: zeros would be a
+    past that is attended to."""
+    model = Ledger()
+    step(train_step, model, None)
+    assert model.calls[0].memory is None
+
+
+def test_a_weight_may_have_no_gradient(train_step):
+    """A weight that the loss does not depend on (here u, without a memory) has no gradient: its
+    .grad is None, and it stays as it is."""
+    model = Ledger()
+    step(train_step, model, None)
+    assert same(weights(model), [1 - 3 / 2, 1], tolerance=1e-9)
+
+
+def test_loss_and_norm_are_floats(train_step):
+    """Loss and norm are floats, made by .item(): a tensor would keep the whole graph alive."""
+    loss, norm, memory = step(train_step, Ledger(), past())
+    assert isinstance(loss, float) and isinstance(norm, float)
+
+
+def test_the_old_memory_stays_as_it_was(train_step):
+    """The memory that was given is not changed in place: a bad step must be able to hand it back.
+    """
+    memory = past()
+    step(train_step, Ledger(), memory)
+    assert same(lanes_of(memory), [2, 6])
+
+
+bad_steps = pytest.mark.parametrize("bad", ["loss and gradient", "loss", "gradient"])
+
+
+@bad_steps
+def test_a_bad_step_returns_three_things_too(train_step, bad):
+    """If loss or norm is not finite, three things are returned as ever, and the run goes on."""
+    assert is_three(step(train_step, Ledger(bad), past()))
+
+
+@bad_steps
+def test_a_bad_step_leaves_the_weights(train_step, bad):
+    """If loss or norm is not finite, the weights stay: one such number would spoil all of them."""
+    model = Ledger(bad)
+    step(train_step, model, past())
+    assert same(weights(model), [1, 1])
+
+
+@bad_steps
+def test_a_bad_step_leaves_the_optimizer(train_step, bad):
+    """If loss or norm is not finite, the optimizer makes no step at all: Adam would move the
+    weights by what it remembers."""
+    model = Ledger(bad)
+    step(train_step, model, past())
+    assert model.optimizer.steps == 0
+
+
+@bad_steps
+def test_a_bad_step_hands_the_old_memory_back(train_step, bad):
+    """If loss or norm is not finite, the third result is the old memory, not the new one."""
+    assert same(lanes_of(step(train_step, Ledger(bad), past())[2]), [2, 6])
+
+
+@pytest.mark.parametrize("bad, loss, norm", [
+    ("loss and gradient", math.nan, math.nan), ("loss", math.inf, 5.0),
+    ("gradient", 7.0, math.inf)])
+def test_bad_numbers_are_returned_as_they_are(train_step, bad, loss, norm):
+    """Loss and norm of a bad step are returned as they are, so that the loop can say so."""
+    assert same(list(step(train_step, Ledger(bad), past())[:2]), [loss, norm], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_model_is_called_under_autocast(train_step, device):
+    """Call the model inside `with autocast(run, x.device.type):`, which stands above in train.py
+    and knows whether this run computes in bf16, and end that block."""
+    model = Ledger().to(device)  # meta: a device without numbers, in the place of a GPU
+    with suppress(Noted):
+        step(train_step, model, None)
+    assert model.calls[0].open == (("autocast", device),) and not model.open
+
+
+# ---- exercise evaluate --------------------------------------------------------------------------
+# The same model.  Eight tokens are seven predictions; in segments of T = 3:
+#
+#     x       3 1 4 | 1 5 9 | 2
+#     y       1 4 1 | 5 9 2 | 6
+#     memory  none  |   4   | 9       the last x of the segment before
+#     loss    1 4 1 | 9 13 6 | 15     their sum is 49, their mean 7
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
+READING = train.Run(steps=9, dtype="float32", batch=2, segment=2, eval_segment=3)
+
+
+def read(evaluate, model=None, tokens=TOKENS, T=3, **more):
+    """Evaluate with stand-ins for all that is no part of this exercise."""
+    model, told = model or Ledger(), more.pop("told", [])
+    ledger = model.model if isinstance(model, OpaqueReader) else model
+    tokens = torch.as_tensor(tokens, dtype=torch.uint8)
+
+    def progress(items, label, total=None):
+        told.append((label, total))
+        return items
+
+    with replaced(train, lanes=oracles.cut_lanes, segments=oracles.cut_segments, progress=progress,
+                  autocast=ledger.autocast, evaluating=ledger.evaluating):
+        return evaluate(model, tokens, replace(READING, eval_segment=T), **more)
+
+
+def test_the_mean_over_all_predictions(evaluate):
+    """The sum of all predictions' losses (in nats, as the model gives them), divided by their
+    number; each segment is read after the memory of the one before."""
+    assert same(read(evaluate), 49 / 7, tolerance=1e-9)
+
+
+def test_a_second_evaluation_gives_the_same(evaluate):
+    """Each evaluation begins with no memory (None): what another one has read does not count."""
+    model = Ledger()
+    assert same([read(evaluate, model), read(evaluate, model)], [7.0, 7.0], tolerance=1e-9)
+
+
+@pytest.mark.parametrize("skip, wanted", [(3, 43 / 4), (4, 34 / 3), (6, 15.0)])
+def test_skip(evaluate, skip, wanted):
+    """The first `skip` predictions are made for the memory of the others, and not counted: neither
+    in the sum nor in the number by which it is divided."""
+    assert same(read(evaluate, skip=skip), wanted, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("n, T, skip", [
+    (24, 5, 0), (23, 11, 0), (13, 1, 0), (9, 50, 0), (16, 5, 0), (2, 4, 0),
+    (24, 5, 12), (23, 11, 11), (13, 1, 6), (9, 50, 4), (16, 5, 14)])
+def test_other_texts_and_segments(evaluate, n, T, skip):
+    """The same for any n and T: one token a segment, all in one, a last one that is shorter or not.
+    """
+    tokens = [i * i % 11 for i in range(n)]
+    wanted = oracles.mean_loss(tokens, T, skip)
+    assert same(read(evaluate, None, tokens, T, skip=skip), wanted, tolerance=1e-9)
+
+
+def test_the_result_is_a_float(evaluate):
+    """The result is a float, made by .item()."""
+    assert isinstance(read(evaluate), float)
+
+
+def test_the_first_segment_has_no_memory(evaluate):
+    """The first segment is read with memory None: zeros would be a past that is attended to."""
+    model = Ledger()
+    read(evaluate, model)
+    assert model.calls[0].memory is None
+
+
+def test_the_model_is_called_inside_evaluating(evaluate):
+    """Read inside `with evaluating(model, run):`, which stands above in train.py: it ends dropout
+    and sets the lengths of evaluation; model.eval() alone leaves those of training."""
+    model = Ledger()
+    read(evaluate, model)
+    assert all("evaluating" in call.open for call in model.calls)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_goes_on_as_before(evaluate, training):
+    """After the evaluation the model is in the mode in which it was before."""
+    model = Ledger().train(training)
+    read(evaluate, model)
+    assert model.training == training
+
+
+def test_there_are_no_gradients(evaluate):
+    """Nothing is trained here: without @torch.no_grad() every segment's graph would be kept."""
+    model = Ledger()
+    read(evaluate, model)
+    assert not any(call.grad for call in model.calls)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_evaluation_is_under_autocast_too(evaluate, device):
+    """Call the model inside `with autocast(run, device.type):`, where device is the model's."""
+    model = Ledger().to(device)  # meta: a device without numbers, in the place of a GPU
+    with suppress(Noted):
+        read(evaluate, model)
+    assert all(("autocast", device) in call.open for call in model.calls) and not model.open
+
+
+def test_the_text_goes_to_the_model(evaluate):
+    """The tokens go to the device of the model's weights, such as model.u."""
+    model = Ledger().to("meta")
+    with suppress(Noted):
+        read(evaluate, model)
+    assert {call.x.device.type for call in model.calls} == {"meta"}
+
+
+def test_the_model_may_be_a_reader(evaluate):
+    """The model may be a Reader (support/fast.py).  It has no parameters(), so ask model.u for the
+    device; and its memory is for itself alone, so hand it on as it is."""
+    assert same(read(evaluate, OpaqueReader(Ledger())), 49 / 7, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("T", [1, 300])
+def test_the_sum_is_kept_in_float64(evaluate, T):
+    """Add up in float64 (losses.double()): in float32 small losses vanish beside a large sum, here
+    299 ones beside 2^24."""
+    found = read(evaluate, OneLargeLoss(), [0] * 301, T)
+    assert same(found, (2**24 + 299) / 300, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("n, parts", [(8, 3), (7, 2)])
+def test_progress_is_told_how_many_segments(evaluate, n, parts):
+    """progress(items, label, total), if you use it, is told the label and the number of segments,
+    of which the last may be shorter."""
+    told = []
+    read(evaluate, None, TOKENS[:n], told=told, label="here")
+    assert set(told) <= {("here", parts), ("here", None)}
+
+
+# ---- beyond the exercises: stand-ins ------------------------------------------------------------
 
 RUN = train.Run(steps=10, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
                 eval_clamp_len=4)

@@ -1,38 +1,177 @@
-"""How a wrong result becomes a sentence: compare it with the right one and with known mistakes.
+"""How a broken rule becomes a sentence: the answer is compared with those of known mistakes.
 
-    expect("rel_shift(x)", got, wanted, known={"the last row was dropped": wrong, ...})
-
-raises Wrong if `got` is not `wanted`.  If it equals what a known mistake gives, that sentence comes
-first; if not, the first differing cell.  Below stand the expected and the found, side by side.
+`diagnose` runs the broken rule once more with each known wrong implementation (mistakes.py) in the
+function's place.  If one gives the same wrong answer, its sentence comes first; else the rule's
+own.  Below stand the rule, and what was expected and found, side by side.
 """
-from contextlib import contextmanager
+import inspect
+import traceback
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from course.exercises import Wrong
+from course import mistakes
+from course.rules import FAILURES, Comparison, equal, rules_of, tensor, time_limit
+
+SECONDS = 5  # that the comparison with all mistakes may take
 
 
-def tensor(z):
-    """A tensor, an array or a number as a tensor; None for anything else."""
-    if isinstance(z, np.ndarray):
-        return torch.from_numpy(z)
-    if isinstance(z, torch.Tensor):
-        return z.detach()
-    if isinstance(z, (bool, int, float, np.number)):
-        return torch.tensor(z)
+# ---- what came of a rule ------------------------------------------------------------------------
+
+@dataclass
+class Outcome:
+    """How a rule was broken: by a wrong result, by an error, or by what it says itself."""
+
+    error: BaseException
+    comparison: Comparison | None  # the last one, if it failed
+
+    def kind(self):
+        """number, error or rule."""
+        if not isinstance(self.error, AssertionError | FAILURES[-1]):
+            return "error"
+        return "rule" if self.comparison is None else "number"
+
+    def is_like(self, other):
+        """Is this the same wrong answer?  NaN alone has too many causes to be one."""
+        if self.kind() != other.kind():
+            return False
+        if self.kind() == "error":
+            return (type(self.error), str(self.error)) == (type(other.error), str(other.error))
+        if self.kind() == "rule":
+            return True
+        mine, theirs = self.comparison, other.comparison
+        if mine.found is None or theirs.found is None or nothing_but_nan(mine.found):
+            return False
+        seen = mine.seen if mine.found.shape == mine.wanted.shape else None
+        given = mine.found
+        if given.shape == theirs.found.shape:
+            given = given.double().where(theirs.found != mistakes.ANY, mistakes.ANY)
+        return equal(given, theirs.found, seen, max(mine.tolerance, 1e-9))
+
+
+def outcome(error):
+    """The Outcome of the rule that has just raised this error."""
+    last = Comparison.last
+    return Outcome(error, last if last is not None and not last else None)
+
+
+def outcome_of(rule, function):
+    """Run a rule: None if it holds.  TimeoutError if the time for all comparisons is over."""
+    try:
+        rule.run(function)
+    except TimeoutError:
+        raise
+    except FAILURES as error:
+        return outcome(error.with_traceback(None))
     return None
 
 
-def same(a, b, seen=None, tolerance=0.0):
-    """Equal in shape and, on the cells that count, in value; NaN equals NaN."""
-    a, b = tensor(a), tensor(b)
-    if a is None or b is None or a.shape != b.shape:
-        return False
+outcomes = {}  # of the mistakes: each runs each rule once
+
+
+def outcome_of_mistake(rule, mistake):
+    """What comes of a rule if this mistake is in the exercise's place."""
+    key = mistake, rule.test, str(rule.parameters)
+    if key not in outcomes:
+        outcomes[key] = outcome_of(rule, mistake.function())
+    return outcomes[key]
+
+
+# ---- which mistake is it? -----------------------------------------------------------------------
+
+def misconception(name, rule, function, mine):
+    """The sentence of the mistake that answers as this function does, or "".
+
+    If several do, those stay that do so under the other rules, too.
+    """
+    if mine.kind() == "rule":
+        return ""
+    alike = []
+    for mistake in mistakes.of(name):
+        theirs = outcome_of_mistake(rule, mistake)
+        if theirs is not None and mistake.sentence and mine.is_like(theirs):
+            alike.append(mistake)
+    for other in rules_of(name):
+        if len({mistake.sentence for mistake in alike}) < 2:
+            break
+        here = outcome_of(other, function)
+        left = []
+        for mistake in alike:
+            theirs = outcome_of_mistake(other, mistake)
+            if here is theirs or here and theirs and here.is_like(theirs):  # None: both hold
+                left.append(mistake)
+        alike = left or alike
+    return alike[0].sentence if alike else ""
+
+
+def diagnose(name, rule, function, error):
+    """The message for a broken rule: its first line is the diagnosis."""
+    mine = outcome(error)
+    compared = mine.comparison if mine.kind() == "number" else None
+    sentence = compared.problem() if compared is not None else ""
+    if not sentence and not isinstance(error, TimeoutError):
+        try:
+            with time_limit(SECONDS):
+                sentence = misconception(name, rule, function, mine)
+        except TimeoutError:
+            pass
+    if mine.kind() == "error":
+        what = raised(error, function)
+        if "refused" in rule.test.__name__ and not sentence:  # by a ValueError, not by any other
+            sentence = rule.sentence
+        lines = [sentence, f"  {what}"] if sentence else [what]
+    else:
+        lines = [sentence or rule.sentence]
+    if lines[0] != rule.sentence:
+        lines.append(f"  the rule: {rule.sentence}")
+    lines += [f"  {rule.where}:", *source(rule)]
+    if compared is not None and not compared.problem():
+        if not sentence:
+            lines.append(f"  {counted(compared)}")
+        lines.append(side_by_side(compared.wanted, compared.found, compared.seen))
+    return "\n".join(lines)
+
+
+def source(rule):
+    """The lines of a rule after its docstring, if they are few."""
+    lines = inspect.getsource(rule.test).split('"""')[-1].strip("\n").rstrip().split("\n")
+    return lines if len(lines) <= 10 else []
+
+
+def raised(error, function):
+    """One line for an exception out of a student's function: what and where, no library frames."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    frames = [f for f in traceback.extract_tb(error.__traceback__)
+              if code and f.filename == code.co_filename]
+    where = f" in line {frames[-1].lineno} ({frames[-1].line})" if frames else ""
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}{where}: {text[:300]}"
+
+
+# ---- expected and got, side by side -------------------------------------------------------------
+
+def nothing_but_nan(z):
+    """Not a number in it."""
+    return z.numel() > 0 and bool(z.isnan().all())
+
+
+def counted(compared):
+    """How much of a result is wrong, in a sentence."""
+    got, wanted, seen = compared.found, compared.wanted, compared.seen
+    if got.shape != wanted.shape:
+        return f"the shape is {tuple(got.shape)}, should be {tuple(wanted.shape)}"
+    if nothing_but_nan(got) and not nothing_but_nan(wanted):
+        return "every number is NaN: 0 * inf or inf - inf on the way"
+    if not wanted.dim():
+        return f"the result is {got.item():.6g}, should be {wanted.item():.6g}"
+    wrong = (got.double() - wanted.double()).abs().gt(compared.tolerance)
+    wrong = wrong | (got.isnan() != wanted.isnan())
     if seen is not None:
-        a, b = a[..., seen], b[..., seen]
-    a, b = a.double(), b.double()
-    return bool(((a - b).abs().le(tolerance) | (a == b) | (a.isnan() & b.isnan())).all())
+        wrong = wrong & seen
+    first = wrong.nonzero()[0].tolist()
+    count = wrong.numel() if seen is None else int(seen.expand_as(wrong).sum())
+    return (f"{int(wrong.sum())} of {count} entries are wrong, the first at "
+            f"[{', '.join(map(str, first))}]")
 
 
 def cells(matrix, hidden, decimals):
@@ -54,7 +193,7 @@ def side_by_side(wanted, got, seen=None):
     wanted, got = (z if z.dim() > 1 else z[None] for z in (wanted, got))
     hidden = None if seen is None else ~seen
     where, columns = "", 12
-    if any(z.is_floating_point() and not same(z, z.round()) for z in (wanted, got)):
+    if any(z.is_floating_point() and not equal(z, z.round()) for z in (wanted, got)):
         columns = 6  # with decimals they are wider
     if wanted.shape == got.shape:
         differs = (wanted.double() - got.double()).abs().gt(1e-12) | (wanted.isnan() != got.isnan())
@@ -95,116 +234,3 @@ def side_by_side(wanted, got, seen=None):
     if hidden is not None and hidden.any():
         lines.append("(a dot: hidden by the mask, not compared)")
     return "\n".join("    " + line.rstrip() for line in lines)
-
-
-def nothing_but_nan(z):
-    """Not a number in it."""
-    z = tensor(z)
-    return z.numel() > 0 and bool(z.isnan().all())
-
-
-def explain(got, wanted, known, seen, tolerance):
-    """The sentence for a wrong result."""
-    shown = seen if got.shape == wanted.shape else None
-    for mistake, wrong in known.items():
-        wrong = wrong() if callable(wrong) else wrong
-        other = not same(wrong, wanted, seen, tolerance)  # here the mistake makes a difference
-        # many mistakes end in NaN alone, so that NaN alone names none of them
-        if other and not nothing_but_nan(wrong) and same(got, wrong, shown, max(tolerance, 1e-9)):
-            return mistake
-    if got.shape != wanted.shape:
-        return f"the shape is {tuple(got.shape)}, should be {tuple(wanted.shape)}"
-    if nothing_but_nan(got) and not nothing_but_nan(wanted):
-        return "every number is NaN: 0 * inf or inf - inf on the way"
-    if not wanted.dim():
-        return f"the result is {got.item():.6g}, should be {wanted.item():.6g}"
-    wrong = (got.double() - wanted.double()).abs().gt(tolerance) | (got.isnan() != wanted.isnan())
-    if seen is not None:
-        wrong = wrong & seen
-    first = wrong.nonzero()[0].tolist()
-    count = wrong.numel() if seen is None else int(seen.expand_as(wrong).sum())
-    return (f"{int(wrong.sum())} of {count} entries are wrong, the first at "
-            f"[{', '.join(map(str, first))}]")
-
-
-def expect(what, got, wanted, known={}, seen=None, tolerance=0.0, dtype=None):
-    """Wrong, with the diagnosis, unless got equals wanted on the cells in `seen`."""
-    if got is None:
-        raise Wrong(f"nothing is returned: did you forget `return`?\n  {what}")
-    found, wanted = tensor(got), tensor(wanted)
-    if found is None or wanted.dim() and not isinstance(got, torch.Tensor):
-        kind = "NumPy array" if isinstance(got, np.ndarray) else type(got).__name__
-        wish = f"a torch tensor of shape {tuple(wanted.shape)}" if wanted.dim() else "a number"
-        raise Wrong(f"the result is a {kind}, should be {wish}\n  {what}")
-    if not same(found, wanted, seen, tolerance):
-        raise Wrong(f"{explain(found, wanted, known, seen, tolerance)}\n  {what}\n"
-                    f"{side_by_side(wanted, found, seen)}")
-    if dtype is not None and found.dtype != dtype:
-        raise Wrong(f"the numbers are right, but their type is {found.dtype}, should be {dtype}\n"
-                    f"  {what}")
-
-
-def demand(condition, sentence, what=""):
-    """Wrong with this sentence unless the condition holds."""
-    if not condition:
-        raise Wrong(sentence + (f"\n  {what}" if what else ""))
-
-
-def refuses(what, call):
-    """The call must end in a ValueError."""
-    try:
-        result = call()
-    except ValueError:
-        return
-    except (NotImplementedError, TimeoutError):  # blank, or endless
-        raise
-    except Exception as error:
-        found = f"it ended in a {type(error).__name__} ({' '.join(str(error).split())})"
-    else:
-        found = f"it gave {' '.join(str(result).split())}"
-        if isinstance(result, torch.Tensor):
-            found = f"it gave a tensor of shape {tuple(result.shape)}"
-    raise Wrong(f"{what} must be refused with a ValueError, but {found[:100]}")
-
-
-def told(what, clues, call):
-    """What the call returns.  An error that holds a clue means something to us: say what."""
-    try:
-        return call()
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        text = " ".join(str(error).split())
-        for clue, sentence in clues.items():
-            if clue in text and not isinstance(error, NotImplementedError):
-                raise Wrong(f"{sentence}\n  {what}\n  {type(error).__name__}: {text}") from None
-        raise
-
-
-def same_slopes(what, names, got, wanted, tolerance):
-    """Wrong at the first gradient that is not the right one; the result itself was."""
-    for name, a, b in zip(names, got, wanted):
-        if not same(a, b, tolerance=tolerance):
-            why = "no gradient comes through" if not a.any() else "a part of it is missing"
-            raise Wrong(f"the result is right, but the gradient into {name} is not: {why}, so "
-                        f"something is detached on the way\n  {what}\n{side_by_side(b, a)}")
-
-
-def gradients(output, leaves):
-    """Gradients of a loss in which every entry counts differently; 0 where nothing is connected."""
-    weight = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view_as(output)
-    if not output.requires_grad:
-        return [torch.zeros_like(z) for z in leaves]
-    found = torch.autograd.grad((output * weight).sum(), leaves, allow_unused=True)
-    return [torch.zeros_like(z) if g is None else g for g, z in zip(found, leaves)]
-
-
-@contextmanager
-def replaced(owner, **names):
-    """Other values for some names of a module, in the block: an exercise is tested by itself."""
-    before = {name: vars(owner)[name] for name in names if name in vars(owner)}
-    vars(owner).update(names)
-    try:
-        yield
-    finally:
-        for name in names:
-            del vars(owner)[name]
-        vars(owner).update(before)

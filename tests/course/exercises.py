@@ -1,28 +1,15 @@
-"""The exercises: which functions they are, whose code is tested, and how far it is.
+"""The exercises: which functions they are, in course order, with task and hint.
 
-    EXERCISES                the table, in course order
-    lay_over(folder)         XL_CODE: put a student's files or functions over ours
-    state("rel_shift")       ("solved", "") or ("blank" | "failing" | "missing", why)
-
-The tests of an exercise stand in checks.py; `python tests/blank.py --list` prints the table.
+`python tests/blank.py --list` prints the table.  Their rules are tests: those of rel_shift stand
+in tests/test_04_rel_shift.py and take `rel_shift` as an argument.
 """
 import ast
-import importlib.util
-import inspect
-import io
-import signal
-import sys
-import traceback
-from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LESSONS = ("01_vanilla_segments", "02_recurrence", "03_relative_attention", "04_rel_shift",
            "05_full_model", "train")
-SECONDS = 10  # that the tests of one exercise may take; ours take less than one
 
 
 @dataclass(frozen=True)
@@ -36,11 +23,17 @@ class Exercise:
     idea: str
     task: str  # three sentences
     hint: str  # shown by --hints
+    tests: str = ""  # the test file of its rules, if it is not that of the lesson
 
     @property
     def lesson(self):
         """01 ... 05, train: short, for the progress line."""
         return self.file.split("_")[0]
+
+    @property
+    def test_file(self):
+        """Where its rules stand."""
+        return self.tests or f"test_{self.file}"
 
 
 EXERCISES = (
@@ -163,7 +156,8 @@ EXERCISES = (
         "numbers of the vocabulary, (B, 1). Refuse top_k outside 1..V and a temperature that is "
         "not above 0 with a ValueError.",
         "topk gives values and indices. What multinomial draws is a place among the k best: it "
-        "must be translated back into the vocabulary."),
+        "must be translated back into the vocabulary.",
+        "test_05_generation"),
     Exercise(
         "generate", "05_full_model", "generate", 15, "sampling with memory",
         "With the model in eval mode read the prompt (B, P) once, then one token at a time: "
@@ -173,7 +167,8 @@ EXERCISES = (
         "refuse n_tokens < 0 with a ValueError.",
         "Keep one variable for what the model reads next: first the prompt, then the (B, 1) "
         "token just drawn. Who feeds the prompt again reads it twice, since the memory holds "
-        "it."),
+        "it.",
+        "test_05_generation"),
     Exercise(
         "train_step", "train", "train_step", 11, "one update, the memory handed on",
         "Clear the gradients, then call the model with x, the memory and y under autocast(run, "
@@ -222,259 +217,3 @@ def exercises_in(tree, file=None):
         elif isinstance(node, ast.FunctionDef):
             defined.add(node.name)
     return [e for e in EXERCISES if e.function in defined and file in (None, e.file)]
-
-
-def sentence(error, path):
-    """An error of a student's file in one line: what, where."""
-    if isinstance(error, SyntaxError):  # TabError, and text that is not UTF-8, among them
-        where = f", line {error.lineno}" if error.lineno else ""
-        return f"{Path(path).name}{where}: {type(error).__name__}: {error.msg}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__)
-              if Path(f.filename).resolve() == Path(path).resolve()]
-    where = f", line {frames[-1].lineno} ({frames[-1].line})" if frames else ""
-    text = " ".join(str(error).split())
-    if isinstance(error, ModuleNotFoundError):
-        text += "; the course uses numpy, torch and matplotlib only"
-    return f"{Path(path).name}{where}: {type(error).__name__}: {text[:300]}"
-
-
-# ---- whose code is tested -----------------------------------------------------------------------
-
-class Overlay:
-    """Finds the lessons: the student's file where there is one, else ours; a functions file
-    (any other name) is then executed inside the lessons whose exercises it holds."""
-
-    def __init__(self, folder):
-        self.folder, self.files, self.functions = folder, {}, {}
-        paths = [path for path in sorted(folder.glob("*.py")) if not path.name.startswith(".")]
-        for path in paths:
-            if path.stem in LESSONS:
-                self.files[path.stem] = path
-        for path in paths:
-            if path.stem in self.files:
-                continue
-            try:
-                found = exercises_in(ast.parse(path.read_bytes().decode()))
-            except (SyntaxError, ValueError) as error:  # ValueError: not UTF-8, null bytes
-                raise ValueError(f"{sentence(error, path)}; mend it, then test again") from None
-            for exercise in found:
-                other = self.functions.get(exercise.name) or self.files.get(exercise.file)
-                if other:
-                    raise ValueError(f"{exercise.function} stands in {other.name} and in "
-                                     f"{path.name}; take one of them away")
-                self.functions[exercise.name] = path
-        if not self.files and not self.functions:
-            raise ValueError(
-                f"{folder} holds no lesson file ({LESSONS[0]}.py, ...) and no file with a function "
-                f"of the exercises ({EXERCISES[0].name}, ...); name the folder they are in")
-
-    def find_spec(self, name, path=None, target=None):
-        """importlib's question: where is this module?"""
-        if name not in LESSONS and name not in self.files:
-            return None
-        file = self.files.get(name, ROOT / f"{name}.py")
-        return importlib.util.spec_from_file_location(
-            name, file, loader=Loader(name, str(file), self.functions))
-
-    def has(self, exercise):
-        """Did the student hand this exercise in (blank or not)?"""
-        return exercise.file in self.files or exercise.name in self.functions
-
-
-class Loader(SourceFileLoader):
-    """Executes a lesson, then what a functions file says of it."""
-
-    def __init__(self, name, path, functions):
-        super().__init__(name, path)
-        self.functions = functions
-
-    def exec_module(self, module):
-        super().exec_module(module)
-        mine = [e for e in EXERCISES if e.file == module.__name__ and e.name in self.functions]
-        for path in dict.fromkeys(self.functions[e.name] for e in mine):
-            before = dict(vars(module))
-            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-            after = dict(vars(module))
-            # helpers stay, exercises go in, and all else of the lesson is put back
-            vars(module).update(before)
-            for exercise in mine:
-                if self.functions[exercise.name] == path:
-                    owner, _, attribute = exercise.function.rpartition(".")
-                    if owner:
-                        setattr(before[owner], attribute, vars(after[owner])[attribute])
-                    else:
-                        setattr(module, attribute, after[attribute])
-
-
-overlay = None  # an Overlay while XL_CODE is set
-broken = {}  # lesson file -> one sentence, if it cannot be imported
-
-
-def lay_over(folder):
-    """Use the files of this folder, laid over ours.  ValueError: one sentence."""
-    global overlay
-    folder = Path(folder)
-    if not folder.is_dir():
-        what = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise ValueError(f"XL_CODE: {folder} {what}; name the folder with the student's files")
-    try:
-        overlay = Overlay(folder.resolve())
-    except ValueError as error:
-        raise ValueError(f"XL_CODE: {error}") from None
-    sys.meta_path.insert(0, overlay)
-    sys.path.append(str(overlay.folder))  # last: helper files are found, nothing is shadowed
-
-
-def import_lessons():
-    """Import all six, in order; a file that cannot be imported goes into `broken`."""
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
-    for file in LESSONS:
-        path = overlay.files.get(file, ROOT / f"{file}.py") if overlay else ROOT / f"{file}.py"
-        try:
-            with time_limit(6 * SECONDS):  # the first one imports torch
-                import_module(file)
-        except (Exception, SystemExit) as error:
-            of = getattr(error, "filename", None) if isinstance(error, SyntaxError) else None
-            frames = [of] if of else [f.filename for f in traceback.extract_tb(error.__traceback__)]
-            root = next((f for f in reversed(frames) if f and not f.startswith("<")
-                         and Path(f).suffix == ".py" and ours_or_theirs(f)), str(path))
-            first = next(iter(broken.values()), None)
-            text = sentence(error, root)
-            broken[file] = text if Path(root).stem == file or first is None else first
-
-
-def ours_or_theirs(filename):
-    """Is this file a lesson, or laid over one?"""
-    folder = Path(filename).resolve().parent
-    return folder == ROOT or overlay is not None and folder == overlay.folder
-
-
-def whose():
-    """What the header of a test run says: whose code is tested, file by file."""
-    if not overlay:
-        return [f"code under test: all of {ROOT}"]
-    lines = [f"code under test: XL_CODE = {overlay.folder}, laid over {ROOT}"]
-    for file in LESSONS:
-        taken = {}
-        for exercise in EXERCISES:
-            if exercise.file == file and exercise.name in overlay.functions:
-                path = overlay.functions[exercise.name].name
-                taken.setdefault(path, []).append(exercise.function)
-        if file in overlay.files:
-            text = f"from XL_CODE, {overlay.files[file]}"
-        elif taken:
-            text = "ours, with " + "; ".join(
-                f"{', '.join(names)} from XL_CODE, {path}" for path, names in taken.items())
-        else:
-            text = "ours"
-        lines.append(f"  {file}.py: {text}")
-    return lines
-
-
-# ---- how far it is ------------------------------------------------------------------------------
-
-class Wrong(Exception):
-    """A solution is wrong, and this says how.  Its first line is the diagnosis."""
-
-
-def function_of(exercise):
-    """The function under test, as its lesson has it; AttributeError if it is missing."""
-    found = import_module(exercise.file)
-    for part in exercise.function.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def is_there(exercise):
-    """Does its lesson still define the function?"""
-    try:
-        return callable(function_of(exercise))
-    except AttributeError:
-        return False
-
-
-def is_blank(error):
-    """The exercise whose stub raised this error, or None."""
-    while error is not None:
-        name = str(error).split(" is blank")[0]
-        if isinstance(error, NotImplementedError) and name in BY_NAME:
-            return BY_NAME[name]
-        inner = getattr(error, "exc_info", (None, None))[1]  # of doctest
-        error = inner or error.__cause__ or error.__context__
-    return None
-
-
-@contextmanager
-def time_limit(seconds):
-    """TimeoutError after so many seconds (where the system has an alarm)."""
-    if not hasattr(signal, "SIGALRM"):
-        yield
-        return
-
-    def ring(number, frame):
-        raise TimeoutError(f"still running after {seconds} seconds: an endless loop?")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def judge(exercise, function):
-    """Test one function: ("solved" | "blank" | "failing", diagnosis)."""
-    check = import_module("course.checks").CHECKS[exercise.name]
-    try:
-        with time_limit(SECONDS):
-            check(function)
-    except Wrong as error:
-        return "failing", f"{exercise.name}: {error}"
-    except (Exception, SystemExit) as error:
-        if is_blank(error) == exercise:
-            return "blank", (f"{exercise.name} is blank: write {exercise.function} in "
-                             f"{exercise.file}.py, then run pytest -k {exercise.name}")
-        return "failing", f"{exercise.name}: {raised(error, function)}"
-    return "solved", ""
-
-
-def raised(error, function):
-    """One line for an exception out of a student's function: what and where, no library frames."""
-    path = inspect.unwrap(function).__code__.co_filename
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    where = f" in line {frames[-1].lineno} ({frames[-1].line})" if frames else ""
-    text = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}{where}: {text[:300]}"
-
-
-states = {}  # name -> what `judge` said, so that each is tested once a run
-
-
-def state(name):
-    """("solved" | "blank" | "failing" | "missing", diagnosis) of the code under test."""
-    exercise = BY_NAME[name]
-    if name not in states:
-        if overlay and not overlay.has(exercise):
-            states[name] = "missing", f"{name} is not in XL_CODE; where it is needed, ours is used"
-        elif exercise.file in broken:
-            states[name] = "failing", f"{name}: {broken[exercise.file]}"
-        else:
-            states[name] = judge(exercise, function_of(exercise)) if is_there(exercise) else (
-                "failing", f"{name}: there is no {exercise.function} in {exercise.file}.py; its "
-                "name must stay")
-    return states[name]
-
-
-def progress_line():
-    """11 of 16 exercises solved; next: rel_shift (04)"""
-    with redirect_stdout(io.StringIO()):  # a student's prints belong to the exercise's own test
-        found = {e.name: state(e.name)[0] for e in EXERCISES}
-    counted = [e for e in EXERCISES if found[e.name] != "missing"]
-    solved = [e for e in counted if found[e.name] == "solved"]
-    line = f"{len(solved)} of {len(counted)} exercises solved"
-    if len(counted) < len(EXERCISES):
-        line += f" ({len(EXERCISES) - len(counted)} more are not in XL_CODE)"
-    todo = [e for e in counted if found[e.name] != "solved"]
-    return line + (f"; next: {todo[0].name} ({todo[0].lesson})" if todo else "")

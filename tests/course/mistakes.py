@@ -1,0 +1,117 @@
+"""SPOILERS.  The mistakes that students and public code make: wrong implementations, with a name.
+
+    of("rel_shift")              the known mistakes of an exercise, most specific first
+    mistake.function()           the wrong function, to be put in the exercise's place
+    mistake.sentence             what it is called when a student's answer is the same
+
+A mistake is an edit of the right solution (solutions.py), or a whole function.  It serves twice:
+diagnosis.py names a student's mistake by it, and test_course.py holds the rules against it: each
+must be refused, and named.  The mistakes themselves stand in mistakes_01.py ... mistakes_train.py,
+one line each:
+
+    M("reach", "T - 1 is forgotten: ...", ("return T - 1 - first", "return -first"))
+    M("lanes", "test_no_lane_is_refused", ("if B < 1:", "if B < 0:"))
+
+In the second line no answer is wrong that could be compared: the rule of that name speaks for
+itself.
+"""
+import ast
+import linecache
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from course.exercises import BY_NAME
+
+ANY = 987654321  # in the answer of a mistake: whatever number stands there
+HERE = Path(__file__).resolve().parent
+
+# bugs that stood in public code for months or years, mostly unseen: the loss still falls
+BUGS = {
+    1: "the shift drops the last row in place of the first",
+    2: "distances ascend along the keys",
+    3: "the memory's offset is forgotten: distance i - j",
+    5: "a shift that is right only for T = K, or for T = 1",
+    7: "clamp_len clamps from the wrong side, or the key's number",
+    8: "u and v swapped, or one for both",
+    9: "only the content terms are scaled, or by 1 / sqrt(D)",
+    10: "the causal diagonal begins at 1, not at 1 + M",
+    11: "same_length is off by one",
+    12: "hidden scores are filled with a small or a merely large number",
+    13: "the position term is not hidden where the shift leaves leftovers",
+    14: "the stop-gradient is dropped",
+    15: "the memory is put behind the segment",
+    16: "memory[-0:] keeps everything if mem_len is 0",
+    17: "a memory of zeros that is attended to, in place of none",
+    18: "mem_len and the segment length are mixed up",
+    19: "the prompt is fed again although the memory holds it",
+    20: "lanes are not contiguous, or neighbours are mixed",
+    21: "targets are shifted twice or not at all",
+    22: "a mean of segment means, though the last segment is shorter",
+    24: "resuming forgets the position or the memory",
+}
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One wrong implementation of an exercise."""
+
+    exercise: str
+    name: str  # the sentence for it, or the test whose own sentence says it
+    edits: tuple  # (old, new), (old, new), ...; old occurs once.  Or one text: the whole function
+    bug: int = 0  # which of BUGS it is, if any
+
+    @property
+    def sentence(self):
+        """What is told to a student who made it; "" where a rule says it."""
+        return "" if self.name.startswith("test_") else self.name
+
+    def source(self):
+        """The wrong function as text; ValueError if an edit does not fit."""
+        if isinstance(self.edits[0], str):
+            return self.edits[0].strip("\n") + "\n"
+        text = solution(self.exercise)
+        for old, new in self.edits:
+            if text.count(old) != 1:
+                raise ValueError(f"solutions.py holds {old!r} {text.count(old)} times in "
+                                 f"{self.exercise}, should be once")
+            text = text.replace(old, new)
+        return text
+
+    @cache
+    def function(self):
+        """The wrong function."""
+        return function_from(self.exercise, self.source())
+
+
+def M(exercise, name, *edits, bug=0):
+    """A line of the table: pairs of old and new text, or the whole function as one text."""
+    return Mistake(exercise, name, edits, bug)
+
+
+@cache
+def solution(name):
+    """The right solution of an exercise as text, decorators too."""
+    text = (HERE / "solutions.py").read_text()
+    called = BY_NAME[name].function.split(".")[-1]
+    node = next(n for n in ast.parse(text).body if getattr(n, "name", "") == called)
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    return "\n".join(text.splitlines()[first - 1 : node.end_lineno]) + "\n"
+
+
+def function_from(name, source):
+    """Run the source of a function among the names of its lesson."""
+    exercise = BY_NAME[name]
+    filename = f"<{name} {hash(source)}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    made = {}
+    exec(compile(source, filename, "exec"), vars(import_module(exercise.file)), made)
+    return made[exercise.function.split(".")[-1]]
+
+
+@cache
+def of(name):
+    """The mistakes that are known for this exercise."""
+    table = import_module(f"course.mistakes_{BY_NAME[name].lesson}").TABLE
+    return [mistake for mistake in table if mistake.exercise == name]

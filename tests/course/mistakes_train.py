@@ -1,0 +1,314 @@
+"""SPOILERS.  Mistakes in the exercises of train.py (see mistakes.py)."""
+from course.mistakes import M
+
+# ---- train_step ---------------------------------------------------------------------------------
+
+CALL = "model(x, memory, y)"
+MEAN, BACK = "losses.mean()", "    loss.backward()\n"
+CLIP = "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)\n"
+FINITE = "if not math.isfinite(loss + norm):"
+WITH = "with autocast(run, x.device.type):"
+STEP = "    optimizer.step()\n"
+NORM = "    norm = torch.stack([p.grad for p in model.parameters() if p.grad is not None]).norm()\n"
+
+# a student's own micro-batches; `memories` is what each part reads, `after` what follows its pass
+PARTS = """
+def train_step(model, optimizer, x, y, memory, run):
+    optimizer.zero_grad()
+    loss, size, new_memory = 0, run.micro_batch or len(x), []
+    for b in range(0, len(x), size):
+        part = slice(b, b + size)
+        with autocast(run, x.device.type):
+            losses, new = model(x[part], {memory}, y[part])
+        ({loss}).backward()
+        loss += losses.sum().item() / y.numel()
+        new_memory.append(new)
+{after}
+    if not math.isfinite(loss + norm.item()):
+        return loss, norm.item(), memory
+    optimizer.step()
+    return loss, norm.item(), [torch.cat(layer) for layer in zip(*new_memory)]
+"""
+OWN_LANES = "memory and [z[part] for z in memory]"
+
+
+def parts(name, memory=OWN_LANES, loss="losses.sum() / y.numel()", after=CLIP):
+    """A mistake that is made by whoever cuts micro-batches in train_step."""
+    return M("train_step", name, PARTS.format(memory=memory, loss=loss, after=after.rstrip("\n")))
+
+
+TRAIN_STEP = (
+    # ---- the loss
+    M("train_step", "the model is called without targets: model(x, memory, y) gives the losses, "
+      "model(x, memory) the logits", (CALL, "model(x, memory)")),
+    M("train_step", "you compute the losses from the logits: model(x, memory, y) gives the losses",
+      (CALL, "model(x, memory)"),
+      (MEAN, "torch.nn.functional.cross_entropy(losses.transpose(1, 2), y)")),
+    M("train_step", "the memory is not handed to the model", (CALL, "model(x, None, y)")),
+    M("train_step", "x and y are exchanged: x is read, y is to be predicted",
+      (CALL, "model(y, memory, x)")),
+    M("train_step", "memory and y are exchanged: the call is model(x, memory, y)",
+      (CALL, "model(x, y, memory)")),
+    M("train_step", "the loss is the sum of the losses, should be their mean over all B x T tokens",
+      (MEAN, "losses.sum()")),
+    M("train_step", "the loss is summed over the tokens of a lane: take the mean over all B x T",
+      (MEAN, "losses.sum(1).mean()")),
+    M("train_step", "the loss is summed over the lanes: take the mean over all B x T tokens",
+      (MEAN, "losses.mean(1).sum()")),
+    M("train_step", "the loss is that of the last token only: every token of the segment is one to "
+      "learn from", (MEAN, "losses[:, -1].mean()")),
+    M("train_step", "the loss is that of the first lane only", (MEAN, "losses[0].mean()")),
+    M("train_step", "the loss has the wrong sign: the model gives -ln p, which is to fall",
+      (MEAN, "-losses.mean()")),
+    M("train_step", "the loss is in bits: nats are asked for, as the model gives them",
+      ("loss.item(),", "loss.item() / math.log(2),")),
+    M("train_step", "the loss is a perplexity: nats are asked for, as the model gives them",
+      ("loss.item(),", "math.exp(loss.item()),")),
+    M("train_step", "loss and norm are exchanged: the loss comes first",
+      ("return loss, norm, new_memory", "return norm, loss, new_memory")),
+    M("train_step", "test_three_things_come_back", ("return loss, norm, new_memory",
+                                                    "return loss, new_memory")),
+    # ---- the gradient
+    M("train_step", "the weights have not moved: optimizer.step() is missing, or the gradients are "
+      "cleared just before it", (STEP, "")),
+    M("train_step", "the weights have not moved: loss.backward() is missing, so there is no "
+      "gradient", (BACK, "")),
+    M("train_step", "the gradient is that of the sum: the mean over B x T tokens is asked for",
+      ("loss.backward()", "losses.sum().backward()")),
+    M("train_step", "the gradient is that of the last token only",
+      ("loss.backward()", "losses[:, -1].mean().backward()")),
+    M("train_step", "the update goes uphill", ("loss.backward()", "(-loss).backward()")),
+    M("train_step", "the optimizer makes two steps", (STEP, STEP + STEP)),
+    M("train_step", "the gradients of the step before are still in: clear them first",
+      ("optimizer.zero_grad()", "pass")),
+    M("train_step", "the weights have not moved: optimizer.step() is missing, or the gradients are "
+      "cleared just before it", ("    optimizer.zero_grad()\n", ""),
+      (STEP, "    optimizer.zero_grad()\n" + STEP)),
+    M("train_step", "the gradients are cleared after the model was called: clear them first, since "
+      "with micro-batches the call makes backward passes of its own, whose gradients must stay",
+      ("    optimizer.zero_grad()\n", ""), (BACK, "    optimizer.zero_grad()\n" + BACK)),
+    # ---- to clip
+    M("train_step", "the gradient is not clipped, or only after the step", (CLIP, NORM)),
+    M("train_step", "the gradient is not clipped, or only after the step", (CLIP, NORM),
+      (STEP, STEP + CLIP.replace("norm = ", ""))),
+    M("train_step", "the gradient is clipped before backward() has made it", (CLIP, ""),
+      (BACK, CLIP + BACK)),
+    M("train_step", "each weight's gradient is clipped by itself: clip the norm of all together",
+      (CLIP, NORM + "    torch.nn.utils.clip_grad_value_(model.parameters(), run.clip)\n")),
+    M("train_step", "each weight's gradient is clipped by itself: clip the norm of all together",
+      (CLIP, NORM + "    for p in model.parameters():\n"
+       "        torch.nn.utils.clip_grad_norm_(p, run.clip)\n")),
+    M("train_step", "the norm is clipped to 1, should be to run.clip", ("run.clip", "1.0")),
+    M("train_step", "a gradient whose norm is below run.clip was made longer: it stays as it is",
+      (CLIP, NORM + "    for p in model.parameters():\n"
+       "        p.grad = None if p.grad is None else p.grad * run.clip / norm\n")),
+    M("train_step", "the loss is clipped, not the gradient", (CLIP, NORM),
+      (MEAN, "losses.mean()\n    loss = loss * min(1, run.clip / loss.item())")),
+    M("train_step", "you return the norm after clipping; it must be the one before, which "
+      "clip_grad_norm_ returns", ("loss.item(), norm.item()",
+                                  "loss.item(), min(norm.item(), run.clip)")),
+    M("train_step", "the norm is 0: the gradients are cleared before it is taken",
+      ("loss, norm = loss.item(), norm.item()", "loss, norm = loss.item(), 0.0")),
+    M("train_step", "the norm is the root of the sum of squares: the root is missing",
+      ("norm.item()", "norm.item() ** 2")),
+    # ---- micro-batches: they are a Learner's business
+    parts("the micro-batches share one memory: each wants that of its own lanes.  But do not cut "
+          "the lanes here: train wraps the model in a Learner that does it", "memory"),
+    parts("each micro-batch was clipped by itself: clip once, the gradient of all lanes.  But do "
+          "not cut the lanes here: train wraps the model in a Learner that does it",
+          after=CLIP.replace("    ", " " * 8)),
+    parts("the gradients of the micro-batches' means were added up: the mean over all B x T tokens "
+          "is asked for.  But do not cut the lanes here: train wraps the model in a Learner that "
+          "does it", loss="losses.mean()"),
+    parts("each micro-batch made a step of its own: one step is made with the gradient of all "
+          "lanes.  But do not cut the lanes here: train wraps the model in a Learner that does it",
+          after=(CLIP + STEP).replace("    ", " " * 8)),
+    parts("test_the_model_is_called_once_with_all_lanes"),
+    M("train_step", "test_the_model_is_called_once_with_all_lanes",
+      (CALL, "model(x, memory and [z.flip(0) for z in memory], y)")),
+    # ---- the memory
+    M("train_step", "this is the old memory: hand on the new one, which the model returned",
+      ("return loss, norm, new_memory", "return loss, norm, memory"), bug=24),
+    M("train_step", "there is no memory in the third place: it is the model's second result, as it "
+      "is", ("return loss, norm, new_memory", "return loss, norm, None"), bug=24),
+    M("train_step", "test_without_a_past_the_model_gets_none",
+      (CALL, "model(x, memory or [torch.zeros(len(x), 1, 1)], y)"), bug=17),
+    M("train_step", "a weight that the loss does not depend on has no gradient: its .grad is None",
+      (CLIP, "    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()\n"
+       "    torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)\n")),
+    M("train_step", "the old memory was changed in place: a bad step must be able to hand it back",
+      (STEP, STEP + "    if memory:\n        memory[0].copy_(new_memory[0])\n")),
+    M("train_step", "the old memory was changed in place: a bad step must be able to hand it back",
+      (STEP, STEP + "    if memory:\n        memory[:] = new_memory\n")),
+    # ---- what is not finite
+    M("train_step", "test_loss_and_norm_are_floats", ("    loss, norm = loss.item(), norm.item()\n",
+                                                      "")),
+    M("train_step", "test_a_bad_step_returns_three_things_too", ("return loss, norm, memory",
+                                                                 "return")),
+    M("train_step", "test_a_bad_step_returns_three_things_too",
+      (FINITE, "assert math.isfinite(loss + norm)\n    if False:")),
+    M("train_step", "test_a_bad_step_leaves_the_weights", (FINITE, "if False:")),
+    M("train_step", "the loss is finite, but the gradient is not: this step must be left out as "
+      "well", (FINITE, "if not math.isfinite(loss):")),
+    M("train_step", "the gradient is finite, but the loss is not: this step must be left out as "
+      "well", (FINITE, "if not math.isfinite(norm):")),
+    M("train_step", "NaN is held back, infinity is not: math.isfinite(z) is False for both",
+      (FINITE, "if math.isnan(loss + norm):")),
+    M("train_step", "the gradient of a bad step is mended: leave the whole step out",
+      (CLIP, "    for p in model.parameters():\n"
+       "        p.grad = None if p.grad is None else p.grad.nan_to_num(0, 0, 0)\n" + CLIP)),
+    M("train_step", "test_a_bad_step_leaves_the_optimizer",
+      ("        return loss, norm, memory\n",
+       "        optimizer.zero_grad()\n        new_memory = memory\n")),
+    M("train_step", "the new memory of a bad step was handed on: hand back the old one",
+      ("return loss, norm, memory", "return loss, norm, new_memory")),
+    M("train_step", "a bad step hands back no memory: hand back the old one",
+      ("return loss, norm, memory", "return loss, norm, None")),
+    M("train_step", "the bad numbers are hidden: return loss and norm as they are",
+      ("return loss, norm, memory", "return 0.0, 0.0, memory")),
+    # ---- autocast
+    M("train_step", "test_the_model_is_called_under_autocast", (WITH, "if True:")),
+    M("train_step", "test_the_model_is_called_under_autocast",
+      (WITH, "autocast(run, x.device.type)\n    if True:")),
+    M("train_step", "test_the_model_is_called_under_autocast",
+      (WITH, "autocast(run, x.device.type).__enter__()\n    if True:")),
+    M("train_step", "test_the_model_is_called_under_autocast",
+      (WITH, 'with autocast(run, "cpu"):')),
+    M("train_step", "test_the_model_is_called_under_autocast",
+      (WITH, 'with torch.autocast(x.device.type, torch.bfloat16, run.dtype == "bf16"):')),
+)
+
+# ---- evaluate -----------------------------------------------------------------------------------
+
+READ = "loss, memory = model(x, memory, y)"
+SUM = "loss[:, max(0, skip - i * run.eval_segment) :].double().sum()"
+OUT = "max(0, skip - i * run.eval_segment)"
+RESULT = "total.item() / (len(tokens) - 1 - skip)"
+LOOP = "        for i, (x, y) in enumerate(read):\n"
+EVALUATING = "with evaluating(model, run), autocast(run, device.type):"
+
+
+def results(name, result, *edits, bug=0):
+    """A mistake in what is returned in the end."""
+    return M("evaluate", name, (RESULT, result), *edits, bug=bug)
+
+
+MEANS = (".double().sum()", ".double().mean()")
+NO_SKIP = ("loss[:, max(0, skip - i * run.eval_segment) :]", "loss")
+WHOLE = (LOOP, LOOP + "            if x.shape[1] < run.eval_segment:\n                break\n")
+
+EVALUATE = (
+    # ---- what is divided by what
+    results("a mean of the segments' means: the last, shorter segment counts too much",
+            "total.item() / parts", MEANS, bug=22),
+    results("the segments' means are added up: add up the losses of the tokens", "total.item()",
+            MEANS),
+    M("evaluate", "the segments' means are added up and divided by the number of predictions: add "
+      "up the losses of the tokens", MEANS),
+    results("the sum is divided by the number of tokens: n tokens are n - 1 predictions",
+            "total.item() / (len(tokens) - skip)"),
+    results("the sum is divided by one less than the predictions: n tokens are n - 1 of them",
+            "total.item() / max(1, len(tokens) - 2 - skip)"),
+    results("the sum is not divided by the number of predictions", "total.item()"),
+    results("the sum is divided by the number of segments, should be by that of the predictions",
+            "total.item() / parts"),
+    results("the result is in bits: nats are asked for", RESULT + " / math.log(2)"),
+    results("the result is a perplexity: nats are asked for", f"math.exp({RESULT})"),
+    results("a mean of the segments' perplexities: add up the losses, in nats",
+            "total.item() / parts", (SUM, "loss.double().mean().exp()")),
+    M("evaluate", "the last, shorter segment is left out", WHOLE),
+    results("the last, shorter segment is left out, and not counted",
+            "total.item() / max(1, (len(tokens) - 1) // run.eval_segment * run.eval_segment)",
+            WHOLE),
+    M("evaluate", "only the last segment's losses are in the sum", ("total +=", "total =")),
+    results("the result is the mean of the last segment only", "total.item()", MEANS,
+            ("total +=", "total =")),
+    M("evaluate", "only the last token of each segment is in the sum",
+      (SUM, "loss[:, -1].double().sum()")),
+    results("test_the_result_is_a_float", RESULT.replace(".item()", "")),
+    # ---- what is read
+    M("evaluate", "the text is cut into run.batch lanes: evaluation reads it as ONE lane, since at "
+      "each lane's start the past would be missing", ("lanes(tokens.to(device), 1)",
+                                                      "lanes(tokens.to(device), run.batch)")),
+    M("evaluate", "the segments have the length of training: evaluation's is run.eval_segment",
+      ("segments(stream, run.eval_segment)", "segments(stream, run.segment)")),
+    M("evaluate", "segments wants the lane (1, n) as lanes gives it, not the tokens (n,)",
+      ("segments(stream, run.eval_segment)", "segments(stream[0], run.eval_segment)")),
+    M("evaluate", "the first token is thrown away: it is the first input",
+      ("lanes(tokens.to(device), 1)", "lanes(tokens[min(1, len(tokens) - 2):].to(device), 1)")),
+    M("evaluate", "the last token is thrown away: it is the last target",
+      ("lanes(tokens.to(device), 1)", "lanes(tokens[:max(2, len(tokens) - 1)].to(device), 1)")),
+    M("evaluate", "the model is called without targets: model(x, memory, y) gives the losses, "
+      "model(x, memory) the logits", (READ, "loss, memory = model(x, memory)")),
+    M("evaluate", "x and y are exchanged: x is read, y is to be predicted",
+      (READ, "loss, memory = model(y, memory, x)")),
+    M("evaluate", "test_the_text_goes_to_the_model", ("tokens.to(device)", "tokens")),
+    # ---- the memory
+    M("evaluate", "the memory is not handed on from segment to segment",
+      (READ, "loss, _ = model(x, memory, y)"), bug=24),
+    M("evaluate", "all segments are read after the memory of the first: hand on the newest",
+      (READ, "loss, new = model(x, memory, y)\n            memory = memory or new")),
+    M("evaluate", "this evaluation begins with the memory of the one before: begin with None, for "
+      "the text begins anew", ("device), 1), None", "device), 1), getattr(model, 'kept', None)"),
+      ("    return", "    model.kept = memory\n    return")),
+    M("evaluate", "test_the_first_segment_has_no_memory",
+      ("device), 1), None", "device), 1), [torch.zeros(1, 1, 1)]"), bug=17),
+    M("evaluate", "a Reader's memory is opaque: hand it on as it is, and look at nothing in it",
+      (READ, READ + "\n            memory = [z.detach() for z in memory]")),
+    M("evaluate", "a Reader has no parameters(): ask model.u.device",
+      ("model.u.device", "next(model.parameters()).device")),
+    # ---- skip
+    results("the first `skip` predictions are counted, too: leave them out of sum and number",
+            "total.item() / (len(tokens) - 1)", NO_SKIP),
+    M("evaluate", "the sum of all predictions is divided by the number of those after `skip`",
+      NO_SKIP),
+    results("the sum of the predictions after `skip` is divided by the number of all",
+            "total.item() / (len(tokens) - 1)"),
+    M("evaluate", "one segment was skipped: skip counts predictions, not segments",
+      (OUT, "min(skip, 1) * (i == 0) * run.eval_segment")),
+    M("evaluate", "`skip` predictions of every segment were left out: only the first of the whole "
+      "text are", (OUT, "skip")),
+    M("evaluate", "`skip` predictions of the first segment were left out, also where that is "
+      "shorter: the rest of them are in the next", (OUT, "skip * (i == 0)")),
+    M("evaluate", "a segment is skipped as a whole or not at all: skip may end inside of one",
+      (SUM, "loss.double().sum() * ((i + 1) * run.eval_segment > skip)")),
+    M("evaluate", "one prediction too many is left out",
+      (OUT, "max(0, skip + 1 - i * run.eval_segment) * (skip > 0)")),
+    M("evaluate", "one prediction too few is left out",
+      (OUT, "max(0, skip - 1 - i * run.eval_segment)")),
+    M("evaluate", "the skipped tokens are not read at all: they make the memory of the others",
+      (LOOP, LOOP + "            if (i + 1) * run.eval_segment <= skip:\n"
+       "                continue\n")),
+    results("the skipped tokens are cut away: they are to be read, as the memory of the others",
+            "total.item() / (len(tokens) - 1)", ("    device =", "    tokens = tokens[skip:]\n"
+                                                 "    device ="), NO_SKIP),
+    # ---- the helpers
+    M("evaluate", "test_the_model_is_called_inside_evaluating",
+      ("with evaluating(model, run), ", "with ")),
+    M("evaluate", "test_the_model_is_called_inside_evaluating",
+      ("    " + EVALUATING, "    model.eval()\n    with autocast(run, device.type):"),
+      ("    return", "    model.train()\n    return")),
+    M("evaluate", "test_the_model_goes_on_as_before",
+      ("    return", "    model.train()\n    return")),
+    M("evaluate", "test_the_model_goes_on_as_before",
+      ("    device =", "    model.eval()\n    device =")),
+    M("evaluate", "test_there_are_no_gradients", ("@torch.no_grad()\n", "")),
+    M("evaluate", "test_evaluation_is_under_autocast_too", (", autocast(run, device.type):", ":")),
+    M("evaluate", "test_evaluation_is_under_autocast_too",
+      (", autocast(run, device.type):", ', autocast(run, "cpu"):')),
+    M("evaluate", "the sum is kept in float32, where small losses vanish beside a large sum: add "
+      "up in float64 (losses.double())",
+      ("torch.zeros((), dtype=torch.float64, device=device)", "0.0"),
+      (".double().sum()", ".sum()")),
+    M("evaluate", "each segment is added up in float32 before the sum becomes float64: "
+      "losses.double().sum(), not losses.sum().double()", (".double().sum()", ".sum().double()")),
+    M("evaluate", "test_progress_is_told_how_many_segments",
+      ("label, parts)", "label, len(tokens) - 1)")),
+    M("evaluate", "test_progress_is_told_how_many_segments",
+      ("math.ceil((len(tokens) - 1) / run.eval_segment)",
+       "(len(tokens) - 1) // run.eval_segment")),
+    M("evaluate", "test_progress_is_told_how_many_segments", ("label, parts)",
+                                                              '"evaluating", parts)')),
+)
+
+TABLE = TRAIN_STEP + EVALUATE

@@ -1,0 +1,279 @@
+"""SPOILERS.  What the exercises compute, in another form than the lessons'.
+
+Where a rule compares many numbers, it calls one of these.  They are slow, and independent of the
+lessons: powers of complex numbers, runs of visible cells, rolled rows, one distance at a time.
+"""
+import numpy as np
+import torch
+
+
+# ---- lesson 1 -----------------------------------------------------------------------------------
+
+def unit_circle(distances, D):
+    """The encoding as powers of D/2 complex numbers of length 1: (n,) -> (n, D), float64.
+
+    Their angles form a geometric series from 1 to 10000^(2/D - 1).
+    """
+    unit = np.exp(1j * np.geomspace(1, 10000 ** (2 / D - 1), D // 2))
+    powers = unit ** np.array(distances, dtype=np.float64)[:, None]
+    return torch.from_numpy(np.concatenate([powers.imag, powers.real], axis=1))
+
+
+def lanes(tokens, B):
+    """Windows of L + 1 tokens, L apart: (n,) -> (B, L + 1)."""
+    L = (len(tokens) - 1) // B
+    return tokens.unfold(0, L + 1, L)[:B]
+
+
+def segments(stream, T, start=0):
+    """All x and all y, split into pieces of T columns: a list of pairs (B, T), int64."""
+    x, y = (z.long().split(T, dim=1) for z in (stream[:, start:-1], stream[:, start + 1 :]))
+    return list(zip(x, y))
+
+
+# ---- lesson 2: what is visible ------------------------------------------------------------------
+
+def last_rows(memory, h, M):
+    """The memory as a queue of rows, from which the oldest one goes while there are more than M."""
+    queue = [*memory.detach().unbind(1), *h.detach().unbind(1)]
+    while len(queue) > M:
+        queue.pop(0)
+    return torch.stack(queue, 1) if queue else h[:, :0].detach()
+
+
+def tokens_seen(t, N, T, M):
+    """All tokens of the stream that prediction t can depend on: step down layer by layer."""
+    tokens = {t}
+    for _ in range(N):
+        tokens = {j for i in tokens for j in range(max(0, i // T * T - M), i + 1)}
+    return tokens
+
+
+def seen_cells(T, m, most=None):
+    """The visible keys as runs: row i is dark, sees at most `most`, is dark again.  (T, m + T)."""
+    rows = []
+    for i in range(T):
+        count = m + i + 1
+        dark = 0 if most is None else max(0, count - most)
+        rows.append(([False] * dark + [True] * (count - dark) + [False] * (m + T))[: m + T])
+    return torch.tensor(rows)
+
+
+# ---- lessons 3 and 4 ----------------------------------------------------------------------------
+
+def terms_by_distance(q, k, R, W_kR, u, v):
+    """The four terms (4, B, H, T, K) of section 3.3, one distance after the other; future cells 0.
+
+    Queries that are `d` tokens behind their key stand on one diagonal of the table.
+    """
+    (B, H, T, C), K = q.shape, k.shape[2]
+    table = torch.zeros(4, B, H, T, K, dtype=q.dtype)
+    for d in range(K):
+        r = (W_kR * R[d]).sum(-1)[:, None]  # (H, 1, C): W_kR times the R of this distance
+        queries = torch.arange(max(0, T - K + d), T)  # those that have a key so far back
+        keys = queries + (K - T - d)
+        q_d, k_d = q[:, :, queries], k[:, :, keys]  # (B, H, some, C)
+        values = [q_d * k_d, q_d * r, u[:, None] * k_d, (v[:, None] * r).expand(q_d.shape)]
+        table[..., queries, keys] = torch.stack(values).sum(-1)
+    return table
+
+
+def terms_of_one_head(*given):
+    """The same for one head of NumPy arrays, NaN in the future: -> (4, T, K)."""
+    q, k, R, W_kR, u, v = map(torch.from_numpy, given)
+    table = terms_by_distance(q[None, None], k[None, None], R, W_kR[None], u[None], v[None])
+    T, K = len(q), len(k)
+    return table[:, 0, 0].masked_fill(~seen_cells(T, K - T), torch.nan).numpy()
+
+
+def joined_memory(memory, h, M):
+    """The newest M of memory and hidden states, one row after the other, no gradient."""
+    rows = [row.detach() for row in (*memory.unbind(1), *h.unbind(1))]
+    return torch.stack(rows[::-1][:M][::-1], dim=1) if M else h.detach()[:, :0]
+
+
+def relative_attention(attention, h, memory, u, v):
+    """Lesson 3's attention, one query and one key at a time: (B, T, D), (B, m, D) -> (B, T, D)."""
+    lanes = [[*past, *now] for past, now in zip(memory, h)]
+    return torch.stack([torch.stack([
+        one_query(attention, lane[: memory.shape[1] + i + 1], u, v) for i in range(h.shape[1])])
+        for lane in lanes])
+
+
+def one_query(attention, rows, u, v):
+    """The last of these rows (D,) looks at itself and at all before it."""
+    D, C, heads = len(rows[-1]), attention.C, []
+    for n in range(attention.H):
+        W_q, W_kE, W_kR, W_v = (W.weight[n * C : n * C + C] for W in (
+            attention.W_q, attention.W_kE, attention.W_kR, attention.W_v))
+        q, scores = W_q @ rows[-1], []
+        for back, row in zip(range(len(rows))[::-1], rows):
+            key, distance = W_kE @ row, W_kR @ unit_circle([back], D)[0]
+            scores.append(((q + u[n]) @ key + (q + v[n]) @ distance) / C**0.5)
+        p = torch.stack(scores).exp()
+        heads.append((p / p.sum()) @ torch.stack([W_v @ row for row in rows]))
+    return attention.W_o.weight @ torch.cat(heads)
+
+
+def relative_stream(model, x, T, M):
+    """Lesson 3's model on one stream (n,) in segments of T -> logits (n, V), as the paper's summary
+    has it: the whole stream at once, layer by layer, token by token."""
+    E, D = model.embedding.weight, model.embedding.weight.shape[1]
+    h = [D**0.5 * E[token] for token in x.tolist()]
+    for layer in model.layers:
+        first, _, second = layer.feed_forward
+        above = []
+        for i in range(len(h)):
+            start = i // T * T  # of the segment that i stands in; before it is memory
+            rows = [h[j].detach() if j < start else h[j] for j in range(max(0, start - M), i + 1)]
+            o = normalized(h[i] + one_query(layer.attention, rows, model.u, model.v), layer.norm_1)
+            inner = (first.weight @ o + first.bias).clamp(min=0)
+            above.append(normalized(o + second.weight @ inner + second.bias, layer.norm_2))
+        h = above
+    return torch.stack(h) @ E.T
+
+
+def normalized(x, norm):
+    """What a LayerNorm makes of a vector."""
+    x = x - x.mean()
+    return x / (x.pow(2).mean() + 1e-5).sqrt() * norm.weight + norm.bias
+
+
+def shift(x):
+    """Row by row a roll to the left; what comes in from the right is in the future."""
+    T = x.shape[-2]
+    return torch.stack([x[..., i, :].roll(i - T + 1, -1) for i in range(T)], -2)
+
+
+def labelled(T, M):
+    """Unshifted distances, descending, each with its query in front: 100 * query + distance."""
+    return torch.tensor([[100 * i + M + T - 1 - j for j in range(M + T)] for i in range(T)])
+
+
+# ---- lesson 5 -----------------------------------------------------------------------------------
+
+def sinusoid(position, D):
+    """In the place of lesson 1's: (n,) -> (n, D)."""
+    if not isinstance(position, torch.Tensor) or position.dim() != 1:
+        raise TypeError(f"sinusoid wants a tensor (n,) of positions, got {str(position)[:50]}")
+    return unit_circle(position.tolist(), D)
+
+
+def distances_in(R):
+    """Which distance each row of R (K, D) encodes, (K,); NaN: none.  What is no matrix stays."""
+    if not isinstance(R, torch.Tensor) or R.dim() != 2 or R.shape[1] % 2:
+        return R
+    numbers = list(range(-3, 40))
+    off = (R.detach()[:, None] - unit_circle(numbers, R.shape[1])).abs().amax(-1)  # (K, numbers)
+    found = [numbers[row.argmin()] if row.min() < 1e-9 else torch.nan for row in off]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def relative_score(q, k, Q, u, v):
+    """In the place of lesson 4's: (B, H, T, K).  ValueError if the arguments do not fit."""
+    found = [tuple(getattr(z, "shape", ())) for z in (q, k, Q, u, v)]
+    (B, H, T, C), K = (found[0] + (0,) * 4)[:4], found[1][2] if len(found[1]) == 4 else 0
+    if found != [(B, H, T, C), (B, H, K, C), (H, K, C), (H, C), (H, C)] or T > K:
+        raise ValueError("relative_score takes q (B, H, T, C), k (B, H, K, C), Q (H, K, C), u and "
+                         f"v (H, C), in this order, but it got {', '.join(map(str, found))}")
+    content = torch.einsum("bhtc,bhkc->bhtk", q + u.unsqueeze(1), k)
+    return content + shift(torch.einsum("bhtc,hkc->bhtk", q + v.unsqueeze(1), Q))
+
+
+def attention(q, k, value, Q, u, v, hidden):
+    """(B, T, H * C): exponentials of what is visible, divided by their sum."""
+    score = relative_score(q, k, Q, u, v) * q.shape[-1] ** -0.5
+    top = score.detach().where(~hidden, score.min()).amax(-1, keepdim=True)
+    weight = (score - top).exp() * ~hidden
+    out = torch.einsum("bhtk,bhkc->bthc", weight / weight.sum(-1, keepdim=True), value)
+    return out.reshape(*out.shape[:2], -1)
+
+
+def layer(part, h, *context):
+    """A layer whose dropouts are Times, from the equations: (B, T, D)."""
+    def normed(z, norm):
+        z = z - z.mean(-1, keepdim=True)
+        return z / (z.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
+
+    a, b, c = (z.factor for z in (part.dropout_output, part.dropout_inner, part.dropout_ff))
+    o = normed(h + a * part.attention(h, *context), part.norm_1)
+    inner = torch.einsum("btd,fd->btf", o, part.W_1.weight) + part.W_1.bias
+    out = torch.einsum("btf,df->btd", b * inner * (inner > 0), part.W_2.weight) + part.W_2.bias
+    return normed(o + c * out, part.norm_2)
+
+
+def norm(z, layer_norm):
+    """Layer norm of one state in NumPy."""
+    mean, variance = z.mean(), ((z - z.mean()) ** 2).mean()
+    return (z - mean) / np.sqrt(variance + 1e-5) * layer_norm["weight"] + layer_norm["bias"]
+
+
+def transformer_xl(model, tokens, cuts):
+    """Logits (n, V) of one lane, from the equations of section 3.3, one query and key at a time."""
+    c, w = model.config, {k: z.detach().numpy() for k, z in model.state_dict().items()}
+    D, H, C, M = c.d_model, c.n_head, c.d_head, c.mem_len
+    starts = [sum(cuts[:i]) for i, T in enumerate(cuts) for _ in range(T)]  # of tokens' segments
+    h = [w["embedding.weight"][t] * np.sqrt(D) for t in tokens]
+    for n in range(c.n_layer):
+        p, pair = f"layers.{n}.", n if c.untie_r else 0
+        W_q, W_kE, W_kR, W_v, W_o = (w[p + f"attention.{k}.weight"] for k in (
+            "W_q", "W_kE", "W_kR", "W_v", "W_o"))
+        out = []
+        for i in range(len(tokens)):
+            first = i - M if c.same_length else starts[i] - M
+            keys, heads = range(max(0, first), i + 1), []
+            for a in range(H):
+                rows = slice(a * C, (a + 1) * C)
+                u, v, q = w["u"][pair, a], w["v"][pair, a], W_q[rows] @ h[i]
+                score = []
+                for j in keys:
+                    d = i - j if c.clamp_len <= 0 else min(i - j, c.clamp_len)
+                    R = unit_circle([d], D)[0].numpy()
+                    k, r = W_kE[rows] @ h[j], W_kR[rows] @ R
+                    score.append((q @ k + q @ r + u @ k + v @ r) / np.sqrt(C))
+                weight = np.exp(score) / np.exp(score).sum()
+                heads.append(sum(z * (W_v[rows] @ h[j]) for z, j in zip(weight, keys)))
+            norms = [{k: w[p + f"norm_{m}.{k}"] for k in ("weight", "bias")} for m in (1, 2)]
+            o = norm(h[i] + W_o @ np.concatenate(heads), norms[0])
+            inner = np.maximum(w[p + "W_1.weight"] @ o + w[p + "W_1.bias"], 0)
+            out.append(norm(o + w[p + "W_2.weight"] @ inner + w[p + "W_2.bias"], norms[1]))
+        h = out
+    return torch.tensor(np.array(h) @ w["embedding.weight"].T + w["embedding.bias"])
+
+
+# ---- lesson 5: generation -----------------------------------------------------------------------
+
+def shares(weights, top_k, temperature):
+    """How often each token is drawn from the top_k with the largest weights e^logit."""
+    weights = np.array(weights)
+    power = weights ** (1 / temperature) * (weights >= sorted(weights)[-top_k])
+    return torch.from_numpy(power / power.sum())
+
+
+def running_sums(prompt, n, V):
+    """What stand_ins.Adder says after each row of the prompt (B, P), n times: (B, n)."""
+    rows = prompt.tolist()
+    for _ in range(n):
+        rows = [row + [sum(row) % V] for row in rows]
+    return torch.tensor(rows)[:, prompt.shape[1] :]
+
+
+# ---- train.py -----------------------------------------------------------------------------------
+
+def cut_lanes(tokens, B):
+    """In the place of lesson 1's lanes, where another function is tested."""
+    L = (len(tokens) - 1) // B
+    return tokens.unfold(0, L + 1, L)[:B]
+
+
+def cut_segments(stream, T, start=0):
+    """In the place of lesson 1's segments, where another function is tested."""
+    stream = stream[:, start:].long()
+    return zip(stream[:, :-1].split(T, 1), stream[:, 1:].split(T, 1))
+
+
+def mean_loss(tokens, T, skip=0):
+    """Mean loss of the stand-in Ledger: a token, and the last input of the segment before it."""
+    losses = [tokens[i + 1] + (tokens[i // T * T - 1] if i >= T else 0)
+              for i in range(len(tokens) - 1)]
+    return sum(losses[skip:]) / len(losses[skip:])

@@ -1,0 +1,276 @@
+"""What a rule is, and how it is run: as a test of pytest, or by itself on any function.
+
+    def test_a_query_sees_itself(causal_mask):
+        \"\"\"A query sees itself.\"\"\"
+        assert same(causal_mask(2, 0), [[0, 1], [0, 0]])
+
+A test that takes an exercise by its name is a rule of it: one sentence, one assert.  It may take
+parameters as well, but no other fixture, so that a mistake can be put in the function's place:
+
+    rules_of("causal_mask")                  all its rules, in the order of the file
+    judge("causal_mask", function)           (None, "") or the first rule that is broken, and why
+    state("causal_mask")                     "solved", "blank", "failing" or "missing", and why
+"""
+import inspect
+import io
+import signal
+import traceback
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from course import submission
+from course.exercises import BY_NAME, EXERCISES
+
+SECONDS = 10  # that the rules of one exercise may take; ours take less than one
+
+
+# ---- to compare ---------------------------------------------------------------------------------
+
+class Comparison:
+    """What `same` has compared: true if both are equal.  The last one is kept for the message."""
+
+    last = None
+
+    def __init__(self, got, wanted, seen, tolerance):
+        self.got, self.seen, self.tolerance = got, seen, tolerance
+        self.found, self.wanted = tensor(got), tensor(wanted)
+        shape = tuple(self.wanted.shape)
+        self.wish = f"a torch tensor of shape {shape}" if shape else "a number"
+        if isinstance(wanted, np.ndarray):
+            self.wish = f"a NumPy array of shape {shape}"
+        elif isinstance(wanted, tuple):
+            self.wish = f"a list of {len(wanted)} numbers"
+        Comparison.last = self
+
+    def __bool__(self):
+        return not self.problem() and equal(self.found, self.wanted, self.seen, self.tolerance)
+
+    def problem(self):
+        """What is wrong with the kind of the result, before any number is looked at, or ""."""
+        if self.got is None:
+            return "nothing is returned: did you forget `return`?"
+        array = isinstance(self.got, np.ndarray)
+        if self.found is None or array != ("NumPy" in self.wish):
+            kind = "NumPy array" if array else type(self.got).__name__
+            return f"the result is a {kind}, should be {self.wish}"
+        return ""
+
+    def __repr__(self):
+        return "same(got, wanted)"
+
+
+def same(got, wanted, seen=None, tolerance=0.0):
+    """Is the result what it should be, in shape and value?  NaN equals NaN.
+
+    wanted: a tensor, an array (then the result must be one, too), a number, or lists of numbers,
+    where `...` stands for a cell that does not count; a tuple of numbers, if the result should be
+    a list of numbers.  seen: (T, K) bool, the cells that count.
+    """
+    if isinstance(wanted, list) and "Ellipsis" in str(wanted):
+        seen = torch.tensor([[z is not ... for z in row] for row in wanted])
+        wanted = [[0 if z is ... else z for z in row] for row in wanted]
+    return Comparison(got, wanted, seen, tolerance)
+
+
+def tensor(z):
+    """A tensor, an array, a number, or lists of numbers as a tensor; None for anything else."""
+    if isinstance(z, np.ndarray):  # of numbers; a copy, because torch knows no negative strides
+        return torch.from_numpy(z.copy()) if z.dtype.kind in "biuf" else None
+    if isinstance(z, torch.Tensor):
+        return z.detach()
+    if isinstance(z, (bool, int, float, list, tuple, np.number)):
+        try:
+            return torch.tensor(z, dtype=torch.float64 if isinstance(z, float) else None)
+        except (TypeError, ValueError, RuntimeError):
+            return None
+    return None
+
+
+def equal(a, b, seen=None, tolerance=0.0):
+    """Equal in shape and, on the cells that count, in value; NaN equals NaN."""
+    if a is None or b is None or a.shape != b.shape:
+        return False
+    if seen is not None:
+        a, b = a[..., seen], b[..., seen]
+    a, b = a.double(), b.double()
+    return bool(((a - b).abs().le(tolerance) | (a == b) | (a.isnan() & b.isnan())).all())
+
+
+@contextmanager
+def replaced(owner, **names):
+    """Other values for some names of a module, in the block: an exercise is tested by itself."""
+    before = {name: vars(owner)[name] for name in names if name in vars(owner)}
+    vars(owner).update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            del vars(owner)[name]
+        vars(owner).update(before)
+
+
+# ---- the rules of an exercise -------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Rule:
+    """One test with one choice of its parameters."""
+
+    test: object  # the function
+    argument: str  # the name under which it takes the exercise
+    parameters: dict
+
+    @property
+    def sentence(self):
+        """The rule in words: the docstring's first paragraph."""
+        return " ".join((inspect.getdoc(self.test) or self.test.__name__).split("\n\n")[0].split())
+
+    @property
+    def where(self):
+        """test_04_rel_shift.py, line 31, T = 3, M = 2"""
+        code = self.test.__code__
+        given = [f"{name} = {value}" for name, value in self.parameters.items()
+                 if isinstance(value, (int, float, str, bool, tuple))]
+        return ", ".join([f"{self.test.__module__}.py, line {code.co_firstlineno}", *given])
+
+    def run(self, function):
+        """Silent if the rule holds for this function; else it raises."""
+        torch.default_generator.manual_seed(0)  # of the CPU alone: a hundredth of the time
+        Comparison.last = None
+        self.test(**{self.argument: function}, **self.parameters)
+
+
+def parameter_sets(test):
+    """The choices of a test's parameters that @pytest.mark.parametrize gives: [dict], [{}] if none.
+    """
+    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+    columns = []
+    for mark in marks:
+        names, values = mark.args
+        names = names.replace(" ", "").split(",") if isinstance(names, str) else names
+        columns.append([dict(zip(names, value if len(names) > 1 else [value]))
+                        for value in values])
+    return [{k: v for part in parts for k, v in part.items()} for parts in product(*columns)]
+
+
+@cache
+def rules_of(name):
+    """All rules of an exercise, in the order of its test file."""
+    found, module = [], import_module(BY_NAME[name].test_file)
+    for test in vars(module).values():
+        if not getattr(test, "__name__", "").startswith("test_"):
+            continue
+        takes = inspect.signature(test).parameters
+        for parameters in parameter_sets(test):
+            if name in takes:
+                found.append(Rule(test, name, parameters))
+            elif parameters.get("shift") == name:  # one rule for both exercises of lesson 4
+                found.append(Rule(test, "shift", {
+                    k: v for k, v in parameters.items() if k != "shift"}))
+    return found
+
+
+# ---- does a function keep them? -----------------------------------------------------------------
+
+@contextmanager
+def time_limit(seconds):
+    """TimeoutError after so many seconds of computing (where the system has such a clock)."""
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def ring(number, frame):
+        raise TimeoutError(f"still running after {seconds} seconds: an endless loop?")
+
+    # of this process, however busy the machine is; six times as long for one that sleeps
+    clocks = ((signal.SIGPROF, signal.ITIMER_PROF, seconds),
+              (signal.SIGALRM, signal.ITIMER_REAL, 6 * seconds))
+    before = [signal.signal(number, ring) for number, _, _ in clocks]
+    for _, clock, limit in clocks:
+        signal.setitimer(clock, limit, limit)  # again and again: the first may be swallowed
+    try:
+        yield
+    finally:
+        for (number, clock, _), handler in zip(clocks, before):
+            signal.setitimer(clock, 0)
+            signal.signal(number, handler)
+
+
+FAILURES = (Exception, SystemExit, pytest.fail.Exception)
+
+
+def judge(name, function):
+    """(None, "") if all rules hold, else (the first that is broken, the message)."""
+    rules, rule = rules_of(name), None
+    try:
+        with time_limit(SECONDS):
+            for rule in rules:
+                rule.run(function)
+    except FAILURES as error:
+        return rule, message(name, rule, function, error)
+    return None, ""
+
+
+def message(name, rule, function, error):
+    """What a student reads: the diagnosis, the rule, and the numbers."""
+    from course.diagnosis import diagnose  # imports the table of mistakes, which is long
+    if submission.blank_in(error) == BY_NAME[name]:
+        return blank_message(name)
+    return f"{name}: {diagnose(name, rule, function, error)}"
+
+
+def blank_message(name):
+    """A blank exercise is no mistake: what is to be done."""
+    exercise = BY_NAME[name]
+    return (f"{name} is blank: write {exercise.function} in {exercise.file}.py, then run "
+            f"pytest -k {name}\n{exercise.task}")
+
+
+states = {}  # name -> what `state` found, so that each is judged once a run
+
+
+def state(name):
+    """("solved" | "blank" | "failing" | "missing", message) of the code under test."""
+    exercise, overlay = BY_NAME[name], submission.overlay
+    if name not in states:
+        if overlay and not overlay.has(exercise):
+            states[name] = "missing", f"{name} is not in XL_CODE; where it is needed, ours is used"
+        elif problem := submission.problem_of(exercise):
+            states[name] = "failing", f"{name}: {problem}"
+        else:
+            with redirect_stdout(io.StringIO()):  # a student's prints are for the tests
+                states[name] = named(*judge(name, submission.function_of(exercise)))
+    return states[name]
+
+
+def named(rule, text):
+    """The state that a judgement means."""
+    if rule is None:
+        return "solved", ""
+    return "blank" if " is blank: " in text.split("\n")[0] else "failing", text
+
+
+def progress_line():
+    """11 of 16 exercises solved; next: rel_shift (04)"""
+    found = {e.name: state(e.name)[0] for e in EXERCISES}
+    counted = [e for e in EXERCISES if found[e.name] != "missing"]
+    solved = [e for e in counted if found[e.name] == "solved"]
+    line = f"{len(solved)} of {len(counted)} exercises solved"
+    if len(counted) < len(EXERCISES):
+        line += f" ({len(EXERCISES) - len(counted)} more are not in XL_CODE)"
+    todo = [e for e in counted if found[e.name] != "solved"]
+    return line + (f"; next: {todo[0].name} ({todo[0].lesson})" if todo else "")
+
+
+def line_of(name):
+    """rel_shift is solved; 9 of 18 exercises are still blank, the next is hidden_keys (05)"""
+    blank = [e for e in EXERCISES if submission.is_blank(e)]
+    line = f"{name} is {state(name)[0]}"
+    return line + (f"; {len(blank)} of {len(EXERCISES)} exercises are blank, the first of them is "
+                   f"{blank[0].name} ({blank[0].lesson})" if blank else "")

@@ -1,0 +1,301 @@
+"""Stand-ins for models and modules, which note how they are called."""
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import torch
+import torch.nn as nn
+from torch.overrides import TorchFunctionMode
+
+
+# ---- a device that every machine has ------------------------------------------------------------
+
+# may be given tensors of two devices
+MOVES = ("to", "type_as", "copy_", "__getitem__", "__setitem__")
+
+
+class Elsewhere(TorchFunctionMode):
+    """A device of its own, on the CPU: knows which tensors would stand there, those that were made
+    there or moved there, and all that was computed from them."""
+
+    device = torch.device("cpu", 0)  # the CPU's other name: cpu:0
+
+    def __init__(self):
+        super().__init__()
+        self.there = {}  # id -> tensor, kept alive, so that no id is used twice
+        self.mixed = False  # were tensors of two devices computed with?
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function == torch.Tensor.device.__get__:
+            return self.device if id(args[0]) in self.there else args[0].device
+        given = [*args, *(kwargs or {}).values()]
+        given += [z for part in given if isinstance(part, (list, tuple)) for z in part]
+        tensors = [z for z in given if isinstance(z, torch.Tensor)]
+        # a single number of the CPU goes with any device
+        found = {id(z) in self.there for z in tensors if z.dim() or id(z) in self.there}
+        named = any(isinstance(z, (torch.device, str)) and str(z) == "cpu:0" for z in given)
+        if len(found) == 2 and not named and function.__name__ not in MOVES:
+            self.mixed = True
+        result = function(*args, **(kwargs or {}))
+        rows = isinstance(result, Iterator)  # that a loop goes over
+        result = tuple(result) if rows else result
+        for z in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(z, torch.Tensor) and (named or True in found):
+                self.there[id(z)] = z
+        return iter(result) if rows else result
+
+
+def on_the_device(call):
+    """Does `call(device)` give a tensor that stands there, made without one from another device?"""
+    with Elsewhere() as elsewhere:
+        result = call(elsewhere.device)
+    return id(result) in elsewhere.there and not elsewhere.mixed
+
+
+# ---- models -------------------------------------------------------------------------------------
+
+class KnownSlopes(nn.Module):
+    """A model of two words whose losses have slopes that can be read off a table.
+
+    The embedding is 0, so both words are as probable, and the slope of -ln p(y) in the embedded
+    token v is slopes[v], times -1 if y = 1.  The memory is the sum of a segment's embedded tokens.
+    """
+
+    def __init__(self, slopes, detached):
+        super().__init__()
+        self.slopes, self.detached = torch.tensor(slopes, dtype=torch.float64), detached  # (V, D)
+        self.embedding = nn.Embedding(*self.slopes.shape, dtype=torch.float64)
+        nn.init.zeros_(self.embedding.weight)
+
+    def forward(self, x, memory=None):
+        """x (B, T), memory (B,) or None -> logits (B, T, 2), memory (B,)."""
+        h = self.embedding(x)  # (B, T, D)
+        score = (h * self.slopes[x]).sum(-1)  # (B, T)
+        if memory is not None:
+            score = score + memory[:, None]
+        kept = h.sum((1, 2))
+        return torch.stack([-score, score], -1), kept.detach() if self.detached else kept
+
+
+def stream_losses(model, x, y, T):
+    """Lesson 2's, so that a mistake there is none in what calls it: (B, n) -> (B, n) nats."""
+    memory, losses = None, []
+    for a, b in zip(x.split(T, 1), y.split(T, 1)):
+        logits, memory = model(a, memory)
+        losses.append(-logits.log_softmax(-1).gather(-1, b[..., None])[..., 0])
+    return torch.cat(losses, 1)
+
+
+# ---- modules ------------------------------------------------------------------------------------
+
+class Times(nn.Module):
+    """Stands for a dropout or a norm: multiplies, so that one sees where it was called."""
+
+    p = 0.0  # who asks for the rate of a dropout gets one that does nothing
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor, self.given = factor, []
+
+    def forward(self, z):
+        self.given.append(z.detach())
+        return self.factor * z
+
+    def seen(self):
+        """All numbers that it was given, in one row, ascending; in whatever shapes they came."""
+        numbers = [z.flatten() for z in self.given]
+        return torch.cat(numbers).sort().values if numbers else torch.zeros(0)
+
+
+class Gives(nn.Module):
+    """Stands for an attention: gives the same whatever it gets, and keeps what it got."""
+
+    def __init__(self, result):
+        super().__init__()
+        self.result, self.given = result, []
+
+    def forward(self, *given):
+        self.given.append(given)
+        return self.result
+
+
+class Mix(nn.Module):
+    """Stands for an attention: depends on every argument, each in its own way, and differently in
+    each feature, for what is the same in all of them a norm takes away."""
+
+    def forward(self, h, memory, R, u, v, hidden):
+        slope = torch.linspace(-1, 1, h.shape[-1], dtype=h.dtype)
+        return h.roll(1, 1) + (2 * memory.sum() - 0.5 * R.sum() + 3 * u.sum() - v.sum()
+                               + 5 * hidden.double().mean()) * slope
+
+
+# ---- generation ---------------------------------------------------------------------------------
+
+class Adder(nn.Module):
+    """A language model by arithmetic: the next token is the sum of all that it has read, modulo V.
+
+    Its memory is that sum: a token that is read twice, or a memory that is not handed on, shows in
+    the very next token.
+    """
+
+    def __init__(self, V=1000, breaks_at=None):
+        super().__init__()
+        self.config, self.breaks_at = SimpleNamespace(vocab_size=V), breaks_at
+        self.u = nn.Parameter(torch.zeros(1))
+        self.lengths, self.memories = [], []  # of each call: how many tokens, after what
+        self.modes, self.gradients = [], []  # of each call: training?  Gradients?
+
+    def forward(self, x, memory=None, y=None, last_only=False):
+        if x.dim() != 2:
+            raise ValueError(f"the model reads tokens (B, T), got {tuple(x.shape)}")
+        self.lengths.append(x.shape[1])
+        self.memories.append(memory)
+        self.modes.append(self.training)
+        self.gradients.append(torch.is_grad_enabled())
+        if len(self.lengths) == self.breaks_at:
+            raise RuntimeError("on purpose")
+        V, sums = self.config.vocab_size, x.cumsum(1) + (0 if memory is None else memory)
+        logits = 20.0 * nn.functional.one_hot(sums % V, V)
+        return logits[:, -1:] if last_only else logits, sums[:, -1:]
+
+
+class Greedy:
+    """In place of sample_top_k: takes the best token, and notes what else it is given."""
+
+    def __init__(self):
+        self.given = []
+
+    def __call__(self, logits, top_k, temperature=1.0, generator=None):
+        if logits.dim() != 2:
+            raise ValueError("sample_top_k takes the logits of one position, (B, V), got "
+                             f"{tuple(logits.shape)}")
+        self.given.append((top_k, temperature, generator))
+        return logits.argmax(-1, keepdim=True)
+
+
+# ---- train.py -----------------------------------------------------------------------------------
+
+class Noted(Exception):
+    """Raised by a Ledger on the meta device, where nothing can be computed, once it is called."""
+
+
+class Ledger(nn.Module):
+    """A model of two weights, W = u = 1, that writes down how it is called.
+
+    losses = W * y + u * memory; the new memory is the last token of each lane, (B, 1, 1).
+    bad: which number is not finite: "loss and gradient", "loss" or "gradient".
+    in_parts: it makes a backward pass of its own, as support/distributed.py's Learner does for all
+    micro-batches but the last.
+    """
+
+    def __init__(self, bad="", in_parts=False):
+        super().__init__()
+        self.W, self.u = (nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(2))
+        self.bad, self.in_parts = bad, in_parts
+        self.config = SimpleNamespace(vocab_size=10, n_layer=1, d_model=1, mem_len=2)
+        self.calls, self.open = [], []  # open: the `with` blocks that run now
+        if bad == "gradient":
+            self.W.register_hook(lambda gradient: gradient * math.inf)
+
+    def forward(self, x, memory=None, y=None):
+        kept = None if memory is None else [layer.clone() for layer in memory]
+        self.calls.append(SimpleNamespace(x=x, memory=kept, y=y, open=tuple(self.open),
+                                          grad=torch.is_grad_enabled()))
+        if self.W.is_meta:
+            raise Noted
+        if memory is not None and len(memory[0]) != len(x):
+            raise ValueError(f"the memory is that of {len(memory[0])} lanes, x has {len(x)}")
+        if x.dtype != torch.int64:
+            raise ValueError(f"x must be int64, got {x.dtype}")
+        new_memory = [x[:, -1:, None].double()]
+        if y is None:
+            return self.W * torch.ones(*x.shape, self.config.vocab_size), new_memory  # logits
+        if self.in_parts:
+            self.W.sum().backward()
+        return self.losses(memory, y), new_memory
+
+    def losses(self, memory, y):
+        """(B, T)"""
+        losses = self.W * y
+        if memory is not None:
+            losses = losses + self.u * memory[0].sum((1, 2))[:, None]
+        if self.bad == "loss":  # a number that is added has no gradient
+            return losses + math.inf
+        return losses * math.nan if self.bad == "loss and gradient" else losses
+
+    def autocast(self, run, device):
+        """In the place of train.autocast: open while its block runs."""
+        return Block(("autocast", device), self.open)
+
+    @contextmanager
+    def evaluating(self, model, run):
+        """In the place of train.evaluating."""
+        training, config = model.training, model.config
+        model.eval()
+        with Block("evaluating", self.open):
+            yield
+        model.config = config
+        model.train(training)
+
+
+class Block:
+    """What `with` enters: stands in a list while it is open.  It may be entered again."""
+
+    def __init__(self, name, open_now):
+        self.name, self.open_now = name, open_now
+
+    def __enter__(self):
+        self.open_now.append(self.name)
+
+    def __exit__(self, *error):
+        self.open_now.remove(self.name)
+
+
+class OneLargeLoss(Ledger):
+    """Losses in float32: one of 2^24, then only ones, which float32 cannot add to it."""
+
+    def losses(self, memory, y):
+        losses = torch.ones(y.shape)
+        if memory is None:
+            losses[0, 0] = 2.0**24
+        return losses
+
+
+class OpaqueReader:
+    """A Ledger behind what support/fast.py's Reader has: no module, and an opaque memory."""
+
+    def __init__(self, model):
+        self.__dict__["model"] = model
+
+    def __call__(self, x, memory=None, y=None):
+        result, new_memory = self.model(x, memory and memory.layers, y)
+        return result, SimpleNamespace(layers=new_memory)
+
+    def __getattr__(self, name):
+        if name not in ("u", "config", "training", "train", "eval"):
+            raise AttributeError(f"a Reader is no nn.Module and has no {name}")
+        return getattr(self.model, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.model, name, value)
+
+
+class Descent:
+    """Plain gradient descent of rate 1/2 that counts its steps (torch's own takes a second to get
+    ready)."""
+
+    def __init__(self, model):
+        self.weights, self.steps = list(model.parameters()), 0
+        self.param_groups = [{"params": self.weights, "lr": 0.5}]
+
+    def zero_grad(self, set_to_none=True):
+        for weight in self.weights:
+            weight.grad = None
+
+    def step(self):
+        self.steps += 1
+        with torch.no_grad():
+            for weight in self.weights:
+                if weight.grad is not None:
+                    weight -= 0.5 * weight.grad
