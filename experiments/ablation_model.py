@@ -12,8 +12,8 @@ Al-Rfou et al. (2018) the two auxiliary losses are missing, as in the paper's ro
 mem_len above 0, and needs distances: lesson 2 shows what absolute places do to a memory.
 
 With encoding "ours" and the full loss this is lesson 5's model: the same weights give the same
-losses (tests/experiments/test_ablation_model.py).  Written for switching, not for speed: every call projects
-its whole memory.
+losses (tests/experiments/test_ablation_model.py).  Written for switching, not for speed: every
+call projects its whole memory.
 """
 import math
 import sys

@@ -6,7 +6,7 @@ ReLU; forward and backward, milliseconds, and what is kept for the gradients, MB
     python experiments/parts.py                  B 8, T = M = 128, D 256, 4 heads, FF 1024
     python experiments/parts.py --dtype bf16
 
-All forms give the same numbers and gradients (tests/experiments/test_parts.py).  Median of the repetitions,
+All forms give the same numbers and gradients, which the tests hold.  Median of the repetitions,
 turn by turn.
 """
 import argparse

@@ -28,8 +28,9 @@ WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
 LEFT_OUT = ("data", "runs", "figures", "experiments", "README.md", "tests/README.md",
             "tests/grade.py", "tests/experiments", "tests/system", "tests/course/right",
             "tests/course/test_course.py", "tests/course/test_blank.py",
-            "tests/course/test_grade.py", "tests/course/plain_reader.py", "support/README.md",
-            "support/fast.py")  # and what begins with a dot, .gitignore excepted
+            "tests/course/test_edition.py", "tests/course/test_grade.py",
+            "tests/course/plain_reader.py", "support/README.md", "support/fast.py",
+            "support/official_weights.py")  # and what begins with a dot, .gitignore excepted
 
 
 # ---- a lesson file, taken apart -----------------------------------------------------------------
@@ -145,9 +146,11 @@ def undo(name):
     exercise = named(name)
     original = STORE / "originals" / f"{exercise.name}.txt"
     if not original.exists():
-        raise ValueError("this is the student edition: it holds no solutions, so there is nothing "
-                         "to put back" if is_student_edition() else
-                         f"{exercise.name} was not blanked here, so there is nothing to put back")
+        kept = sorted((STORE / "attempts").glob(f"{exercise.name}-*.py"))
+        where = f"; what you wrote is in {kept[-1].relative_to(ROOT)}" if kept else ""
+        raise ValueError((f"this is the student edition, which holds no solution of {exercise.name}"
+                          if is_student_edition() else f"{exercise.name} was not blanked here")
+                         + f", so there is nothing to put back{where}")
     lesson, body = Lesson(exercise), original.read_bytes().decode()
     if not lesson.is_blank() and lesson.body != body:
         keep_attempt(lesson)
@@ -178,6 +181,8 @@ def students_page(text):
 
 def write_edition(folder):
     """A copy of the project with all exercises blank and no solution in it."""
+    if is_student_edition():
+        raise ValueError("this is the student edition already; copy the folder")
     folder = Path(folder).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there already; name a new or an empty folder")

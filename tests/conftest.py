@@ -9,6 +9,7 @@ A test that takes an exercise by its name is a rule of it (course/rules.py).  Th
 broken speaks, and the others of that exercise are left out.  Any other test that calls a function
 which is still blank, or wrong, says nothing about itself: it is skipped, and waits for that one.
 """
+import difflib
 import os
 import sys
 import textwrap
@@ -20,13 +21,14 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "experiments"), str(ROOT / "tests" / "system")]
+sys.path[1:1] = [str(ROOT), str(ROOT / "experiments")]  # after tests/: its helpers are ours
 from course import rules, submission
 from course.exercises import BY_NAME, EXERCISES, LESSONS
 
 torch.set_num_threads(1)  # the tensors are tiny, and sums must not depend on the number of cores
 waiting = Counter()  # how many tests wait for what
 spoken = {}  # exercise -> the message of its first broken rule
+interrupted = []  # not empty after Ctrl-C
 
 
 def pytest_addoption(parser):
@@ -81,15 +83,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    """A lesson that cannot be imported is one sentence; the tests of others wait for it."""
+    """The tests that need a lesson which cannot be imported wait for it; the others run."""
     report = yield
     if report.failed and submission.broken and collector.path.is_file():
-        text = collector.path.read_text()
+        text, stem = collector.path.read_text(), collector.path.stem
         for lesson, why in submission.broken.items():
-            if collector.path.stem in {e.test_file for e in EXERCISES if e.file == lesson}:
-                report.longrepr = why
-                break
-            if f'"{lesson}"' in text or f"import {lesson}" in text:
+            rules_here = any(e.test_file == stem for e in EXERCISES if e.file == lesson)
+            if rules_here or f'"{lesson}"' in text or f"import {lesson}" in text:
                 waiting[why] += 1
                 report.outcome = "skipped"
                 report.longrepr = (str(collector.path), 0, f"Skipped: {why}")
@@ -108,13 +108,11 @@ def fixture_of(name):
 
 
 def solution(name):
-    """The function under test; the test ends here if there is none."""
+    """The function under test; None if there is none."""
     exercise = BY_NAME[name]
     if submission.overlay and not submission.overlay.has(exercise):
         pytest.skip(f"{name} is not in XL_CODE; where it is needed, ours is used")
-    if problem := submission.problem_of(exercise):
-        pytest.fail(f"{name}: {problem}", pytrace=False)
-    return submission.function_of(exercise)
+    return None if submission.problem_of(exercise) else submission.function_of(exercise)
 
 
 for exercise in EXERCISES:
@@ -132,6 +130,15 @@ def same_random_numbers():
     """Every test starts from the same seed, so none depends on those that ran before it."""
     torch.default_generator.manual_seed(0)  # of the CPU alone: a hundredth of the time
     rules.Comparison.last = None
+
+
+@pytest.fixture
+def our_own():
+    """For tests that compare bits or words of our own solutions: a right one may round, or speak,
+    otherwise."""
+    for exercise in EXERCISES:
+        if not submission.is_as_shipped(exercise):
+            pytest.skip(f"compares with our own {exercise.name}")
 
 
 @pytest.fixture
@@ -163,7 +170,9 @@ def pytest_runtest_call(item):
         pytest.skip(f"after the first broken rule of {name}")
     if name is None:
         return (yield)
-    with rules.time_limit(rules.SECONDS):
+    if problem := submission.problem_of(BY_NAME[name]):
+        pytest.fail(f"{name}: {problem}", pytrace=False)
+    with submission.time_limit(rules.SECONDS), torch.enable_grad():
         return (yield)
 
 
@@ -184,6 +193,8 @@ def pytest_runtest_makereport(item, call):
     name, error = exercise_of(item), call.excinfo.value
     if name:
         report.longrepr = spoken[name] = told(item, name, error)
+        report.sections = [(title, "\n".join(text.splitlines()[:20]))  # what it has printed
+                           for title, text in report.sections]
     elif blank := submission.blank_in(error):
         waiting[blank.name] += 1
         report.outcome = "skipped"
@@ -194,11 +205,10 @@ def pytest_runtest_makereport(item, call):
 
 def told(item, name, error):
     """What is printed for a broken rule."""
-    message = f"{error}"  # of solution(): there is nothing to compare
-    if item.funcargs.keys() & {name, "shift"}:
+    message = str(error)  # why there is no function to judge
+    if function := item.funcargs.get(name) or item.funcargs.get("shift"):
         rule = next(r for r in rules.rules_of(name) if r.test.__name__ == item.originalname
                     and r.parameters == parameters_of(item, r))
-        function = item.funcargs.get(name) or item.funcargs["shift"]
         message = rules.message(name, rule, function, error)
     rules.states[name] = rules.named(item, message)
     hint = BY_NAME[name].hint if item.config.getoption("hints") else f"pytest -k {name} --hints"
@@ -216,9 +226,13 @@ def parameters_of(item, rule):
 
 # ---- what is said at the end --------------------------------------------------------------------
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     for line in submission.whose():
         terminalreporter.write_line(line)
+    keyword = config.option.keyword
+    close = difflib.get_close_matches(keyword, BY_NAME, 1, 0.7) if keyword not in BY_NAME else []
+    if close:
+        terminalreporter.write_line(f"no exercise is called {keyword}; did you mean {close[0]}?")
     for name, count in waiting.items():
         noun = "test waits" if count == 1 else "tests wait"
         if name not in BY_NAME:
@@ -226,17 +240,24 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"{count} {noun} for {name}")
 
 
+def pytest_keyboard_interrupt():
+    """After Ctrl-C nothing is judged any more: the function may be an endless loop."""
+    interrupted.append(True)
+
+
 def pytest_sessionfinish(session):
-    """Tests that wait for a wrong exercise are no success."""
-    wrong = [name for name in waiting if name in BY_NAME and rules.state(name)[0] == "failing"]
-    if wrong and session.exitstatus == 0:
+    """Tests that wait for a wrong exercise, or a broken lesson, are no success."""
+    wrong = [] if interrupted else [
+        name for name in waiting if name in BY_NAME and rules.state(name)[0] == "failing"]
+    if (wrong or submission.broken) and session.exitstatus in (
+            pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_unconfigure(config):
     """One line at the end: how many exercises are solved, and which is next."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter and not config.option.collectonly:
+    if reporter and not config.option.collectonly and not interrupted:
         alone = config.option.keyword in BY_NAME
         reporter.write_line(rules.line_of(config.option.keyword) if alone
                             else rules.progress_line())

@@ -178,7 +178,7 @@ def follow(worker, messages, report, seconds, deadline, stop):
             return f"ended the process (status {status})"  # -n: by signal n
         if "step" in message:
             report["step"], report["has"] = message["step"], message.get("has", report["has"])
-            limit = seconds * (0.6 if message["step"] == "import" else 1 / 8)  # 1/12 is the alarm's
+            limit = seconds * (0.6 if message["step"] == "import" else 1 / 4)  # 1/12 is the alarm's
             until = min(deadline, time.monotonic() + limit)
         if "name" in message:
             report["results"][message["name"]] = message["solved"], message["why"]

@@ -30,8 +30,8 @@ lesson = import_module("01_vanilla_segments")
 
 @pytest.mark.parametrize("n", [15, 13])
 def test_a_lane_is_one_piece_of_the_stream(lanes, n):
-    """Lane b is one piece of the stream, L + 1 tokens from b * L on, with L = (n - 1) // B: its last
-    token is the first of the next lane. What is left over at the end is not used."""
+    """Lane b is one piece of the stream, L + 1 tokens from b * L on, with L = (n - 1) // B: its
+    last token is the first of the next lane. What is left over at the end is not used."""
     assert same(lanes(torch.arange(n), 3), [[0, 1, 2, 3, 4],
                                             [4, 5, 6, 7, 8],
                                             [8, 9, 10, 11, 12]])
@@ -261,10 +261,10 @@ def test_attention_equals_loops_forward_and_gradient(B, T):
 
 
 def test_masked_probabilities_are_exactly_zero():
-    """However large a future score is, it gets nothing: the mask is -inf, not a large number."""
+    """However small the visible scores are: the mask is -inf, not merely a large number."""
     attention = lesson.Attention(10, 3, 4).double()
-    for W in (attention.W_q, attention.W_k):
-        nn.init.normal_(W.weight, std=1e4)  # scores up to 10^9
+    nn.init.normal_(attention.W_q.weight, std=1e6)
+    attention.W_k.weight = nn.Parameter(-attention.W_q.weight.detach())  # q . k_own is about -1e13
     h = torch.randn(2, 6, 10, dtype=torch.float64)
     other = h.clone()
     other[:, 4:] = torch.randn(2, 2, 10, dtype=torch.float64)
@@ -392,16 +392,17 @@ def test_fragmentation_is_shown_by_position(capsys):
     assert f"fragmentation costs {mean - later:.2f} on average" in words
 
 
-def test_sliding_window_is_compared_on_the_same_tokens(capsys):
-    """One that does not look at its input pays the same both ways."""
-    model, tokens = Unigram(7), torch.randint(7, (400,))
-    found = lesson.show_sliding_window(model, tokens, 8)
-    same_tokens = tokens[:393][8::59]
-    bits = (nll(model.scores.expand(7, -1), same_tokens) / math.log(2)).mean().item()
+@pytest.mark.parametrize("n, T, count", [(243, 4, 5), (246, 8, 4)])
+def test_sliding_window_is_compared_on_the_same_tokens(capsys, n, T, count):
+    """One that does not look at its input pays the same both ways; a rest is left out."""
+    model, tokens = Unigram(7), torch.randint(7, (n,))
+    found = lesson.show_sliding_window(model, tokens, T)
+    predicted = tokens[T::59][:count]
+    bits = (nll(model.scores.expand(count, -1), predicted) / math.log(2)).mean().item()
     assert found == pytest.approx(bits, abs=1e-5)
     words = " ".join(capsys.readouterr().out.split())
-    assert f"7 predictions: {bits:.2f} bits per byte; the same in one pass: {bits:.2f} " in words
-    assert "tokens through the model for a prediction: 8 to 1;" in words
+    assert (f"{count} predictions: {bits:.2f} bits per byte; the same in one pass: {bits:.2f} "
+            f"tokens through the model for a prediction: {T} to 1;" in words)
 
 
 def test_progress_hands_on_every_item_and_keeps_stdout_clean(monkeypatch, capsys):

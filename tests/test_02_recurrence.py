@@ -129,8 +129,8 @@ def test_a_mask_is_bool(causal_mask):
 
 
 def test_a_mask_stands_on_its_device(causal_mask):
-    """All that the mask is made of is made on `device`: on a GPU the scores stand there, and what
-    is made without it stands elsewhere."""
+    """Every tensor that is made here gets `device=device` (torch.arange, torch.ones): on a GPU the
+    scores stand there, and the mask must, too."""
     assert stand_ins.on_the_device(lambda device: causal_mask(2, 3, device))
 
 
@@ -418,7 +418,8 @@ def test_main_counts_the_reach_and_shows_the_confusion(monkeypatch, tmp_path, ca
     assert "into segment 1 0\n" in out
     for N, farthest in ((1, 15), (2, 23), (3, 31), (4, 39)):
         segments = [1] * N + [0] * (6 - N)
-        assert f"N = {N}: following segments {segments} -> {N}; farthest {farthest}," in out
+        assert (f"N = {N}: following segments {segments} -> {N}; farthest {farthest}, "
+                f"reach() says {farthest}\n") in out
     same_place, other = (float(line.split("by ")[1].split()[0])
                          for line in out.splitlines() if line.startswith("  by "))
     assert same_place < 1e-14 < 1e-5 < other

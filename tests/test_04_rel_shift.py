@@ -78,7 +78,7 @@ def test_other_lengths(shift, T, M):
 
 @both
 def test_numbers_keep_their_type(shift):
-    """The numbers are moved, not computed with: they keep their dtype."""
+    """The numbers are moved and keep their dtype (a pad made by torch.zeros is float32)."""
     assert shift(torch.ones(3, 5, dtype=torch.float16)).dtype == torch.float16
 
 

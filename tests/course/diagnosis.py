@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from course import mistakes
-from course.rules import FAILURES, Comparison, equal, rules_of, tensor, time_limit
+from course.rules import FAILURES, Comparison, equal, rules_of, tensor
+from course.submission import time_limit
 
 SECONDS = 5  # that the comparison with all mistakes may take
 

@@ -41,7 +41,7 @@ EXERCISES = (
         "lanes", "01_vanilla_segments", "lanes", 6, "one stream, B contiguous lanes",
         "Cut the stream into B contiguous lanes of L + 1 tokens, where L = (n - 1) // B. The "
         "last column of a lane is the first of the next lane: it is only a target. Refuse B < 1 "
-        "and a stream too short for one input a lane with a ValueError that says the numbers.",
+        "and a stream too short for one input a lane with a ValueError.",
         "Where does lane b begin in the stream, and where does it end if one token more than "
         "its L inputs belongs to it?"),
     Exercise(

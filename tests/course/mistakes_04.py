@@ -1,6 +1,9 @@
 """SPOILERS.  Mistakes in the exercises of lesson 4 (see mistakes.py)."""
 from course.mistakes import ANY, M
 
+NO_PAD = ("the pad is missing: with one cell in front of each row there are T * (K + 1) numbers, "
+          "which can be read as (K + 1, T)")
+
 LOOPS = """
 def {name}(x):
     T, K = x.shape[-2:]
@@ -37,6 +40,12 @@ TABLE = (
       ("x.reshape(*batch, K + 1, T)", "x.transpose(-1, -2)")),
     M("rel_shift", "transpose turns the table; reshape leaves the numbers in their order",
       "def rel_shift(x):\n    return x.mT.reshape(x.shape)"),
+    M("rel_shift", NO_PAD, ("x = F.pad(x, (1, 0))", "x = x.clone()")),
+    M("rel_shift", NO_PAD, ("x = F.pad(x, (1, 0))", "pass"), ("K + 1, T)", "K, T)")),
+    M("rel_shift", "the padded numbers are not read anew: read them in rows of T, (K + 1, T), and "
+      "then drop the first of these rows", ("*batch, K + 1, T", "*batch, T, K + 1")),
+    M("rel_shift", "a row was padded in place of a cell: F.pad counts from the last axis, and one "
+      "cell in front of each row is (1, 0)", ("(1, 0)", "(0, 0, 1, 0)")),
     M("rel_shift", "row i is moved to the right by i: the pad cell goes in front of each row, and "
       "the first row is dropped, not the last", ("(1, 0)", "(0, 1)"),
       ("x[..., 1:, :]", "x[..., :-1, :]")),

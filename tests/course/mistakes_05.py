@@ -321,6 +321,10 @@ INNER = "self.dropout_inner(self.relu(self.W_1(h)))"
 CALL = "self.attention(h, memory, R, u, v, hidden)"
 
 LAYER = (
+    L("both norms stand at the end: each takes the sum of its own block", ("h = self.norm_1(h + "
+      "self.dropout_output(attended))", "h = h + self.dropout_output(attended)"),
+      ("self.norm_2(h + self.dropout_ff(self.W_2(inner)))",
+       "self.norm_2(self.norm_1(h + self.dropout_ff(self.W_2(inner))))")),
     # ---- sums and norms
     L("the norms stand before the blocks (pre-norm): this layer normalises each SUM", """
 def forward(self, h, *past):

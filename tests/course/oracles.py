@@ -159,6 +159,12 @@ def sinusoid(position, D):
     return unit_circle(position.tolist(), D)
 
 
+def clamped_distances(K, clamp_len):
+    """The distance of each row of R, as a list."""
+    far = [clamp_len] * (K - 1 - clamp_len) if clamp_len else []
+    return far + list(range(K - 1 - len(far), -1, -1))
+
+
 def distances_in(R):
     """Which distance each row of R (K, D) encodes, (K,); NaN: none.  What is no matrix stays."""
     if not isinstance(R, torch.Tensor) or R.dim() != 2 or R.shape[1] % 2:

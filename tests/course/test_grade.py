@@ -18,7 +18,7 @@ from course.exercises import LESSONS, ROOT
 from helpers import wait_until
 
 NAMES = grade.NAMES
-SECONDS = 24  # for a submission: 2 for an exercise by the alarm, 3 by the parent
+SECONDS = 36  # for a submission: 3 for an exercise by the alarm, 9 by the parent
 
 
 # ---- submissions --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""SPOILERS.  Right solutions of lesson 5 in an unusual form: other layouts, own tensors in place."""
+"""SPOILERS.  Right solutions of lesson 5 in an unusual form."""
 import math
 
 from importlib import import_module
