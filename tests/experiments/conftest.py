@@ -5,13 +5,14 @@ from importlib import import_module
 import pytest
 import torch
 
-train, checkpoint = import_module("train"), import_module("support.checkpoint")
-corpora = import_module("support.corpora")
+from support import checkpoint, corpora
 
 
 @pytest.fixture(scope="session")
 def train_tiny():
     """A function: train.py's tiny model for a moment, into a folder."""
+    train = import_module("train")
+
     def trained(out, *flags):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(train.log, "draw", lambda *given: None)  # takes longer than all else

@@ -1,7 +1,9 @@
-"""The benchmark compares equals: the plain form gives our losses, and every call does its work.
+"""What is compared is equal, every call does its work, and what is printed was measured.
 
     pytest tests/experiments/test_benchmark.py
 """
+import math
+import re
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -9,12 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from helpers import assert_close, randomized
-from support import fast
+from helpers import assert_close, gradients, randomized
 
-benchmark, plain, sliding_window = (
-    import_module(name) for name in ("benchmark", "plain", "sliding_window"))
+benchmark, plain, sliding_window, parts, number_types, softmax_cost, table9 = map(import_module, (
+    "benchmark", "plain", "sliding_window", "parts", "number_types", "softmax_cost",
+    "table9_eval_speed"))
 lesson_5 = import_module("05_full_model")
+
+
+# ---- benchmark.py -------------------------------------------------------------------------------
 
 
 def same_weights(config):
@@ -48,35 +53,22 @@ def test_the_plain_form_gives_our_losses_and_gradients():
         assert_close(other.T, loss, "the losses", 1e-6)  # its cross entropy is float32
     logits, _ = ours(x, memory)
     assert_close(theirs(x.T, past)[0].transpose(0, 1), logits, "the logits", 1e-6)
-    weights = [*ours.layers[0].parameters()], [*theirs.layers[0].parameters()]
     found = torch.autograd.grad(loss.sum(), [ours.u, ours.layers[0].attention.W_kR.weight])
     wanted = torch.autograd.grad(other.sum(), [theirs.u, theirs.layers[0].r_net.weight])
-    assert sum(z.numel() for z in weights[0]) == sum(z.numel() for z in weights[1])
     assert_close(found[0][0], wanted[0], "the gradient into u", 1e-5)
     assert_close(found[1], wanted[1], "the gradient into W_kR", 1e-5)
 
 
 @pytest.mark.parametrize("make", [benchmark.make, plain.make], ids=["ours", "plain"])
-def test_every_call_reads_with_a_full_memory(make):
+def test_every_call_does_its_work(make):
     """A step changes the weights; evaluation and generation change nothing but their memory."""
-    size = benchmark.SIZES["tiny"]
-    made = make(size, "float32", "cpu")
+    made = make(benchmark.SIZES["tiny"], "float32", "cpu")
     before = [p.detach().clone() for p in made.model.parameters()]
     made.evaluate(), made.generate()
     assert all(a.equal(b) for a, b in zip(before, made.model.parameters()))
     made.step(), made.step()
     assert not all(a.equal(b) for a, b in zip(before, made.model.parameters()))
     assert not torch.equal(made.evaluate(), made.evaluate())
-
-
-def test_ours_is_the_fast_form():
-    """Prepared for training, a Reader for the others, with the lengths of each."""
-    made = benchmark.make(benchmark.SIZES["tiny"], "float32", "cpu")
-    assert all(isinstance(layer.dropout_ff, fast.Dropout) for layer in made.model.layers)
-    made.step(), made.evaluate()
-    assert isinstance(made.memories["train"], list)
-    assert isinstance(made.memories["evaluate"], fast.Memory)
-    assert made.memories["evaluate"].next_m == 32 and made.memories["train"][0].shape[1] == 16
 
 
 def test_operations_by_hand():
@@ -86,34 +78,28 @@ def test_operations_by_hand():
     layer = 2 * (2 * 2 * 2 + 2 * 2 * 3 + 3 * 2 * 2 * 2 + 3 * 6 * 2)
     assert benchmark.flops(size, "eval") == (2 * (layer + 2 * 2 * 5), 2)
     assert benchmark.flops(size, "train") == (3 * 2 * (layer + 2 * 2 * 5), 2)
-    wide = replace(size, eval_mem_len=1)
-    assert benchmark.flops(wide, "generate")[0] == 2 * (8 + 12 + 2 * 8 + 12) + 20
 
 
 @pytest.mark.parametrize("what, tokens", [("train", 32), ("eval", 8), ("generate", 1)])
 def test_a_line_for_each_implementation(what, tokens, capsys, monkeypatch):
-    """Tokens a second, milliseconds a token, memory, and how many times as fast ours is; the middle
-    of three repetitions behind the warm-up.
-    """
-    clock = {"ours": iter([9, 9, 2, 4, 3]), "plain": iter([9, 9, 12, 12, 12])}
-    now = [0.0]
+    """The middle of three repetitions behind the warm-up, for each token, and the ratio."""
+    clock, now = {"": iter([9, 9, 2, 4, 3]), "plain.py": iter([9, 9, 12, 12, 12])}, [0.0]
 
-    def call(name):
-        now[0] += next(clock[name])
+    def load(path):
+        def call():
+            now[0] += next(clock[path])
+        return lambda *_: SimpleNamespace(**{benchmark.METHODS[what]: call})
 
     monkeypatch.setattr(benchmark, "peak_memory", lambda *_: 0.25)
     monkeypatch.setattr(benchmark, "matmul_rate", lambda *_: 1e9)
     monkeypatch.setattr(benchmark, "now", lambda device: now[0])
     monkeypatch.setattr(benchmark, "IN_A_ROW", dict.fromkeys(benchmark.METHODS, 1))
-    monkeypatch.setattr(benchmark, "load", lambda path: lambda *_: SimpleNamespace(**{
-        benchmark.METHODS[what]: lambda: call("plain" if path else "ours")}))
-    flags = ["--what", what, "--size", "tiny", "--repetitions", "3", "--threads", "1"]
-    assert benchmark.main([*flags, "--against", "plain.py"]) == 0
-    head, ours, other = capsys.readouterr().out.splitlines()
-    assert head.startswith(f"{what} tiny, float32, cpu")
-    assert ours.startswith("ours ") and other.startswith("plain ") and "0.25 GB" in ours
-    assert f"{1000 * 3 / tokens:.3f} ms a token" in ours
-    assert other.endswith("ours is 4.00 times as fast")
+    monkeypatch.setattr(benchmark, "load", load)
+    assert benchmark.main(["--what", what, "--size", "tiny", "--repetitions", "3", "--threads", "1",
+                           "--against", "plain.py"]) == 0
+    _, ours, other = capsys.readouterr().out.splitlines()
+    assert ours.startswith("ours ") and f"{1000 * 3 / tokens:.3f} ms a token" in ours
+    assert other.startswith("plain ") and other.endswith("ours is 4.00 times as fast")
 
 
 def test_the_window_reads_all_of_it_and_keeps_the_last_position():
@@ -130,7 +116,55 @@ def test_the_window_reads_all_of_it_and_keeps_the_last_position():
         wanted = layer.norm_1(h + layer.W_o(out))
         wanted = layer.norm_2(wanted + layer.W_2(layer.W_1(wanted).relu()))
         assert_close(layer(h, last_only), wanted[:, -1:] if last_only else wanted, "a layer", 1e-10)
-    lengths = []
-    model.layers[0].register_forward_pre_hook(lambda m, args: lengths.append(args[0].shape))
-    assert model.generate().shape == (3,) and len(model.evaluate()) == size.eval_segment
-    assert set(lengths) == {(3, 7, 32)} and len(lengths) == 1 + size.eval_segment
+
+
+# ---- the smaller comparisons --------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", parts.ATTENTION)
+def test_every_form_is_lesson_5s_attention(name):
+    """Outputs before W_o and all gradients."""
+    B, H, T, C, K = 2, 3, 3, 4, 8
+    leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in (
+        (B, H, T, C), (B, H, K, C), (B, H, K, C), (H, K, C), (H, C), (H, C))]
+    hidden = lesson_5.hidden_keys(T, K - T, K - T, False)
+    attention = lesson_5.RelativeAttention(lesson_5.Config(
+        9, n_layer=1, d_model=H * C, n_head=H, d_head=C, d_inner=5))
+    wanted = attention.attend(*leaves, hidden)
+    found = parts.ATTENTION[name](attention, *leaves, hidden)
+    assert_close(found, wanted, name, 1e-10)
+    for a, b in zip(gradients(found, leaves), gradients(wanted, leaves)):
+        assert_close(a, b, f"{name}: gradient", 1e-10)
+
+
+def test_the_adaptive_softmax_builds_no_row_of_all_words():
+    """T = 6, V = 500: the full one has the logits of every token at once; larger tensors without a
+    row a token do not count.
+    """
+    found = {}
+    for cutoffs in ((), (20, 100)):
+        config = lesson_5.Config(500, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8,
+                                 mem_len=6, cutoffs=cutoffs)
+        parameters, _, _, found[cutoffs] = softmax_cost.measure(config)
+        assert parameters == lesson_5.count_parameters(config)
+    assert math.prod(found[()]) == 6 * 500 > 2 * math.prod(found[20, 100])
+
+
+def test_what_arithmetic_allows_in_table_9():
+    """By hand for N = 1, D = HC = 2, FF = 3."""
+    config = lesson_5.Config(5, n_layer=1, d_model=2, n_head=1, d_head=2, d_inner=3)
+    assert table9.allowed(config, 10, T=2) == 10 * (28 + 10 * 2) / (28 + 3 * 12 * 2)
+
+
+@pytest.mark.slow
+def test_the_distance_of_two_number_types(tmp_path, monkeypatch, capsys):
+    """The printed one is that of the two metrics files."""
+    monkeypatch.setattr(number_types.lesson_1, "RUNS", tmp_path)
+    (tmp_path / "notes.txt").write_text("the cat sat on the mat, and then the other cat. " * 60)
+    assert number_types.main(["--steps", "40", "--model", "tiny", "--log-every", "2", "--text",
+                              str(tmp_path / "notes.txt"), "--device", "cpu"]) == 0
+    printed = re.search("^largest.* ([^ ]+)$", capsys.readouterr().out, re.MULTILINE)[1]
+    curves = [[float(row["train"]) for row in number_types.log.read_metrics(
+        tmp_path / f"number_types-{dtype}" / "metrics.tsv") if row["train"]]
+        for dtype in ("float32", "bf16")]
+    wanted = max(abs(a - b) for a, b in zip(*(curve[2:] for curve in curves), strict=True))
+    assert float(printed) == pytest.approx(wanted, abs=1e-4) and wanted > 0

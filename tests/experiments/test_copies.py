@@ -41,14 +41,3 @@ def test_the_best_loss_is_that_of_a_counter_who_knows_the_rule():
             losses = torch.where(same, -math.log(right), -math.log(wrong))
             total += (losses.mean().item() if d <= c else math.log(copies.EACH)) / n
         assert copies.best_loss(c) == pytest.approx(total, abs=0.01), c
-    assert copies.best_loss(23) == pytest.approx(math.log(8))
-    assert copies.best_loss(24) > copies.best_loss(95) > copies.best_loss(96)
-    assert copies.best_loss(96) == copies.best_loss(1000)
-
-
-def test_the_corpus_has_three_different_parts():
-    """One vocabulary, which is as large as the tokens need."""
-    corpus = copies.corpus(4000)
-    assert [len(z) for z in (corpus.train, corpus.valid, corpus.test)] == [4000, 200, 200]
-    assert not corpus.valid.equal(corpus.test)
-    assert set(corpus.train.tolist()) == set(range(len(corpus.vocab))) and corpus.unit == "bpc"

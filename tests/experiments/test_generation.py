@@ -4,7 +4,6 @@
 """
 import math
 import re
-import shutil
 from collections import Counter
 from dataclasses import replace
 from importlib import import_module
@@ -14,8 +13,8 @@ import torch
 
 from helpers import randomized, run_examples
 
-generation = import_module("generation")
-train, corpora, study = generation.train, generation.corpora, generation.study
+generation, generation_copies = import_module("generation"), import_module("generation_copies")
+train, corpora, copies = generation.train, generation.corpora, generation_copies.copies
 lesson_5 = train.lesson_5
 SMALL = ["--prompts", "2", "--n-tokens", "60", "--top-k", "9", "--seeds", "3", "5"]
 
@@ -27,16 +26,6 @@ def test_the_worked_examples():
     run_examples(generation)
 
 
-@pytest.mark.parametrize("text, wanted", [
-    ("_get a_bc(x) abc", [("_get", 0, 4), ("a_bc", 5, 9)]),  # three characters are no name
-    ("4abcd é_abcd abc4", [("_abcd", 7, 12), ("abc4", 13, 17)]),
-    (["The", "name", "@-@", "name2", "<eos>", "na-me"], [("name", 1, 2), ("name2", 3, 4)])])
-def test_names(text, wanted):
-    """With their places; in a list of words a name is a whole word."""
-    assert generation.names(text) == wanted
-
-
-#           0         1         2         3
 PROMPT_1 = "cuts alpha beta_2 alpha self gamma cut"  # 38 characters
 
 
@@ -52,33 +41,17 @@ def test_names_that_come_back(new, back):
     assert sorted(pairs) == sorted((age, name in back.split()) for name, age in ages.items())
 
 
-def test_words_that_come_back():
-    """A word is a token, so ages count words, and the first new one is no part of another."""
-    prompt = ["First", "Anna", "<eos>", "saw", "Bertha", ",", "Anna", "then", "Carla", "."]
-    pairs = generation.come_back(prompt, prompt, ["Anna", "saw", "First"], {"then"})
-    assert pairs == [(3, True), (5, False), (1, False)]  # Anna, Bertha, Carla
-
-
-def test_shares_by_age():
-    """An age of T is before the last T tokens; a share of nothing is no number."""
-    pairs = [(3, True), (4, False), (5, True), (6, True), (9, False)]
-    assert generation.shares(pairs, 5) == [3 / 5, 1 / 2, 2 / 3]
-    assert generation.shares(pairs, 4) == [3 / 5, 1, 1 / 2]
-    found = generation.shares(pairs, 20)
-    assert found[:2] == [3 / 5, 3 / 5] and math.isnan(found[2])
-    assert all(map(math.isnan, generation.shares([], 5)))
-
-
 def test_the_whole_measure():
-    """Two texts: each with its own names, and by chance with those that only the other has."""
-    prompts = ["- anna bert both -", "- carl dora both -"]
+    """Two texts: each with its own names, and by chance with those that only the other has; of all,
+    of ages below T, and from T on.  A share of nothing is no number.
+    """
+    prompts = ["- anna bert both -", "- carl dora both -"]  # ages 12, 7 and 2
     texts = [" bert dora", " anna both"]  # bert; by chance dora; both; by chance anna
-    own, others = generation.measure(prompts, texts, {"nobody"}, 10)
-    # ages: anna 12, bert 7, both 2
-    assert own[1:] == [2 / 6, 2 / 4, 0] and own[0] == 0
-    assert math.isnan(others[0]) and others[1:] == [2 / 4, 1 / 2, 1 / 2]
-    own, _ = generation.measure(prompts, texts, {"bert"}, 10)
-    assert own[1:] == [1 / 5, 1 / 3, 0]
+    own, others = generation.measure(prompts, texts, {"nobody"}, 7)
+    assert own == [0, 2 / 6, 1 / 2, 1 / 4]
+    assert others[1::2] == [2 / 4, 2 / 4] and all(map(math.isnan, others[::2]))
+    own, _ = generation.measure(prompts, texts, {"bert"}, 7)
+    assert own == [0, 1 / 5, 1 / 2, 0]
 
 
 def test_repetition_of_all_texts():
@@ -97,8 +70,7 @@ RUN = train.Run(segment=5, steps=1, dtype="bf16", eval_mem_len=9, eval_clamp_len
 CONFIG = lesson_5.Config(23, n_layer=3, d_model=16, n_head=2, d_head=8, d_inner=16, mem_len=4)
 
 
-@pytest.mark.parametrize("P", [8, 3], ids=["a longer prompt", "a shorter one"])
-@pytest.mark.parametrize("memory", [True, False], ids=["with memory", "without"])
+@pytest.mark.parametrize("memory, P", [(True, 8), (False, 8), (False, 3)])
 def test_each_token_is_drawn_after_what_its_kind_may_read(memory, P):
     """With memory after the whole text, read once with the lengths of evaluation; without, after
     the last T alone, with those of training.  In full precision even if the run was trained in
@@ -122,28 +94,20 @@ def test_each_token_is_drawn_after_what_its_kind_may_read(memory, P):
 
 # ---- the experiment -----------------------------------------------------------------------------
 
-@pytest.fixture
-def watched(monkeypatch):
-    """[(kind, prompt, new, run, given)] for each call of the two samplers."""
-    calls = []
-    for kind, module, name in (("with memory", train, "continue_text"),
-                               ("without memory", generation, "without_memory")):
-        def sample(model, prompt, run, given, kind=kind, real=getattr(module, name)):
-            assert not model.training
-            calls.append((kind, prompt, real(model, prompt, run, given), run, given))
-            return calls[-1][2]
-        monkeypatch.setattr(module, name, sample)
-    return calls
-
-
-def test_samples_and_table(run_folder, watched, tmp_path, monkeypatch, capsys):
-    """Both kinds get the same prompts, seeds and flags, and the memory that was asked for.  Their
-    texts are written behind the prompts; the rows are what `measure` says of them.
+def test_samples_and_table(run_folder, tmp_path, monkeypatch, capsys):
+    """Both kinds get the same prompts of the test split, seeds, and the memory that was asked for;
+    their texts are written behind the prompts, and the rows are what `measure` says of them.
     """
-    measured = []
+    calls, measured = [], []
+    for module, name in ((train, "continue_text"), (generation, "without_memory")):
+        def sample(model, prompt, run, given, name=name, real=getattr(module, name)):
+            new = real(model, prompt, run, given)
+            calls.append((name, run.eval_mem_len, given["seed"], given["top_k"]))
+            return new
+        monkeypatch.setattr(module, name, sample)
 
-    def measure(prompts, texts, common, T):
-        measured.append((prompts, texts, common, T))
+    def measure(*given):
+        measured.append(given)
         k = len(measured)
         return [[k + 0.1, k + 0.2, k + 0.3, k + 0.4], [math.nan, k + 0.5, k + 0.6, k + 0.7]]
 
@@ -152,75 +116,52 @@ def test_samples_and_table(run_folder, watched, tmp_path, monkeypatch, capsys):
     out = tmp_path / "new" / "out"
     assert generation.main(["--checkpoint", str(run_folder), *SMALL, "--memory", "40", "--out",
                             str(out)]) == 0
-    notes = run_folder.parent / "notes.txt"
-    vocab, text = corpora.load(notes).vocab, notes.read_text()
-    n = len(text) // 20
-    firsts = [-n, n // 2 - n]  # of the prompts, in the test split
-    prompts = [text[a : a + 512] for a in firsts]
-    texts = [[corpora.decode(z, vocab) for z in new] for _, _, new, *_ in watched]
-    texts.append([text[a + 512 : a + 572] for a in firsts])
-    names = Counter(re.findall("[a-z]{4,}", text[: -2 * n])).most_common(3)
-    assert measured == [(prompts, new, {name for name, _ in names}, 16) for new in texts]
-    kinds = ["with memory"] * 2 + ["without memory"] * 2 + ["true continuation"]
+    assert calls == [(name, 40, seed, 9) for name in ("continue_text", "without_memory")
+                     for seed in (3, 5)]
+    text = (run_folder.parent / "notes.txt").read_text()
+    n = len(text) // 20  # of the test split; its two prompts begin at its first and middle token
+    starts = [-n, n // 2 - n]
+    common = {name for name, _ in Counter(re.findall("[a-z]{4,}", text[: -2 * n])).most_common(3)}
+    for prompts, new, *rest in measured:
+        assert prompts == [text[a : a + 512] for a in starts] and rest == [common, 16]
+    assert measured[4][1] == [text[a + 512 : a + 572] for a in starts], "the true continuation"
     written = (out / "samples.txt").read_text()
-    for kind, k, new in zip(kinds, (1, 2, 1, 2, 1), texts):
-        for i in (0, 1):
-            assert f"prompt {i + 1}, {kind} {k}\n{prompts[i]}>>>{new[i]}\n" in written
-    assert [(kind, run.eval_mem_len, given["seed"], given["top_k"]) for kind, _, _, run, given in
-            watched] == [(kind, 40, seed, 9) for kind, seed in zip(kinds, (3, 5, 3, 5))]
-    printed = capsys.readouterr().out
-    lines = {line[:17].strip(): line[17:].split()[::3] for line in printed.splitlines()}
-    assert lines["with memory"] == ["1.600", "1.700", "1.800", "1.900"]
-    assert lines["without memory"] == ["3.600", "3.700", "3.800", "3.900"]
-    assert lines["true continuation"] == ["5.100", "5.200", "5.300", "5.400"]
-    assert lines["chance"][0] == "-" and "2.000 ± 0.500" in printed
-    assert "\nM 40, T 16;" in printed and f"figure: {out / 'generation.png'}" in printed
+    assert f"prompt 2, without memory 1\n{prompts[1]}>>>{measured[2][1][1]}\n" in written
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = {" ".join(line[:2]): line[2::3] for line in lines if "±" in line}
+    assert rows["with memory"] == ["1.600", "1.700", "1.800", "1.900"]
+    assert rows["without memory"] == ["3.600", "3.700", "3.800", "3.900"]
+    assert rows["true continuation"] == ["5.100", "5.200", "5.300", "5.400"]
     assert (out / "generation.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
-def test_words(words, tmp_path, train_tiny, monkeypatch):
-    """A corpus of words: names are words, n-grams are of four."""
-    train_tiny(tmp_path / "run", "--dataset", "ptb", "--data-dir", words)
-    measured, measure = [], generation.measure
-    monkeypatch.setattr(generation, "measure", lambda *z: measured.append(z) or measure(*z))
-    assert generation.main(["--checkpoint", str(tmp_path / "run"), "--data-dir", str(words), *SMALL,
-                            "--out", str(tmp_path / "out")]) == 0
-    text = (words / corpora.SOURCES["ptb"].files[2].name).read_text()
-    text = text.replace("\n", " <eos> ").split()
-    prompts, true, *_ = measured[-1]
-    assert prompts[0] == text[:512] and true[0] == text[512:572]
-    assert (tmp_path / "out" / "samples.txt").read_text().count(">>>") == 10
+# ---- on the text of which all is known ----------------------------------------------------------
+
+def test_only_new_tokens_count_each_at_its_distance():
+    """Columns 100 to 107: two of each kind; of the second kind one of two repeats 48 before."""
+    tokens = torch.arange(108)[None].clone()  # nothing repeats
+    tokens[0, 101] = tokens[0, 101 - 48]
+    tokens[0, 102] = tokens[0, 102 - 48]  # not the third kind's distance
+    tokens[0, [103, 107]] = tokens[0, [7, 11]]  # 96 before
+    tokens[0, 97] = tokens[0, 49]  # of the prompt
+    assert generation_copies.repeated(tokens, 100) == [0.0, 0.5, 0.0, 1.0]
 
 
-def test_without_a_checkpoint_one_is_trained_once(tmp_path, run_folder, monkeypatch):
-    """For two minutes, into --out; the second call takes it; if training fails, so do we."""
-    calls, out = [], tmp_path / "out"
-
-    def quick(flags):
-        calls.append(flags)
-        shutil.copytree(run_folder, out)
-        (out / "curve.png").touch()  # drawn when a run has ended
-
-    monkeypatch.setattr(train, "main", quick)
-    given = generation.parse(["--out", str(out)])
-    for _ in range(2):
-        assert generation.load(given)[1].eval_mem_len == train.RUNS_OF["tiny"].eval_mem_len
-    assert calls == [["--minutes", "2", "--out", str(out)]]
-    (out / "curve.png").unlink()  # as if training had been stopped
-    monkeypatch.setattr(train, "main", lambda flags: 1)
-    with pytest.raises(SystemExit):
-        generation.load(given)
-
-
-def test_another_text_is_refused(tmp_path, run_folder, monkeypatch, capsys):
-    """The prompts come from the text of the training, not from one that has its name now."""
-    notes = run_folder.parent / "notes.txt"
-    old = notes.read_text()
-    try:
-        notes.write_text(old[:-9] + "notes.\n\n\n")
-        assert generation.main(["--checkpoint", str(run_folder), *SMALL, "--out",
-                                str(tmp_path / "new")]) == 1
-    finally:
-        notes.write_text(old)
-    assert "is not the text" in capsys.readouterr().err and not (tmp_path / "new").exists()
+@pytest.mark.parametrize("T, read", [(0, [24] + [1] * 8), (12, [12] * 9)])
+def test_a_copy_is_of_the_kind_whose_turn_it_is(T, read):
+    """After a prompt read once, or from the last T: the most probable symbol of the kind."""
+    model = lesson_5.TransformerXL(lesson_5.Config(
+        32, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=40, same_length=True))
+    for weight in model.eval().parameters():
+        torch.nn.init.normal_(weight, std=2.0)  # so sharp that the best symbol is drawn always
+    prompt, lengths = copies.text(48, 1).view(2, 24).long(), []
+    hook = model.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
+    tokens = generation_copies.continued(model, prompt, 9, 3, T)
+    hook.remove()
+    assert lengths == read and tokens[:, :24].equal(prompt)
+    assert (tokens[:, 24:] // copies.EACH).equal((torch.arange(9) % 4).expand(2, -1))
+    for t in range(24, 33):
+        logits, _ = model(tokens[:, max(0, t - T) if T else 0 : t])
+        best = logits[:, -1].unflatten(-1, (4, 8))[:, t % 4].softmax(-1).max(-1)
+        sure = best.values > 0.999
+        assert tokens[sure, t].equal((t % 4 * 8 + best.indices)[sure]), t

@@ -85,19 +85,15 @@ def test_odd_counts_leave_no_word_without_probability():
 
 
 def test_the_printed_perplexity(words, capsys):
-    """Of all tokens of the test split but the first, and lower where the context is longer."""
+    """Of all tokens of the test split but the first."""
     names = [file.name for file in corpora.SOURCES["ptb"].files]
     train, _, test = ((words / name).read_text().replace("\n", " <eos> ").split()
                       for name in names)
     ids = {word: i for i, word in enumerate(dict.fromkeys(["<eos>", *train]))}
     train, test = ([ids[word] for word in split] for split in (train, test))
-    figures = []
-    for order in (1, 2):
-        assert lesson.main(["--data-dir", str(words), "--order", str(order)]) == 0
-        model = lesson.KneserNey(train, len(ids), order)
-        pairs = list(lesson.contexts(test, order))
-        nats = -sum(math.log(model.probability(*pair)) for pair in pairs) / len(pairs)
-        figures.append(math.exp(nats))
-        assert f"test {figures[-1]:.2f} ppl ({order}-gram" in capsys.readouterr().out
-        assert len(pairs) == len(test) - 1
-    assert figures[1] < figures[0] / 2
+    assert lesson.main(["--data-dir", str(words), "--order", "2"]) == 0
+    model = lesson.KneserNey(train, len(ids), 2)
+    pairs = list(lesson.contexts(test, 2))
+    nats = -sum(math.log(model.probability(*pair)) for pair in pairs) / len(pairs)
+    assert f"test {math.exp(nats):.2f} ppl (2-gram" in capsys.readouterr().out
+    assert len(pairs) == len(test) - 1

@@ -1,17 +1,23 @@
-"""The relative effective context length on losses worked by hand.
+"""The relative effective context length on losses worked by hand, and the losses of table 8.
 
     pytest tests/experiments/test_recl.py
 """
 import math
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
 import torch
 
-from helpers import run_examples
+from helpers import assert_close, randomized, run_examples
 
-measure = import_module("recl")
+measure, table8, ablation_model = map(import_module, ("recl", "table8_recl", "ablation_model"))
+study, lesson_5 = table8.study, import_module("05_full_model")
+CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=4)
 CONTEXTS = [100, 200, 300, 400]
+
+
+# ---- the measure --------------------------------------------------------------------------------
 
 
 def planted(*models):
@@ -34,14 +40,6 @@ def test_gains_count_against_the_best_of_the_group():
     assert measure.recl(planted(weak, strong), CONTEXTS, 1.0) == [100, 100]
 
 
-@pytest.mark.parametrize("factor, length", [
-    (0.989, 200), (0.9899, 200), (0.9901, 100), (0.991, 100)])
-def test_the_rule_stops_below_one_percent(factor, length):
-    """exp f falls by the factor from 100 to 200 tokens: 1.01 percent goes on, 0.99 stops."""
-    second = 2.0 + math.log(factor)
-    assert measure.recl(planted([2.0, second, second, second]), CONTEXTS, 1.0) == [length]
-
-
 def test_a_gain_of_exactly_the_threshold_goes_on():
     """g < threshold stops, so equal does not: 1 - exp(0 - ln 2) is one half exactly."""
     losses = planted([math.log(2), 0.0, 0.0, 0.0])
@@ -50,29 +48,61 @@ def test_a_gain_of_exactly_the_threshold_goes_on():
     assert measure.recl(losses, CONTEXTS, 1.0, threshold=0.5000001) == [100]
 
 
+@pytest.mark.parametrize("factor, length", [(0.9899, 200), (0.9901, 100)])
+def test_the_rule_stops_below_one_percent(factor, length):
+    """exp f falls by the factor from 100 to 200 tokens: 1.01 percent goes on, 0.99 stops."""
+    second = 2.0 + math.log(factor)
+    assert measure.recl(planted([2.0, second, second, second]), CONTEXTS, 1.0) == [length]
+
+
 def test_the_hard_positions_are_those_of_the_best_model_and_change_with_c():
     """Ten positions; r = 0.1 takes the one with the largest b(c, t), another one for each c."""
-    losses = torch.full((2, 3, 10), 1.0, dtype=torch.float64)
+    losses = torch.full((2, 2, 10), 1.0, dtype=torch.float64)
     losses[:, 0, 4] = 5.0  # hard at the first context for both models ...
     losses[0, 0, 7] = 9.0  # ... this only for one, so b is 1
     losses[:, 1, 6] = 6.0  # hard at the second
-    losses[0, 1, 4], losses[1, 1, 4] = 2.0, 4.0
-    losses[0, 2, 6] = 3.0
-    assert measure.hard_loss(losses, 0, 0, 0, 0.1) == measure.hard_loss(losses, 1, 0, 0, 0.1) == 5.0
+    losses[:, 1, 4] = torch.tensor([2.0, 8.0])
+    assert [measure.hard_loss(losses, i, 0, 0, 0.1) for i in (0, 1)] == [5.0, 5.0]
     assert measure.hard_loss(losses, 0, 0, 1, 0.1) == 2.0
-    assert measure.hard_loss(losses, 1, 0, 1, 0.1) == 4.0
-    assert measure.hard_loss(losses, 0, 1, 2, 0.1) == 3.0
-    assert measure.hard_loss(losses, 1, 0, 1, 0.2) == pytest.approx((4 + 1) / 2)
+    assert measure.hard_loss(losses, 1, 0, 1, 0.1) == 5.0  # min: a worse loss does not count
+    assert measure.hard_loss(losses, 0, 1, 0, 0.1) == 1.0
+    assert measure.hard_loss(losses, 0, 0, 1, 0.2) == pytest.approx((2 + 1) / 2)
     assert measure.hard_loss(losses, 0, 0, 1, 0.01) == 2.0  # at least one position
-    assert measure.hard_loss(losses, 0, 0, 0, 1.0) == pytest.approx((9 * 1 + 5) / 10)
-    worse = losses.clone()
-    worse[0, 1, 4] = 8.0
-    assert measure.hard_loss(worse, 0, 0, 1, 0.1) == 5.0  # min: a worse loss does not count
 
 
-def test_wrong_shapes_are_refused():
-    """Contexts that are not those of the losses, an r beyond 1; the docstring's example is true."""
-    for contexts, r in (([100, 200], 1.0), (CONTEXTS, 0.0), (CONTEXTS, 1.5)):
-        with pytest.raises(ValueError, match="losses must be"):
-            measure.recl(planted([1.0] * 4), contexts, r)
+def test_the_docstrings_example():
     run_examples(measure)
+
+
+# ---- table 8 ------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kind", ["ours", "lstm", "al-rfou"])
+def test_losses_are_after_exactly_so_many_tokens(kind):
+    """Each loss against a window of its own, cut out by hand; al-rfou reads 5 tokens at most."""
+    if kind == "lstm":
+        model = table8.LSTM(CONFIG, 2000).double()
+    else:
+        model = ablation_model.AblationModel(
+            CONFIG if kind == "ours" else replace(CONFIG, mem_len=0), 5, kind)
+        model = randomized(model)
+    model, tokens = model.eval(), torch.randint(7, (400,))
+    contexts = [40, 80, 120]  # read in segments of 64, so a state is handed on
+    found = table8.losses_by_context(model, tokens, contexts, 30, 2, study.Bar(10**6))
+    positions = range(120, 281, 40)
+    assert found.shape == (3, len(positions))
+    for i, c in enumerate(contexts):
+        for k, t in enumerate(positions):
+            used = min(c, 5) if kind == "al-rfou" else c
+            x, y = tokens[None, t - used : t], tokens[None, t - used + 1 : t + 1]
+            with study.evaluating_with(model, mem_len=29, same_length=True):
+                wanted = model(x, None, y)[0][0, -1]
+            assert_close(found[i, k].double(), wanted, f"position {t} after {c}", 1e-5)
+
+
+def test_the_lstm_is_no_larger_and_learns_within_a_segment():
+    """No gradient into the segment before; its parameters are the most that fit."""
+    model, x = table8.LSTM(CONFIG, 2000), torch.randint(7, (3, 9))
+    size = sum(z.numel() for part in (model.lstm, model.out) for z in part.parameters())
+    width = model.lstm.hidden_size + 8
+    assert size <= 2000 < 4 * width * (8 + 3 * width + 4) + 8 * width
+    assert not any(z.requires_grad for z in model(x, None, x)[1])

@@ -14,63 +14,49 @@ SMALL = "--size tiny --text {short} "
 RUN, PTB = "--checkpoint {run} ", "--size tiny --data-dir {words} "
 REFUSED = {
     "study": [  # its flags are those of table6, table7, memory_length, generation_copies
-        ("--seeds 1 1", "--seeds must be different"), ("--seeds -1", "from 0"),
-        (f"--seeds {2**63}", "--seeds must be"), ("--text a --dataset ptb", "two corpora"),
-        ("--dataset nothing", "'nothing' is neither a file"), ("--text no.txt", "no.txt"),
-        ("--device cuda", "no CUDA device"), ("--size huge", "invalid choice"),
+        ("--seeds 1 1", "--seeds must be different"), (f"--seeds {2**63}", "--seeds must be"),
+        ("--text a --dataset ptb", "two corpora"), ("--text no.txt", "no.txt"),
+        ("--dataset nothing", "'nothing' is neither a file"), ("--device cuda", "no CUDA device"),
+        ("--size huge", "invalid choice"),
         (SMALL + "--out {short}", "another folder with --out")],
     "table6_ablation": [
         (SMALL + "--tables 6", "10 tokens, 85 are needed"), (SMALL, "fewer than 200"),
-        ("--size tiny --dataset copies", "has none: leave out table 7"),
-        ("--tables 9", "invalid choice")],
+        ("--size tiny --dataset copies", "has none: leave out table 7")],
     "table8_recl": [(SMALL, "10 tokens, 202 are needed")],
     "memory_length": [(SMALL, "10 tokens, 77 are needed")],
     "generation_copies": [(SMALL, "two corpora"), ("--dataset {short}", "is for others")],
-    "table9_eval_speed": [
-        ("--lanes 0", "at least 1"), ("--lengths -5", "at least 1"),
-        ("--repetitions 0", "at least 1"), ("--size S", "invalid choice")],
+    "table9_eval_speed": [("--lanes 0", "at least 1")],
     "ptb": [
         (PTB + "--model 16x380", "--model is for --size paper"), (PTB + "--epochs 0", "--epochs"),
         (PTB + "--what effects --only no-luck", "no-luck"),
-        (PTB + "--batch 100000", "100000 lanes"),
-        (PTB + "--seeds 1 1", "--seeds must"), (PTB + "--what effects --test", "--test is for"),
-        (PTB + "--only nothing", "--only is for"),
+        (PTB + "--what effects --test", "--test is for"), (PTB + "--only nothing", "--only is for"),
         (PTB + "--compile --set vary=True", "one length"),
         (PTB + "--set luck=1", "no such part; the parts are word, input,"),
         (PTB + "--set word=much", "could not convert"),
         (PTB + "--set locked=1", "True or False"), (PTB + "--set word=1", "word must be in [0, 1)"),
-        (PTB + "--set average=most", "'most'"),
         (PTB + "--set average_from=1", "average_from in (0, 1)"), (PTB + "--lr -1", "--lr"),
         (PTB + "--out /dev/null/x", "another folder with --out")],
     "generation": [
         ("--checkpoint nowhere", "no checkpoint at nowhere"),
         ("--checkpoint {short}", "is damaged or no checkpoint"),
         (RUN + "--prompts 9 --n-tokens 60 --top-k 9", "take 5,148"),
-        (RUN + "--prompts 1", "--prompts"), (RUN + "--n-tokens 0", "--n-tokens"),
+        (RUN + "--prompts 1", "--prompts"), (RUN + "--memory -1", "--memory"),
         (RUN + "--top-k 400", "--top-k must be from 1 to the"),
-        (RUN + "--temperature nan --top-k 9", "temperature"), (RUN + "--memory -1", "--memory"),
-        (RUN + "--seeds 0 -1", "--seeds"), (RUN + "--seeds 2 2", "--seeds must be different"),
+        (RUN + "--seeds 2 2", "--seeds must be different"),
         (RUN + "--prompts 2 --n-tokens 9 --top-k 9 --out {short}", "another folder with --out")],
     "attention_maps": [
         ("--checkpoint nowhere", "no checkpoint at nowhere; "),
-        ("--checkpoint {short}", "is damaged or no checkpoint of train.py"),
         (RUN + "--memory 0", "must be at least 1, got 0 and 4096"),
-        (RUN + "--queries -3", "must be at least 1, got 256 and -3"),
         (RUN + "--memory 20 --queries {all}", "tokens of the validation split, it has {n}"),
         (RUN + "--memory 20 --queries 8 --position 19", "--position must be 20 to {last}, "),
-        (RUN + "--memory 20 --queries 8 --position {behind}", "--position must be 20 to {last}, "),
-        (RUN + "--memory 20 --queries 8 --out {short}", "File exists")],
+        (RUN + "--memory 20 --queries 8 --position {behind}", "--position must be 20 to {last}, ")],
     "scaling": [
         ("--gpus 0", "--gpus must be at least 1, got 0"),
-        ("--price -1", "--price must be above 0, got -1.0"),
-        ("--card inf", "--card must be above 0, got inf"),
-        ("--network nan", "--network must be above 0, got nan"),
-        ("--algorithm star", "invalid choice: 'star'"), ("--model laptop", "trains for minutes"),
+        ("--card inf", "--card must be above 0, got inf"), ("--model laptop", "trains for minutes"),
         ("--tokens-per-second 1000", "goes with one --model"),
-        ("--tokens-per-second 0 --model enwik8-12L", "must be above 0"),
         ("--tokens-per-second 1e9 --model enwik8-12L", "lower --fixed"),
         ("--model lm1b-large --card 10", "shard the model")],
-    "kneser_ney": [("--dataset nowhere", "nowhere"), ("--dataset {short}", "no text of words"),
+    "kneser_ney": [("--dataset {short}", "no text of words"),
                    ("--data-dir {words} --order 0", "at least 1")],
     "benchmark": [("--size tiny --against nowhere.py", "is no file"),
                   ("--size tiny --against {short}", "no function make")],
@@ -96,8 +82,8 @@ def test_one_line(script, flags, part, run_folder, words, tmp_path, monkeypatch,
     out = [] if script in WITHOUT_OUT else ["--out", "new"]
     main = import_module("memory_length" if script == "study" else script).main
     assert main([*out, *flags.format(**names).split()]) == 1
-    captured = capsys.readouterr()
-    lines = [line for line in captured.err.replace("\r", "\n").split("\n") if line.strip()]
+    error = capsys.readouterr().err.rpartition("\r")[2]  # behind the progress that slow ones show
+    lines = [line for line in error.split("\n") if line.strip()]
     assert len(lines) == 1 and part.format(**names) in lines[0], lines
     assert lines[0].startswith(main.__module__ + ".py: ") or script == "number_types"
     after = {path for path in tmp_path.rglob("*") if path.is_file()}

@@ -1,12 +1,8 @@
 """An oracle for the layout of the official Transformer-XL weights: NumPy, plain loops, no tricks.
 
 `random_state` draws a state dict in the layout of the official PyTorch code or of its retired
-port; `losses` reads token streams with one. The model is that of Dai et al. 2019, section 3.3,
-written once more from the formulas: every score is four small dot products. It is slow, and meant
-for sizes such as N = 2 layers, D = 8, V = 30. Everything is computed in float64.
-
-Letters: T positions of a segment, M memory rows, H heads of width C, D model width; u, v the two
-global biases, R the sinusoid of a distance. c is a Config, of which the fields are read alone.
+port; `losses` reads token streams with one, by the formulas of Dai et al. 2019, section 3.3, in
+float64.  c is a Config, of which the fields are read alone.
 """
 import math
 
@@ -21,7 +17,6 @@ def full_name(name, port):
 def random_state(c, port=False):
     """Random weights, {name: float64 array}, scaled so that logits spread over nats.
 
-    Every array moves the losses but pos_emb.inv_freq, which is a formula and never read here.
     div_val = 1: one table (V, D), no projections, whatever the cutoffs. div_val > 1: per band i a
     table (n_i, D // div_val**i) and projections (D, D // div_val**i), band 0 included; if they are
     tied, out_projs.i is emb_projs.i in all bands but the first. The softmax weights are the

@@ -1,4 +1,4 @@
-"""Lesson 5's adaptive softmax: every word against loops, torch's own, and what it must not build.
+"""Lesson 5's adaptive softmax: every word against loops, and what it must not build.
 
     pytest tests/system/test_adaptive_softmax.py
 """
@@ -8,7 +8,6 @@ from importlib import import_module
 
 import pytest
 import torch
-import torch.nn as nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import assert_close, gradients, randomized
@@ -73,24 +72,6 @@ def test_losses_are_those_of_the_whole_table(name, only):
         assert_close(a, b, "a gradient")
 
 
-def test_it_equals_torchs_where_the_two_can_be_set_up_alike():
-    """torch's has no projection in the head, no bias in the tails, and its own rows only."""
-    words = softmax_of("untied")
-    with torch.no_grad():
-        words.bias[5:] = 0
-        words.project_out[0].copy_(torch.eye(12))
-    theirs = nn.AdaptiveLogSoftmaxWithLoss(12, 23, [5, 9, 16], div_value=2, head_bias=True).double()
-    with torch.no_grad():
-        theirs.head.weight.copy_(torch.cat([words.rows[0], words.tail_rows]))
-        theirs.head.bias.copy_(torch.cat([words.bias[:5], words.tail_bias]))
-        for i, (narrow, wide) in enumerate(theirs.tail, 1):
-            narrow.weight.copy_(words.project_out[i].T)
-            wide.weight.copy_(words.rows[i])
-    h, y = torch.randn(1, 60, 12).double(), torch.randint(23, (1, 60))
-    assert_close(words.logits(h)[0], theirs.log_prob(h[0]), "all log-probabilities")
-    assert_close(words.losses(h, y)[0], -theirs(h[0], y[0]).output, "the losses")
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_the_embedding_is_the_bands_row_projected(name):
     """One word at a time; the same rows serve input and output."""
@@ -122,23 +103,6 @@ def test_initial_values_are_the_authors():
             assert z.std().item() == pytest.approx(wanted, rel=0.1), name
 
 
-# ---- in the model -------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_model_with_cutoffs_keeps_the_contract(name):
-    """model(x) gives log-probabilities, with y losses of them; any cut gives the same losses."""
-    torch.manual_seed(0)
-    model = randomized(lesson.TransformerXL(replace(KINDS[name], same_length=True))).eval()
-    x, y = torch.randint(23, (2, 2, 9))
-    logits, losses = model(x)[0], model(x, None, y)[0]
-    assert_close(logits.exp().sum(-1), torch.ones(2, 9).double(), "the probabilities sum to 1")
-    assert_close(losses, -logits.gather(-1, y[..., None])[..., 0], "the losses")
-    first, memory = model(x[:, :4], None, y[:, :4])
-    rest, _ = model(x[:, 4:], memory, y[:, 4:])
-    assert_close(torch.cat([first, rest], 1), losses, "the losses in two segments")
-    assert_close(model(x, last_only=True)[0], logits[:, -1:], "the last position")
-
-
 def test_losses_are_float32_under_autocast():
     """A sum over thousands of words in bf16 would lose them."""
     model = lesson.TransformerXL(KINDS["tied"])
@@ -165,8 +129,8 @@ class Shapes(TorchDispatchMode):
 
 
 def test_only_the_needed_rows_are_built():
-    """Neither forward nor backward makes (B, T, V); a tail sees only the tokens that are in it; a
-    generated token needs the last position only.
+    """Neither forward nor backward makes (B, T, V); a tail sees only the tokens that are in it; the
+    next token needs the last position only.
     """
     model = lesson.TransformerXL(
         replace(SMALL, vocab_size=997, cutoffs=(101, 211, 503), div_val=2))
@@ -176,9 +140,9 @@ def test_only_the_needed_rows_are_built():
         model(y, None, y)[0].sum().backward()
     assert max(math.prod(shape) for shape in training.seen) < 100 * 200
     assert {(3, 110), (7, 292), (11, 494)} <= training.seen  # tokens of a tail, words of a tail
-    with Shapes() as generation:
-        lesson.generate(model, y, 3)
-    assert (2, 50, 997) not in generation.seen and (2, 1, 997) in generation.seen
+    with Shapes() as last:
+        model(y, last_only=True)
+    assert (2, 50, 997) not in last.seen and (2, 1, 997) in last.seen
     with Shapes() as logits:
         model(y)
     assert (2, 50, 997) in logits.seen  # so the watch sees what it should not see above

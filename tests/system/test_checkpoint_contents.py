@@ -12,34 +12,24 @@ import fuzz
 
 NAN, WIDE = torch.tensor(math.nan), torch.zeros(2, 3)
 DAMAGE = {
-    "no run": lambda c: c.pop("run"), "no name": lambda c: c.pop("name"),
-    "no vocab": lambda c: c.pop("vocab"), "no state": lambda c: c.pop("state"),
-    "config is a list": lambda c: c.update(config=[]),
+    "no run": lambda c: c.pop("run"), "vocab is too short": lambda c: c["vocab"].pop(),
     "run is a tensor": lambda c: c.update(run=WIDE),
-    "vocab is a dict": lambda c: c.update(vocab={}),
-    "vocab is too short": lambda c: c["vocab"].pop(),
     "vocab holds no byte": lambda c: c["vocab"].__setitem__(0, 999),
-    "vocab holds lists": lambda c: c["vocab"].__setitem__(0, []),
     "untie_r is a tensor": lambda c: c["config"].update(untie_r=WIDE),
     "too many layers": lambda c: c["config"].update(n_layer=10**9),
-    "a key of run is a number": lambda c: c["run"].update({7: 7}),
-    "segment is text": lambda c: c["run"].update(segment="x"),
     "step is text": lambda c: c["state"].update(step="x"),
-    "weights are a number": lambda c: c.update(model=1.0),
     "a weight is not finite": lambda c: c["model"].update(u=c["model"]["u"] * NAN),
-    "a weight is complex": lambda c: c["model"].update(u=c["model"]["u"] * 1j),
     "a weight is sparse": lambda c: c["model"].update(u=c["model"]["u"].to_sparse()),
+    "a weight has another name": lambda c: c["model"].update(w=c["model"].pop("u")),
     "a weight is code": lambda c: c["model"].update(u=fuzz.Evil()),
-    "a weight is on meta": lambda c: c["model"].update(u=c["model"]["u"].to("meta")),
 }
 FOR_RESUME = {
     "step is far below 0": lambda c: c["state"].update(step=-10**9),
     "column is far behind": lambda c: c["state"].update(column=10**9),
-    "seconds is None": lambda c: c["state"].update(seconds=None),
-    "memory is a number": lambda c: c["state"].update(memory=3),
     "memory of one layer": lambda c: c["state"]["memory"].pop(),
+    "memory of other lanes": lambda c: c["state"].update(
+        memory=[z[:3] for z in c["state"]["memory"]]),
     "memory of two dimensions": lambda c: c["state"]["memory"].__setitem__(0, WIDE),
-    "random is text": lambda c: c.update(random="x"),
     "no random state": lambda c: c.pop("random"),
     "no optimizer": lambda c: c.pop("optimizer"),
     "no second moment": lambda c: c["optimizer"]["state"][0].pop("exp_avg_sq"),
@@ -52,12 +42,12 @@ FOR_RESUME = {
 
 @pytest.mark.parametrize("what", [*DAMAGE, *FOR_RESUME])
 def test_a_checkpoint_with_other_things_inside_is_refused_whole(what, tmp_path, monkeypatch):
-    """By --resume and --sample; nothing in the folder has changed."""
+    """By --sample, or by --resume if it alone reads that; nothing in the folder has changed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_bytes(fuzz.NOTES)
     fuzz.put_run(tmp_path, lambda name, content: (
         None if name == "best.pt" and what in FOR_RESUME else (DAMAGE | FOR_RESUME)[what](content)))
-    for flags in [["--resume"]] + [["--sample", "abba"]] * (what in DAMAGE):
-        argv = ["--device", "cpu", "--out", "run", "--n-tokens", "3", *flags]
-        said = fuzz.verdict(fuzz.Input("", lambda: fuzz.command_line(argv)), tmp_path)
-        assert said[0] == "refused" and re.search(r"\.pt|parameters", said[1]), (flags, said)
+    flags = ["--sample", "abba"] if what in DAMAGE else ["--resume"]
+    argv = ["--device", "cpu", "--out", "run", "--n-tokens", "3", *flags]
+    said = fuzz.verdict(fuzz.Input("", lambda: fuzz.command_line(argv)), tmp_path)
+    assert said[0] == "refused" and re.search(r"\.pt|parameters", said[1]), said

@@ -2,11 +2,9 @@
 
     pytest tests/system/test_corpora.py
 """
-import contextlib
 import errno
 import hashlib
 import lzma
-import os
 import sys
 import sysconfig
 import zlib
@@ -40,23 +38,15 @@ def whole(corpus):
 
 # ---- cutting ------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("data", [RAW[:40], RAW[:41], RAW[:59], RAW[:1019], bytes(range(256)) * 4],
+@pytest.mark.parametrize("data", [RAW[:40], RAW[:1019], bytes(range(256)) * 4],
                          ids=len)
 def test_a_file_is_cut_into_90_5_and_5_percent(tmp_path, data):
     """Valid and test are n // 20 bytes each, train is the rest; all 256 bytes may occur."""
     corpus, part = load(write(tmp_path, data)), len(data) // 20
     assert [len(corpus.valid), len(corpus.test)] == [part, part]
-    assert whole(corpus) == data
-    assert len(corpus.vocab) == len(set(data))
-
-
-def test_tokens_are_one_byte_each(tmp_path):
-    """A hundred million tokens should take a hundred megabytes; vocab is plain integers."""
-    corpus = load(write(tmp_path, RAW))
-    assert {(z.dtype, z.dim()) for z in (corpus.train, corpus.valid, corpus.test)} == {
-        (torch.uint8, 1)}
+    assert whole(corpus) == data and len(corpus.vocab) == len(set(data))
+    assert {z.dtype for z in (corpus.train, corpus.valid, corpus.test)} == {torch.uint8}
     assert {type(byte) for byte in corpus.vocab} == {int}
-    assert (corpus.name, corpus.unit) == ("notes.txt", "bpc")
 
 
 def test_the_checksum_is_another_for_another_text_or_cut(tmp_path):
@@ -87,22 +77,15 @@ def test_encode_and_decode_are_inverse(tmp_path):
     assert [vocab[t] for t in tokens] == list("naïve café".encode())
     assert decode(tokens, vocab) == decode(tokens.tolist(), vocab) == "naïve café"
     assert decode([], vocab) == ""
-
-
-def test_decode_of_torn_characters_shows_a_mark():
-    """A model may emit half a character: it becomes U+FFFD, not an error."""
-    assert decode(torch.tensor([0, 1]), [0xC3, ord("a")]) == "\N{REPLACEMENT CHARACTER}a"
+    assert decode([0, 1], [0xC3, ord("a")]) == "\N{REPLACEMENT CHARACTER}a"  # half a character
 
 
 @pytest.mark.parametrize("text, vocab, words", [
     ("a Bé Bad", list(b"abc def\xc3"), "the corpus has no 'B', 'é'"),
     ("", list(b"ab"), "the text is empty, at least one character or word is needed"),
     (" ", ["<eos>", "a"], "the text is empty, at least one character or word is needed"),
-    ("the dog Cat dog", ["<eos>", "the", "cat"], "the corpus has no 'dog', 'Cat'"),
     ("dog", ["<eos>", "<unk>"], "the corpus has no 'dog'; write <unk> instead"),
-    ("dog", ["<S>", "<UNK>"], "the corpus has no 'dog'; write <UNK> instead"),
-    ("ab\udcff", list(b"ab"), r"the corpus has no '\udcff'"),  # Python's form of other bytes
-    ("a x\udcff", ["<eos>", "a"], r"the corpus has no 'x\udcff'")])
+    ("ab\udcff", list(b"ab"), r"the corpus has no '\udcff'")])  # Python's form of other bytes
 def test_encode_names_what_the_corpus_lacks(text, vocab, words):
     """And says what can be written instead, if there is anything."""
     assert refusal(encode, text, vocab) == words
@@ -114,8 +97,7 @@ def test_decode_refuses_what_are_no_tokens_of_the_corpus(vocab):
     for token in (-1, 3, 256, 300):
         message = refusal(decode, torch.tensor([0, token]), vocab)
         assert message == f"token {token} outside vocabulary of 3"
-    for tokens in ("x", None, 1, [None], [[1]], [0.5], [1j], torch.zeros(2, 2),
-                   torch.zeros(2, device="meta"), 10**30):
+    for tokens in ("x", [[1]], [0.5], [1j], torch.zeros(2, device="meta"), 10**30):
         assert refusal(decode, tokens, vocab).startswith("tokens ")
 
 
@@ -168,15 +150,10 @@ def enwik8(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_benchmark_of_bytes_comes_from_its_archive(enwik8):
-    corpus = load("enwik8", root=enwik8)
-    assert (whole(corpus), corpus.name) == (RAW, "enwik8 (all bytes)")
-    assert (enwik8 / "enwik8").read_bytes() == RAW
-
-
 def test_newlines_are_dropped_after_the_cut(enwik8):
     """The official count: the raw bytes are cut first, then each part loses its newlines."""
     full = load("enwik8", root=enwik8)
+    assert (whole(full), full.name) == (RAW, "enwik8 (all bytes)")
     kept = load("enwik8", root=enwik8, drop_newlines=True)
     cut = len(RAW) // 20
     parts = RAW[:-2 * cut], RAW[-2 * cut:-cut], RAW[-cut:]
@@ -215,13 +192,6 @@ def test_an_unknown_name_lists_the_known_and_offers_the_nearest(tmp_path):
         assert f"'{path}' is neither" in message and "did you mean" not in message
 
 
-@pytest.mark.parametrize("n", [0, 39])
-def test_a_text_too_short_to_cut_is_refused_with_both_numbers(tmp_path, n):
-    """Each split needs one token to read and one to predict: 2 in 5 percent are 40 in all."""
-    message = refusal(load, write(tmp_path, b"x" * n))
-    assert f"notes.txt has {n} bytes" in message and "40 are needed" in message
-
-
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch):
     """What the system says about it, without its traceback."""
     def refuse(path):
@@ -252,15 +222,3 @@ def test_main_says_what_is_wrong_in_one_line(capsys):
     with pytest.raises(SystemExit, match="^corpora.py: 'no such book' is neither .*$"):
         corpora.main(["no such book"])
     assert capsys.readouterr().out == ""
-
-
-def test_main_ends_quietly_when_nobody_reads_on(tmp_path, monkeypatch):
-    """As in `| head`: no traceback."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    closed = open(writer, "w")
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", closed)
-        corpora.main([str(write(tmp_path, RAW))])
-    with contextlib.suppress(BrokenPipeError):  # what could not be written is still in its buffer
-        closed.close()

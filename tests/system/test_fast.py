@@ -28,7 +28,7 @@ CONFIGS = {
     "long": replace(SMALL, mem_len=40, same_length=True), "M 1": replace(SMALL, mem_len=1),
     "untie_r": replace(SMALL, untie_r=True, same_length=True, clamp_len=2),
     "bands": replace(SMALL, cutoffs=(3, 7), div_val=2), "endless": replace(SMALL, mem_len=10**9)}
-CASES = [*((name, 3) for name in CONFIGS), ("plain", 1), ("untie_r", 1), ("bands", 1)]  # and lanes
+CASES = [*((name, 3) for name in CONFIGS), ("plain", 1)]  # and lanes
 CUTS = (3, 1, 1, 7, 2, 1, 12, 1, 1, 1, 1, 4, 5, 1, 2, 9)  # ragged: below, at and above M
 
 
@@ -68,19 +68,6 @@ def test_attention_is_lesson_5s(B, T, m, M, same_length, one_more):
     for name, a, b in zip("q k value Q u v".split(), gradients(found, leaves),
                           gradients(wanted, leaves)):
         assert_close(a, b, f"the gradient into {name}", 1e-10)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_a_hidden_probability_is_exactly_zero(dtype):
-    """However large the value behind it is, and in every dtype."""
-    q, k, value = (torch.randn(2, 3, n, 4, dtype=dtype) for n in (4, 6, 6))
-    Q, (u, v) = torch.randn(3, 6, 4, dtype=dtype), torch.randn(2, 3, 4, dtype=dtype)
-    attention, hidden = model_of().layers[0].attention, lesson.hidden_keys(4, 2, 2, True)
-    before = fast.attend(attention, q, k, value, Q, u, v, hidden)
-    value[:, :, 5] = 1e4  # only the last query sees it
-    after = fast.attend(attention, q, k, value, Q, u, v, hidden)
-    assert after[:, :3].equal(before[:, :3]) and after.dtype == dtype
-    assert (after[:, 3] != before[:, 3]).all()
 
 
 # ---- dropout, ReLU ------------------------------------------------------------------------------
@@ -164,23 +151,6 @@ def test_every_dropout_is_replaced_and_still_at_its_place():
     assert seen == dict.fromkeys(rates, 1)
 
 
-def test_what_somebody_else_has_put_in_stays():
-    """An experiment's own dropouts; lesson 5's ReLU then stays before the one inside."""
-    class Own(nn.Module):
-        p = 0.5
-
-        def forward(self, z):
-            return z - 1
-
-    plain = model_of()
-    for layer in plain.layers:
-        layer.dropout_inner, layer.attention.dropout_attention = Own(), Own()
-    quick = fast.prepare(copy.deepcopy(plain))
-    x = torch.randint(11, (2, 5))
-    assert isinstance(quick.layers[0].dropout_inner, Own)
-    assert_close(quick(x)[0], plain(x)[0], "with another dropout", 1e-10)
-
-
 def test_a_copy_is_independent():
     """Neither parts nor weights of a prepared model are shared with its copy."""
     model, x = fast.prepare(model_of()), torch.randint(11, (2, 5))
@@ -190,17 +160,6 @@ def test_a_copy_is_independent():
     assert model(x)[0].equal(before) and not other(x)[0].equal(before)
     other.u.data.zero_()
     assert model(x)[0].equal(before)
-
-
-@pytest.mark.slow
-def test_torch_compile_takes_it():
-    """With what torch.compile makes of Python, whatever compiles it then: the same numbers."""
-    model, x = fast.prepare(model_of()), torch.randint(11, (2, 2, 4))
-    wanted = read(model, x)
-    torch._dynamo.reset()
-    found = read(torch.compile(model, dynamic=False, backend="eager"), x)
-    for a, b in zip(found, wanted):
-        assert_close(a, b, "compiled", 1e-10)
 
 
 # ---- the Reader ---------------------------------------------------------------------------------
@@ -217,16 +176,7 @@ def test_a_reader_gives_the_models_numbers(name, with_losses, B):
         assert slow.requires_grad and not quick.requires_grad
 
 
-def test_the_last_logits_alone():
-    """last_only, as generation asks."""
-    model, x = model_of(), torch.randint(11, (2, 2, 4))
-    reader = fast.Reader(model)
-    _, memory = reader(x[0], last_only=True)
-    assert_close(reader(x[1], memory, last_only=True)[0], read(model, x, False)[1][:, -1:],
-                 "the last logits", 1e-10)
-
-
-@pytest.mark.parametrize("name", ["plain", "same_length", "bands", "no memory"])
+@pytest.mark.parametrize("name", ["plain", "bands"])
 def test_generation_draws_the_same_tokens(name):
     """Through lesson 5's generate; the mode of the model comes back."""
     model, prompt = model_of(CONFIGS[name]).train(), torch.randint(11, (3, 4))
@@ -236,9 +186,6 @@ def test_generation_draws_the_same_tokens(name):
                      for z in (model, reader))
     assert found.equal(wanted) and len(found.unique()) > 2
     assert model.training and reader.training and reader.model.training
-    again = lesson.generate(reader, prompt, 30, top_k=7, temperature=1.5,
-                            generator=torch.Generator().manual_seed(3))
-    assert again.equal(wanted), "a second text from the same Reader"
 
 
 def test_a_reader_has_what_a_caller_asks_of_a_model():
@@ -315,16 +262,6 @@ def test_lengths_may_change_between_calls():
         assert_close(outputs[7 + i], outputs[i], f"after {change}", 1e-10)
 
 
-def test_after_a_change_of_weights_a_reader_begins_anew_with_none():
-    """It keeps nothing itself: all that was projected is in the memory."""
-    model, x = model_of(), torch.randint(11, (2, 1, 4))
-    reader = fast.Reader(model)
-    read(reader, x)
-    for weight in model.parameters():
-        weight.data.mul_(1.1)
-    assert_close(read(reader, x)[1], read(model, x)[1], "begun with None", 1e-10)
-
-
 @pytest.mark.parametrize("dtype, kept, tolerance", [
     (torch.float32, torch.bfloat16, 1e-5), (torch.float64, torch.float64, 1e-10)], ids=str)
 def test_the_memory_has_the_dtype_of_the_projections(dtype, kept, tolerance):
@@ -336,17 +273,6 @@ def test_the_memory_has_the_dtype_of_the_projections(dtype, kept, tolerance):
     assert memory.buffer.kv.dtype == memory.Q[0].dtype == kept
     for a, b in zip(slow, quick):
         assert_close(b.double(), a.detach().double(), "under autocast", tolerance)
-
-
-def test_the_dtype_may_change_between_calls():
-    """What was kept is converted, nothing is lost, in either direction."""
-    wide, narrow, x = model_of(), model_of().float(), torch.randint(11, (3, 2, 4))
-    wanted, memory, reader = read(wide, x), None, fast.Reader(wide)
-    for i, (piece, weights) in enumerate(zip(x, (model_of(), narrow, model_of()))):
-        wide.to(weights.u.dtype).load_state_dict(weights.state_dict())
-        out, memory = reader(piece, memory, (piece + 1) % 11)
-        assert memory.buffer.kv.dtype == memory.Q[0].dtype == out.dtype == weights.u.dtype
-        assert_close(out.double(), wanted[i], f"call {i}", 1e-4)
 
 
 def test_inference_mode_and_no_grad_take_turns():

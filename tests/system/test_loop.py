@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.nn as nn
 
-from helpers import randomized
 from support import checkpoint, corpora, fast, log
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
@@ -46,15 +45,6 @@ def mean_loss(model, tokens, run):
         losses, memory = read(part[:, :-1], memory, part[:, 1:])
         total += losses.sum().item()
     return total / (len(tokens) - 1)
-
-
-@pytest.mark.parametrize("T", [1, 5, 8, 50])
-def test_evaluation_is_the_same_however_the_text_is_cut(T):
-    """The mean over all n - 1 predictions, as one token after the other gives it."""
-    model, tokens = randomized(TransformerXL(TINY)).train(), torch.randint(7, (24,))
-    found = train.evaluate(model, tokens.to(torch.uint8), replace(LOOP, eval_segment=T))
-    one_by_one = mean_loss(model, tokens, replace(LOOP, eval_segment=1, plain=True))
-    assert found == pytest.approx(one_by_one, abs=1e-9)
 
 
 def witness(corpus, run, shown):
@@ -96,8 +86,8 @@ def witness(corpus, run, shown):
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "fast"])
 @pytest.mark.parametrize("unit, shown", [("bpc", lambda nats: nats / math.log(2)),
                                          ("ppl", math.exp)], ids=["bpc", "ppl"])
-def test_the_loop_is_the_one_from_the_formulas_to_the_bit(unit, shown, plain, tmp_path, capsys,
-                                                          monkeypatch):
+def test_the_loop_is_the_one_from_the_formulas_to_the_bit(our_own, unit, shown, plain, tmp_path,
+                                                          capsys, monkeypatch):
     """Rates, losses, norms, weights, memory, metrics.tsv and the printed figures."""
     run, corpus, seen, real = replace(LOOP, plain=plain), corpus_of(unit), [], train.train_step
     steps, lines, said, model, best, memory = witness(corpus, run, shown)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from importlib import import_module
 from itertools import count
 from multiprocessing import get_context
@@ -21,7 +22,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from crash_test import differences, runs_differ
+from system.crash import differences, runs_differ
 from helpers import wait_until
 from support import checkpoint, distributed, log
 
@@ -170,17 +171,34 @@ def test_micro_batches_add_up_to_the_batch(size):
         assert whole.shape == parts.shape and (whole - parts).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("others", [5.0, torch.nan, torch.inf])
-def test_the_loss_of_a_step_is_that_of_all_ranks(monkeypatch, others):
-    """Not finite on one, it is so on all, and none makes the step; own gradients stay as they are.
+@pytest.mark.parametrize("size, parts", [(0, 1), (1, 3)])
+def test_two_ranks_in_turn_are_one(monkeypatch, size, parts):
+    """Each finds the loss of all lanes; the mean of their gradients is that of all lanes, and they
+    travel once a step, however many micro-batches there are.
     """
+    model, (x, y), stayed = Toy(), torch.randint(11, (2, 6, 4)), []
+    whole = model(x, None, y)[0].mean()
+    (wanted,) = torch.autograd.grad(whole, model.w)
     monkeypatch.setattr(distributed, "COUNT", 2)
     monkeypatch.setattr(distributed.dist, "all_reduce", lambda loss: loss.add_(others))
-    model, (x, y) = Toy(), torch.randint(11, (2, 2, 4))
-    (own, _), (losses, _) = (f(x, None, y) for f in (model, distributed.Learner(model)))
-    assert losses.mean().item() == pytest.approx((own.mean().item() + others) / 2, nan_ok=True)
-    gradients = [torch.autograd.grad(z.mean(), model.w)[0] for z in (own, losses)]
-    assert gradients[0].equal(gradients[1])
+    monkeypatch.setattr(Toy, "no_sync", lambda model: nullcontext(stayed.append(1)), raising=False)
+    for rank in range(2):
+        monkeypatch.setattr(distributed, "RANK", rank)
+        mine = distributed.my_lanes(6)
+        others = 2 * whole.item() - model(x[mine], None, y[mine])[0].mean().item()
+        losses, _ = distributed.Learner(model, size)(x[mine], None, y[mine])
+        losses.mean().backward()
+        assert losses.mean().item() == pytest.approx(whole.item())
+    assert (model.w.grad / 2 - wanted).abs().max() < 1e-4
+    assert len(stayed) == 2 * (parts - 1)
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_is_so_on_all(monkeypatch):
+    """So none makes the step."""
+    monkeypatch.setattr(distributed, "COUNT", 2)
+    monkeypatch.setattr(distributed.dist, "all_reduce", lambda loss: loss.add_(torch.nan))
+    x, y = torch.randint(11, (2, 2, 4))
+    assert distributed.Learner(Toy())(x, None, y)[0].isnan().all()
 
 
 # ---- two ranks are one --------------------------------------------------------------------------
@@ -199,15 +217,7 @@ def four_steps(path, micro_batch):
     model, optimizer = small_model()
     stream, mine = torch.randint(11, (4, 25)), distributed.my_lanes(4)
     first = stream[mine, :6]
-    learner, sent = distributed.Learner(distributed.parallel(model, first, first), micro_batch), []
-    if distributed.COUNT > 1:
-        def sum_and_note(state, bucket):
-            sent.append(bucket.index())
-            distributed.dist.all_reduce(bucket.buffer().div_(distributed.COUNT))
-            done = torch.futures.Future()
-            done.set_result(bucket.buffer())
-            return done
-        learner.model.register_comm_hook(None, sum_and_note)
+    learner = distributed.Learner(distributed.parallel(model, first, first), micro_batch)
     memory, numbers, gradients = None, [], []
     for column in range(0, 24, 6):
         x, y = stream[mine, column : column + 6], stream[mine, column + 1 : column + 7]
@@ -218,22 +228,20 @@ def four_steps(path, micro_batch):
     numbers.append(distributed.evaluate_in_parts(
         train.evaluate, model, stream.flatten(), SETTINGS, "testing"))
     if distributed.RANK == 0:
-        torch.save(([torch.tensor(numbers).double(), *memory, *model.state_dict().values(),
-                     *gradients], len(sent)), path)
+        torch.save([torch.tensor(numbers).double(), *memory, *model.state_dict().values(),
+                    *gradients], path)
 
 
-@pytest.mark.parametrize("micro_batch", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batch", [0, 1])
 def test_two_ranks_are_one(tmp_path, micro_batch):
-    """Losses, evaluation, the memory in the order of the stream, weights, gradients; and these
-    travel once a step, however many micro-batches there are.
-    """
+    """Losses, evaluation, the memory in the order of the stream, weights, gradients."""
     four_steps(tmp_path / "one", micro_batch)
     statuses, said = on_ranks(2, tmp_path, four_steps, tmp_path / "two", micro_batch)
     assert statuses == [0, 0], "\n".join(said)
-    (one, _), (two, sent) = (torch.load(tmp_path / name) for name in ("one", "two"))
+    one, two = (torch.load(tmp_path / name) for name in ("one", "two"))
     for a, b in zip(one, two, strict=True):
         assert a.shape == b.shape and (a - b).abs().max() < 1e-9
-    assert sent == 4
 
 
 def whole_run(argv, stop_at=0, stop_rank=0, break_at=0, where="train_step"):
@@ -255,6 +263,7 @@ def whole_run(argv, stop_at=0, stop_rank=0, break_at=0, where="train_step"):
     return train.main(argv)
 
 
+@pytest.mark.slow
 def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
     """A signal for one rank ends all after the same step; one rank goes on with all lanes."""
     argv, out = [*FLAGS, "--text", str(text), "--steps", "12"], tmp_path / "two"
@@ -273,13 +282,21 @@ def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("call, step", [(2, 8), (3, 12)], ids=["in between", "the last"])
-def test_a_signal_in_an_evaluation_waits_for_its_end(text, tmp_path, call, step):
+def test_a_signal_in_an_evaluation_waits_for_its_end(text, tmp_path):
     """The others would wait for this rank's part for ever; after the last all must agree, too."""
     argv = [*FLAGS, "--text", str(text), "--steps", "12", "--out", str(tmp_path / "run")]
-    statuses, said = on_ranks(2, tmp_path, whole_run, argv, call, 1, 0, "evaluate")
-    assert statuses == [143, 143] and f"stopped after step {step}, saved" in said[0]
-    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["evaluated"] == step
+    statuses, said = on_ranks(2, tmp_path, whole_run, argv, 3, 1, 0, "evaluate")
+    assert statuses == [143, 143] and "stopped after step 12, saved" in said[0]
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["evaluated"] == 12
+
+
+def test_a_signal_to_one_rank_is_one_to_all(monkeypatch):
+    """All are told its number after the same step."""
+    monkeypatch.setattr(distributed, "COUNT", 2)
+    for found in (0, signal.SIGTERM):
+        monkeypatch.setattr(distributed, "everybody", lambda own: [[own], [found]])
+        with checkpoint.Stop() as stop:
+            assert stop.asked() == bool(found) and stop.number == found
 
 
 def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):

@@ -20,19 +20,14 @@ X = torch.zeros(2, 4, dtype=torch.int64)
 @pytest.mark.parametrize("change, words", [
     ({"n_layer": "4"}, "n_layer must be of type int, got '4'"),
     ({"n_layer": True}, "n_layer must be of type int, got True"),
-    ({"d_model": 8.0}, "d_model must be of type int, got 8.0"),
-    ({"mem_len": None}, "mem_len must be of type int"),
-    ({"dropout": "0.1"}, "dropout must be of type float"),
-    ({"untie_r": "yes"}, "untie_r must be of type bool"),
-    ({"cutoffs": 3}, "cutoffs must be of type tuple"),
+    ({"mem_len": -1}, "mem_len must be at least 0, got -1"),
+    ({"dropout": 1.0}, "dropout must be in"),
     ({"cutoffs": (3, "a")}, "cutoffs must be integers"),
     ({"cutoffs": torch.zeros(2, 2)}, "cutoffs must be of type tuple, got tensor"),
     ({"mem_len": 10**30}, f"mem_len must be at most {2**63 - 1}"),
-    ({"clamp_len": 2**63}, "clamp_len must be at most"),
     ({"d_inner": 2**50}, "d_model 8 times 1125899906842624"),
     ({"d_model": 2**31, "cutoffs": (3,), "div_val": 2}, "d_model 2147483648 times 2147483648"),
-    ({"cutoffs": (9, 5)}, "ascend"), ({"cutoffs": (5, 5)}, "ascend"),
-    ({"cutoffs": (0, 5)}, "above 0"), ({"cutoffs": (5, 12)}, "12"),
+    ({"cutoffs": (5, 5)}, "ascend"), ({"cutoffs": (0, 5)}, "above 0"),
     ({"cutoffs": (5, 11)}, "below the vocabulary size 11"),
     ({"div_val": 0}, "div_val must be at least 1"), ({"div_val": 2}, "so it needs cutoffs"),
     ({"cutoffs": (2, 5, 7), "div_val": 3}, "no width"),
@@ -72,14 +67,13 @@ def test_what_is_no_tensor_of_the_models_device(x, words):
 
 
 @pytest.mark.parametrize("change", [
-    torch.Tensor.double, torch.Tensor.bool, lambda z: None, lambda z: z.tolist(),
-    lambda z: z.to("meta"), lambda z: z[0], torch.Tensor.to_sparse,
-], ids=["float64", "bool", "None", "list", "meta", "2-D", "sparse"])
-@pytest.mark.parametrize("layer", [0, 1])
-def test_a_memory_of_other_types(change, layer):
+    torch.Tensor.double, lambda z: None, lambda z: z.to("meta"), lambda z: z[0],
+    torch.Tensor.to_sparse,
+], ids=["float64", "None", "meta", "2-D", "sparse"])
+def test_a_memory_of_other_types(change):
     """One layer is enough; the message says what is wanted and what came."""
     model = lesson_5.TransformerXL(SMALL)
     memory = model(X)[1]
-    memory[layer] = change(memory[layer])
+    memory[1] = change(memory[1])
     message = refusal(model, X, memory)
     assert message.startswith("memory must be (B, m, D) = (2, m, 8)") and "got" in message

@@ -7,18 +7,16 @@ Small corpora are made here and described truly in the table; nothing is fetched
 import os
 import random
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from support import corpora, progress
+from support import corpora
 from support.corpora import File, SentenceLanes, Source, decode, encode, load
-from system.archives import full_disk, published, refusal, tarred, zipped
+from system.archives import published, refusal, tarred, zipped
 
-lesson = import_module("01_vanilla_segments")
 SPLITS = "train", "valid", "test"
 VOCABULARY = b"<S>\n<UNK>\na\nb\nc\nd\n"
 
@@ -77,7 +75,7 @@ def strange_text(seed, n=300):
     return "".join(pick("a b c é 記憶 cat <unk> 😀 x.y".split()) + pick(gaps) for _ in range(n))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_words_are_those_of_the_official_rule(shelf, seed):
     """Stripped, split at white space, `<eos>` after each line, as Python's text mode sees lines.
 
@@ -99,19 +97,11 @@ def test_wt103_counts_the_training_split_alone(shelf):
     """What valid says often does not rise; <eos> is 0 though it is the rarest."""
     corpus = shelf.words("a a b b b c c c c", "a a a a a a\n", "a\n", name="wt103", counted=1)
     assert corpus.vocab == ["<eos>", "c", "b", "a"]
-
-
-def test_what_a_word_corpus_is(shelf):
-    """int32 tensors, words in the vocabulary, perplexity, no independent sentences."""
-    corpus = shelf.words("a b\n")
     assert {(z.dtype, z.dim()) for z in (corpus.train, corpus.valid, corpus.test)} == {
         (torch.int32, 1)}
-    assert {type(word) for word in corpus.vocab} == {str}
-    assert (corpus.name, corpus.unit, corpus.separator) == ("ptb", "ppl", None)
 
 
-@pytest.mark.parametrize("published_counts", [(4, 2, 2, 3), (3, 3, 2, 3), (3, 2, 3, 3),
-                                              (3, 2, 2, 4)])
+@pytest.mark.parametrize("published_counts", [(4, 2, 2, 3), (3, 2, 3, 3), (3, 2, 2, 4)])
 def test_a_corpus_of_other_counts_than_published_is_refused(shelf, published_counts):
     """Tokens of each split and the vocabulary, each checked, with both figures in the sentence."""
     shelf.words("a b\n", counts=(3, 2, 2, 3))
@@ -122,20 +112,12 @@ def test_a_corpus_of_other_counts_than_published_is_refused(shelf, published_cou
 @pytest.mark.parametrize("text, sentence", [
     (b"a\r\nb\rc a\0b\n", "train, line 3, holds a NUL byte"),
     (b"a\n\nb \xff\n", "train, line 3, is not UTF-8"),
-    (b"a b\nc \xc3", "train, line 2, is not UTF-8"),
     (b"\xef\xbb\xbfa b\n",
      "train, line 1, begins with a byte order mark; plain UTF-8 is needed"),
-    ("a b\n".encode("utf-16"), "train, line 1, holds a NUL byte"),
-    (b"", "train has 0 tokens, but at least 2 are needed"),
     (b"\n", "train has 1 tokens, but at least 2 are needed")])
 def test_a_bad_text_is_refused_with_its_line(shelf, text, sentence):
     """File and line are what one needs to mend it."""
     assert refusal(shelf.words, text) == f"{shelf.root}{os.sep}{sentence}"
-
-
-def test_a_mark_inside_a_text_is_a_character(shelf):
-    """U+FEFF is a byte order mark at the beginning only."""
-    assert shelf.words("a\n\ufeffb\n").vocab == ["<eos>", "a", "\ufeffb"]
 
 
 # ---- encode and decode --------------------------------------------------------------------------
@@ -196,17 +178,7 @@ def test_the_vocabulary_keeps_the_order_of_its_file_and_ignores_counts(shelf):
     assert corpus.train.tolist() == [4, 2, 4] and corpus.separator == 4
 
 
-def test_a_changed_vocabulary_is_refused(shelf):
-    """By its checksum, whenever it is loaded."""
-    shelf.sentences(["a b\n"])
-    shelf.put(vocab=VOCABULARY[:-2] + b"e\n")
-    message = refusal(load, "lm1b", shelf.root)
-    assert "vocab is not the file of http" in message and "checksum" in message
-
-
 @pytest.mark.parametrize("shards, heldout, sentence", [
-    (["", "a\n"], "a\n", "shard1 has 0 tokens, but at least 2 are needed"),
-    (["a\n"], "", "heldout has 0 tokens, but at least 2 are needed"),
     (["a\n", "b\n\0"], "a\n", "shard2, line 2, holds a NUL byte"),
     (["a\n"], b"b\n\xff", "heldout, line 2, is not UTF-8")])
 def test_a_bad_shard_is_refused(shelf, shards, heldout, sentence):
@@ -260,10 +232,13 @@ def killed_at(n, monkeypatch):
 
 
 def test_what_a_killed_run_leaves_is_whole_and_the_next_goes_on(tmp_path):
-    """From the archive to the tokens, killed before the 1st, 2nd, 3rd, ... step."""
-    texts = dict(zip(("1", "2", "3", "heldout"), map(bytes_of, [*SHARDS, "b a\n"])))
+    """From the archive to the tokens, killed before the 1st, 2nd, 3rd, ... step; shards that are
+    done are not read again.
+    """
+    names = "shard1", "shard2", "shard3"
+    texts = dict(zip((*names, "heldout"), map(bytes_of, [*SHARDS, "b a\n"])))
     data, vocab = zipped(texts), VOCABULARY.decode().split()
-    pieces = {f"{CACHE}.shards/{n}": stream([text])[1:] for n, text in zip("123", SHARDS)}
+    pieces = {f"{CACHE}.shards/{name}": stream([text])[1:] for name, text in zip(names, SHARDS)}
     whole = texts | {path: np.int32([vocab.index(word) for word in words]).tobytes()
                      for path, words in (pieces | {CACHE: stream(SHARDS)}).items()}
     for n in range(1000):
@@ -281,52 +256,15 @@ def test_what_a_killed_run_leaves_is_whole_and_the_next_goes_on(tmp_path):
             for path in shelf.root.rglob("*"):
                 found = path.relative_to(shelf.root).as_posix()
                 assert found not in whole or path.read_bytes() == whole[found], f"half of {found}"
+            left = [] if (shelf.root / CACHE).is_file() else [
+                name for name in names if not (shelf.root / f"{CACHE}.shards" / name).is_file()]
+            assert texts_read(patch, lambda: load("lm1b", shelf.root)) == left
             corpus = load("lm1b", shelf.root)
             assert words_of(corpus.train, corpus.vocab) == stream(SHARDS)
             assert [p.name for p in shelf.root.iterdir() if "int32" in p.name] == [CACHE]
         if alive:
             break
     assert n > 20
-
-
-def test_a_killed_run_goes_on_with_the_shards_that_have_no_file(shelf, monkeypatch):
-    """Two shards were whole, the third was begun."""
-    real = corpora.write
-
-    def dying(path, pieces):
-        if path.name == "shard3":
-            Path(f"{path}.part").write_bytes(b"begun")
-            raise Killed
-        real(path, pieces)
-
-    with monkeypatch.context() as doom, pytest.raises(Killed):
-        doom.setattr(corpora, "write", dying)
-        shelf.sentences(SHARDS)
-    assert texts_read(monkeypatch, lambda: load("lm1b", shelf.root)) == ["shard3"]
-
-
-def test_a_full_disk_leaves_nothing_under_the_final_name(shelf, monkeypatch):
-    """One sentence, and the next load, with room, does it all."""
-    with monkeypatch.context() as patch:
-        full_disk(patch, f"{CACHE}.part")
-        message = refusal(shelf.sentences, SHARDS)
-    assert f"{CACHE} cannot be written" in message and "No space left" in message
-    assert not list(shelf.root.rglob("*.part")) and not (shelf.root / CACHE).exists()
-    corpus = load("lm1b", shelf.root)
-    assert words_of(corpus.train, corpus.vocab) == stream(SHARDS)
-
-
-def test_slow_work_on_sentences_shows_its_progress(shelf, monkeypatch, capsys):
-    """Reading, joining, and finding the sentences of an epoch."""
-    clock = iter(range(10_000))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    corpus = shelf.sentences(SHARDS)
-    SentenceLanes(corpus.train, 1, 0, 0, 0)
-    shown = capsys.readouterr().err
-    for label in ("shard1 0.0 MB/0.0 MB", "joining shard 3/3", "finding sentences in part 1/1",
-                  "ordering the sentences of lane 1/1"):
-        assert label in shown
-    assert shown.endswith(" \r") and "\n" not in shown
 
 
 # ---- lanes of sentences -------------------------------------------------------------------------
@@ -341,7 +279,7 @@ def many_sentences(n):
     return torch.tensor(sum(sentences, []) + [7], dtype=torch.int32), sentences
 
 
-@pytest.mark.parametrize("n, B", [(1, 1), (50, 1), (50, 4), (53, 8), (9, 9), (1003, 10)])
+@pytest.mark.parametrize("n, B", [(1, 1), (53, 8), (9, 9), (1003, 10)])
 def test_lanes_of_sentences_are_those_written_out_by_hand(monkeypatch, n, B):
     """order[b::B], each sentence with its separator, one more at the end, cut at the shortest.
 
@@ -367,16 +305,12 @@ def test_seeds_and_epochs_give_orders_of_their_own():
     assert all(a != b for i, a in enumerate(orders[:4]) for b in orders[:i])
 
 
-@pytest.mark.parametrize("T", [1, 4, 5, 1000])
-def test_lesson_1_reads_lanes_of_sentences_and_resumes_at_any_column(T):
-    """What `segments` yields is the same as from a tensor, from whatever column it starts."""
+def test_lanes_of_sentences_are_sliced_like_a_tensor():
+    """From any column to any other, so that a run reads on where it stopped."""
     lanes = SentenceLanes(many_sentences(100)[0], 3, 7, seed=5, epoch=1)
-    for start in (0, 1, T, 2 * T, lanes.shape[1] - 2):
-        found, wanted = (list(lesson.segments(x, T, start)) for x in (lanes, lanes[:, :]))
-        assert len(found) == len(wanted) > 0 or start >= lanes.shape[1] - 1
-        for (x, y), (x_wanted, y_wanted) in zip(found, wanted):
-            assert x.dtype == torch.int64
-            assert x.equal(x_wanted) and y.equal(y_wanted)
+    for start in (0, 1, 50, lanes.shape[1] - 2, lanes.shape[1]):
+        for end in (start + 1, start + 40, 10**6):
+            assert lanes[:, start:end].equal(lanes[:, :][:, start:end])
 
 
 @pytest.mark.parametrize("B", [0, 4])

@@ -1,6 +1,6 @@
-"""Tables 6, 7 and 10: the paper's figures, shuffled lines, equal memory, and the counting of order.
+"""Tables 6, 7 and 10, and memory_length: lengths, shuffled lines, equal memory, order.
 
-    pytest tests/experiments/test_table6_ablation.py
+    pytest tests/experiments/test_tables.py
 """
 from collections import Counter
 from importlib import import_module
@@ -9,32 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-table6 = import_module("table6_ablation")
+table6, memory_length = import_module("table6_ablation"), import_module("memory_length")
 corpora, study = import_module("support.corpora"), import_module("study")
-lesson_5 = import_module("05_full_model")
 ON_CPU = SimpleNamespace(device="cpu")
-
-
-def result(row, *seeds):
-    """What report prints of a row: for each seed the loss as trained, and by length."""
-    return [(z, {8: z + 0.5, 16: z}) for z in seeds]
-
-
-def test_the_papers_sizes():
-    """128M parameters on WikiText-103 and 0.3B on One Billion Word."""
-    for config, millions in ((table6.WT103, 128), (table6.LM1B, 301)):
-        assert round(lesson_5.count_parameters(config) / 1e6) == millions
-    assert table6.SIZES["paper"].run.segment == 128 and len(table6.ROWS) == 9 + 3 + 3
-
-
-@pytest.mark.parametrize("size, dataset, own", [
-    ("laptop", "copies", "copies"), ("tiny", "copies", "tiny"), ("paper", "lm1b", "lm1b"),
-    ("laptop", "lm1b", "laptop"), ("paper", "wt103", "paper")])
-def test_two_corpora_have_settings_of_their_own(size, dataset, own):
-    given = SimpleNamespace(size=size, dataset=dataset, synthetic=dataset == "copies")
-    setting, found = table6.setting_of(given, SimpleNamespace(vocab=range(800_000)))
-    assert found == own and setting.config.vocab_size == 800_000
-    assert setting.run == table6.SIZES[own].run
 
 
 def test_a_model_is_what_its_row_says():
@@ -73,44 +50,59 @@ def test_equal_memory_is_measured():
                                   )[1] > limit
 
 
-def test_best_is_the_shortest_length_that_is_as_good():
-    """Within 0.001; as trained may be better than all lengths."""
-    assert table6.best(2.0, {4: 1.202, 8: 1.5, 16: 1.2009, 32: 1.2, 64: 1.3}) == (1.2, 16)
-    assert table6.best(1.1, {8: 1.5, 16: 1.2}) == (1.1, "trained")
-
-
 def test_order_is_counted_against_the_paper(capsys):
-    """Three rows of two seeds: the second lies above the first, the third around both."""
+    """Three rows of two seeds: the second lies above the first, the third around both.  Two seeds
+    of equal models do not overlap in one of three cases: 3 pairs, 1.
+    """
     rows = [row for row in table6.ROWS if row.table == 7]
     losses = {rows[0]: (1.0, 1.05), rows[1]: (1.2, 1.3), rows[2]: (1.02, 1.4)}
-    results = {row: result(row, *seeds) for row, seeds in losses.items()}
+    results = {row: [(z, {8: z + 0.5, 16: z}) for z in seeds]  # as trained, and by length
+               for row, seeds in losses.items()}
     points = table6.report(7, rows, results, dict.fromkeys(rows, 1234))
     assert [above for _, above, _ in points] == [
         pytest.approx(z) for z in ([0, 0], [0.2, 0.25], [0.02, 0.35])]
-    assert points[2][2] == pytest.approx(0.0727, abs=1e-4)  # ln(27.1 / 25.2)
     out = capsys.readouterr().out
-    # two seeds of equal models do not overlap in one of three cases: 3 pairs, 1
     assert "of 3 pairs of rows the seeds, which do not overlap, tell 1 apart (by chance 1), 1 of " \
-           "them in the paper's order" in out
-    assert "1.250 ± 0.050" in out and "0.225 ± 0.025" in out and "1,234" in out
+           "them in the paper's order" in out and "1.250 ± 0.050" in out
 
 
-def test_evaluation_sees_what_it_says(monkeypatch):
+@pytest.fixture
+def seen(monkeypatch):
+    """What the losses were asked for, in order; each loss is the number of its call."""
+    calls = []
+
+    def losses(given):
+        calls.append(given)
+        return torch.full((2, 30), float(len(calls)))
+
+    monkeypatch.setattr(study, "memory_losses", lambda model, tokens, before, segment, **lengths:
+                        losses((segment, lengths)))
+    monkeypatch.setattr(study, "window_losses", lambda model, tokens, before, L: losses(L))
+    return calls
+
+
+def test_evaluation_sees_what_it_says(seen):
     """With recurrence M = L - 1 and same_length; without, windows of L; al-rfou not beyond T."""
-    setting = table6.SIZES["tiny"]
-    corpus, seen = study.copies.corpus(4_000), []
-    monkeypatch.setattr(study, "memory_losses", lambda model, tokens, before, segment, **lengths: (
-        seen.append((segment, lengths)) or torch.ones(2, 30)))
-    monkeypatch.setattr(study, "window_losses", lambda model, tokens, before, L: (
-        seen.append(L) or torch.ones(2, 30)))
+    setting, corpus = table6.SIZES["tiny"], study.copies.corpus(4_000)
     for row, wanted in ((table6.ROWS[0], [(8, {})] + [
             (64, {"mem_len": L - 1, "same_length": True}) for L in setting.lengths]),
             (table6.ROWS[3], [8, *setting.lengths]), (table6.ROWS[8], [8, 4, 8])):
         seen.clear()
-        bar = study.Bar(100)
-        table6.evaluate(None, row, setting, corpus, setting.run.segment, bar)
-        assert bar.done == pytest.approx(setting.run.steps / 4)
+        table6.evaluate(None, row, setting, corpus, setting.run.segment, study.Bar(100))
         assert seen == wanted
+
+
+def test_the_memories_that_are_tried(seen):
+    """Without and with clamp, at M + T - 1 of training; as trained, and with same_length and
+    M + T / 2 keys.
+    """
+    *_, setting = memory_length.SIZES["tiny"]
+    free, clamped, *others = memory_length.evaluate(
+        None, setting, study.copies.corpus(4_000), 8, study.Bar(100))
+    wanted = [(64, {"mem_len": M, "clamp_len": clamp, "same_length": True})
+              for clamp in (0, 15) for M in setting.lengths]
+    assert seen == [*wanted, (8, {"mem_len": 12, "same_length": True}), (8, {})]
+    assert [*free.values(), *clamped.values(), *others] == [*range(1, 9), 10, 9]
 
 
 def test_kept_for_backward_counts_bytes():

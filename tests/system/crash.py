@@ -1,6 +1,6 @@
 """Kill a run again and again, go on each time, and compare with a run that nobody has touched.
 
-    python experiments/crash_test.py --kills 50     about two minutes
+    python tests/system/crash.py --kills 50     about two minutes
 
 A run of a tiny model saves every few steps.  It is killed (SIGKILL) at random moments, every other
 time while a file is being written, and started again with --resume; now and then its newest
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # the lessons are there
 from support import checkpoint, log
 
 train = import_module("train")
@@ -116,7 +116,7 @@ def parts(out):
 def failed(what, out):
     """End with what a run has printed last."""
     log = Path(f"{out}.log").read_text()[-2000:]
-    raise SystemExit(f"crash_test.py: {out.name} {what}; it has printed\n{log}")
+    raise SystemExit(f"crash.py: {out.name} {what}; it has printed\n{log}")
 
 
 def damage(path, draw):
