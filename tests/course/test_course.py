@@ -19,6 +19,7 @@ from course.exercises import BY_NAME, EXERCISES, ROOT, find
 from course.rules import judge, rules_of, state
 
 NAMES = [exercise.name for exercise in EXERCISES]
+MANY = ("relative_attention", "layer", "train_step", "evaluate")  # mistakes: they take seconds
 RIGHT = sorted((ROOT / "tests" / "course" / "right").iterdir())
 
 pytestmark = pytest.mark.skipif("XL_CODE" in os.environ, reason="tests the rules on our code only")
@@ -40,7 +41,8 @@ def one_line(message):
 
 # ---- the table of mistakes ----------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in MANY)) for name in NAMES])
 def test_each_mistake_is_refused_and_named(name):
     """Put in the exercise's place, it breaks a rule, and is called by its name."""
     waits(name)
