@@ -13,7 +13,6 @@ parameters as well, but no other fixture, so that a mistake can be put in the fu
 """
 import inspect
 import io
-import traceback
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache

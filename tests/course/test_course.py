@@ -8,10 +8,8 @@ import os
 import re
 import textwrap
 from collections import Counter
-from pathlib import Path
 
 import pytest
-import torch
 
 from course import mistakes, rules, submission
 from course.diagnosis import outcome_of_mistake

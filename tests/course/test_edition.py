@@ -305,7 +305,7 @@ def test_who_waits_for_a_wrong_exercise_is_no_success(tmp_path):
 
 @pytest.fixture(scope="module")
 def overlaid():
-    """Plain pytest with each folder of right/ laid over, all three at once: {name: (status, out)}."""
+    """Plain pytest with each folder of right/ laid over, all at once: {name: (status, out)}."""
     with ThreadPoolExecutor(3) as pool:
         runs = {name: pool.submit(pytest_in, ROOT, "-q", XL_CODE=str(RIGHT / name))
                 for name in ("gather", "loops", "other")}

@@ -15,7 +15,7 @@ import torch
 
 from support import corpora
 from support.corpora import File, SentenceLanes, Source, decode, encode, load
-from system.archives import published, refusal, tarred, zipped
+from system.archives import published, refusal, zipped
 
 SPLITS = "train", "valid", "test"
 VOCABULARY = b"<S>\n<UNK>\na\nb\nc\nd\n"
