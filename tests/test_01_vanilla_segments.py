@@ -334,7 +334,7 @@ def test_fit_steps_along_the_gradient_of_one_segment_after_the_other(
     """Lanes in stream order, round and round; fresh gradients, clipped; the rate rises, falls."""
     model, read, rates = Unigram(11), [], []
     nn.init.zeros_(model.scores)  # the first text's gradients are clipped, the second's are not
-    batches = oracles.segments(oracles.lanes(tokens, 4), 9)
+    batches = list(oracles.segments(oracles.lanes(tokens, 4), 9))
 
     class Recorder(torch.optim.Adam):
         def step(self, *args):

@@ -18,7 +18,7 @@ import torch.nn as nn
 
 from course import oracles, stand_ins
 from course.rules import replaced, same
-from helpers import assert_close, gradients, randomized, run_examples
+from helpers import assert_close, gradients, in_segments, randomized, run_examples
 
 lesson_1, lesson = import_module("01_vanilla_segments"), import_module("02_recurrence")
 
@@ -260,15 +260,6 @@ def stream_by_formula(model, x, T, M):
             above.append(layer(h[i][None, None], past[None])[0, 0])  # a segment of one token
         h = above
     return torch.stack(h) @ E.T
-
-
-def in_segments(model, x, T):
-    """(B, n) -> logits (B, n, V), the memory handed on, and the last memory."""
-    memory, parts = None, []
-    for part in x.split(T, dim=1):
-        logits, memory = model(part, memory)
-        parts.append(logits)
-    return torch.cat(parts, dim=1), memory
 
 
 @pytest.mark.parametrize("T, M", SHAPES)

@@ -17,7 +17,7 @@ import torch.nn as nn
 
 from course import oracles
 from course.rules import replaced, same
-from helpers import assert_close, gradients, randomized, visible
+from helpers import assert_close, gradients, in_segments, randomized, visible
 
 lesson_1, lesson_2 = import_module("01_vanilla_segments"), import_module("02_recurrence")
 lesson = import_module("03_relative_attention")
@@ -123,7 +123,7 @@ def test_all_pairs_equal_one_distance_after_the_other_forward_and_gradient(T, M)
 @pytest.fixture
 def without_exercises():
     """The lesson's model on oracles in place of the exercises that it uses."""
-    with replaced(lesson, update_memory=oracles.joined_memory,
+    with replaced(lesson, update_memory=oracles.last_rows,
                   sinusoid=lambda position, D: oracles.unit_circle(position.tolist(), D),
                   causal_mask=lambda T, M, device=None: ~visible(T, M)):
         yield
@@ -138,14 +138,6 @@ def attention_and_leaves(T, M, B=2, D=10, H=3, C=4):
 
 def tiny_model(N=2, M=4):
     return randomized(lesson.RelativeTransformer(V=11, N=N, D=12, H=3, FF=20, M=M))
-
-
-def in_segments(model, x, T):
-    memory, parts = None, []
-    for part in x.split(T, dim=1):
-        logits, memory = model(part, memory)
-        parts.append(logits)
-    return torch.cat(parts, dim=1), memory
 
 
 @pytest.mark.parametrize("T, M", SHAPES)

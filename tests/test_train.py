@@ -233,7 +233,7 @@ def read(evaluate, model=None, tokens=TOKENS, T=3, **more):
         told.append((label, total))
         return items
 
-    with replaced(train, lanes=oracles.cut_lanes, segments=oracles.cut_segments, progress=progress,
+    with replaced(train, lanes=oracles.lanes, segments=oracles.segments, progress=progress,
                   autocast=ledger.autocast, evaluating=ledger.evaluating):
         return evaluate(model, tokens, replace(READING, eval_segment=T), **more)
 

@@ -15,14 +15,13 @@ one line each:
 In the second line no answer is wrong that could be compared: the rule of that name speaks for
 itself.
 """
-import ast
 import linecache
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from course.exercises import BY_NAME
+from course.exercises import BY_NAME, find, text_of
 
 ANY = 987654321  # in the answer of a mistake: whatever number stands there
 HERE = Path(__file__).resolve().parent
@@ -94,10 +93,8 @@ def M(exercise, name, *edits, bug=0):
 def solution(name):
     """The right solution of an exercise as text, decorators too."""
     text = (HERE / "solutions.py").read_text()
-    called = BY_NAME[name].function.split(".")[-1]
-    node = next(n for n in ast.parse(text).body if getattr(n, "name", "") == called)
-    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    return "\n".join(text.splitlines()[first - 1 : node.end_lineno]) + "\n"
+    node, _ = find(text, BY_NAME[name].function.split(".")[-1])
+    return text_of(text, node)
 
 
 def function_from(name, source):

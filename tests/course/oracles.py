@@ -26,9 +26,9 @@ def lanes(tokens, B):
 
 
 def segments(stream, T, start=0):
-    """All x and all y, split into pieces of T columns: a list of pairs (B, T), int64."""
-    x, y = (z.long().split(T, dim=1) for z in (stream[:, start:-1], stream[:, start + 1 :]))
-    return list(zip(x, y))
+    """All x and all y, split into pieces of T columns: pairs (B, T), int64, one at a time."""
+    stream = stream[:, start:].long()
+    return zip(stream[:, :-1].split(T, 1), stream[:, 1:].split(T, 1))
 
 
 # ---- lesson 2: what is visible ------------------------------------------------------------------
@@ -86,12 +86,6 @@ def terms_of_one_head(*given):
     return table[:, 0, 0].masked_fill(~seen_cells(T, K - T), torch.nan).numpy()
 
 
-def joined_memory(memory, h, M):
-    """The newest M of memory and hidden states, one row after the other, no gradient."""
-    rows = [row.detach() for row in (*memory.unbind(1), *h.unbind(1))]
-    return torch.stack(rows[::-1][:M][::-1], dim=1) if M else h.detach()[:, :0]
-
-
 def relative_attention(attention, h, memory, u, v):
     """Lesson 3's attention, one query and one key at a time: (B, T, D), (B, m, D) -> (B, T, D)."""
     lanes = [[*past, *now] for past, now in zip(memory, h)]
@@ -134,9 +128,9 @@ def relative_stream(model, x, T, M):
 
 
 def normalized(x, norm):
-    """What a LayerNorm makes of a vector."""
-    x = x - x.mean()
-    return x / (x.pow(2).mean() + 1e-5).sqrt() * norm.weight + norm.bias
+    """What a LayerNorm makes of the vectors (..., D)."""
+    x = x - x.mean(-1, keepdim=True)
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
 
 
 def shift(x):
@@ -197,15 +191,11 @@ def attention(q, k, value, Q, u, v, hidden):
 
 def layer(part, h, *context):
     """A layer whose dropouts are Times, from the equations: (B, T, D)."""
-    def normed(z, norm):
-        z = z - z.mean(-1, keepdim=True)
-        return z / (z.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
-
     a, b, c = (z.factor for z in (part.dropout_output, part.dropout_inner, part.dropout_ff))
-    o = normed(h + a * part.attention(h, *context), part.norm_1)
+    o = normalized(h + a * part.attention(h, *context), part.norm_1)
     inner = torch.einsum("btd,fd->btf", o, part.W_1.weight) + part.W_1.bias
     out = torch.einsum("btf,df->btd", b * inner * (inner > 0), part.W_2.weight) + part.W_2.bias
-    return normed(o + c * out, part.norm_2)
+    return normalized(o + c * out, part.norm_2)
 
 
 def norm(z, layer_norm):
@@ -265,18 +255,6 @@ def running_sums(prompt, n, V):
 
 
 # ---- train.py -----------------------------------------------------------------------------------
-
-def cut_lanes(tokens, B):
-    """In the place of lesson 1's lanes, where another function is tested."""
-    L = (len(tokens) - 1) // B
-    return tokens.unfold(0, L + 1, L)[:B]
-
-
-def cut_segments(stream, T, start=0):
-    """In the place of lesson 1's segments, where another function is tested."""
-    stream = stream[:, start:].long()
-    return zip(stream[:, :-1].split(T, 1), stream[:, 1:].split(T, 1))
-
 
 def mean_loss(tokens, T, skip=0):
     """Mean loss of the stand-in Ledger: a token, and the last input of the segment before it."""

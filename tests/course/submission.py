@@ -213,6 +213,7 @@ def problem_of(exercise):
     return ""
 
 
+@cache
 def imported_from_tests(path, seen=()):
     """The first name of tests/ that a source, or a file beside it, imports or opens; else ""."""
     ours = {p.stem for p in TESTS.rglob("*.py")} | {"tests", "course", "system"}

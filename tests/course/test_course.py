@@ -13,7 +13,7 @@ import pytest
 
 from course import mistakes, rules, submission
 from course.diagnosis import outcome_of_mistake
-from course.exercises import BY_NAME, EXERCISES, ROOT, find
+from course.exercises import BY_NAME, EXERCISES, ROOT, find, text_of
 from course.rules import judge, rules_of, state
 
 NAMES = [exercise.name for exercise in EXERCISES]
@@ -107,12 +107,10 @@ def test_shipped_solution_keeps_the_rules(name):
 def test_unusual_right_solution_keeps_the_rules(folder, name):
     """The three folders of right/ hold one of each exercise; each can be laid over by XL_CODE."""
     waits(name)
-    path = submission.Overlay(folder).functions[name]
-    node, _ = find(path.read_text(), BY_NAME[name].function)
-    lines = path.read_text().splitlines()
-    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    source = textwrap.dedent("\n".join(lines[first - 1 : node.end_lineno]))
-    assert judge(name, mistakes.function_from(name, source + "\n")) == (None, "")
+    text = submission.Overlay(folder).functions[name].read_text()
+    node, _ = find(text, BY_NAME[name].function)
+    function = mistakes.function_from(name, text_of(text, node))
+    assert judge(name, function) == (None, "")
 
 
 @pytest.mark.parametrize("name", NAMES)

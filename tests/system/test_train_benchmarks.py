@@ -14,7 +14,7 @@ from itertools import count
 import pytest
 
 from system.crash import runs_differ
-from course.oracles import cut_segments
+from course.oracles import segments
 from support import corpora
 from system.archives import tarred, zipped
 
@@ -73,7 +73,7 @@ def made(name, root, monkeypatch):
                 vocabulary=corpora.SOURCES[name].vocabulary._replace(checksum=None))
         (root / corpora.SOURCES[name].vocabulary.name).write_text(listed)
         # lanes of sentences know slices only; the exercise `segments` may read otherwise
-        monkeypatch.setattr(train, "segments", cut_segments)
+        monkeypatch.setattr(train, "segments", segments)
     else:
         publish(name, [sentences(*z) for z in ((170, 0), (30, 1), (30, 2))], root, monkeypatch)
     return ["--cutoffs", "5", "11", "--div-val", "2"] if name != "ptb" else []
