@@ -33,6 +33,7 @@ import torch
 from support import (checkpoint, command_line, corpora, distributed, estimate, fast,
                      hardware, log, validate)
 from support.folder import Folder, folder_of, read_corpus
+from support.optimizers import Optimizer
 from support.progress import progress
 
 lesson_1, lesson_5 = (import_module(name) for name in (
@@ -57,6 +58,8 @@ class Run:
     eval_segment: int = 512  # segment length T of evaluation
     eval_mem_len: int = 512  # memory length M of evaluation
     eval_clamp_len: int = 0  # the largest distance told apart there; 0: no clamp
+    optimizer: str = "adam"  # adam, or muon for the layers' matrices
+    muon_lr: float = 0.01  # highest learning rate of Muon; lr is Adam's
     eval_every: int = 1000  # steps between validations
     eval_tokens: int = 100_000  # validation tokens during training; 0: all
     log_every: int = 50  # steps between lines of metrics.tsv
@@ -243,10 +246,10 @@ def begin(given, device, folder):
     config = replace(config, vocab_size=len(corpus.vocab))
     torch.manual_seed(run.seed)
     estimate.check_weights_fit(count_parameters(config))
-    hardware.allow_tf32(device)
+    hardware.tune(device)
     model = checkpoint.make_model(TransformerXL, count_parameters, config, content)
     reader = reader_of(model.to(device), run)
-    optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
+    optimizer = Optimizer(model, run)
     # 3. the place in the text, and what else the checkpoint holds
     stream = training_lanes(corpus, run, state.epoch, device)
     checkpoint.check_place(content, state, stream)
@@ -308,7 +311,7 @@ def train(given, device):
             while not stop.asked() and (done := fraction_done(run, state)) < 1:
                 start = time.perf_counter()
                 rate = learning_rate(run, state.step, done)
-                job.optimizer.param_groups[0]["lr"] = rate
+                job.optimizer.set_rate(rate)
                 x, y = next_segment(job.stream, run, state, device)
                 with estimate.what_would_fit(job.config, job.model, run):
                     loss, norm, state.memory = train_step(

@@ -29,7 +29,7 @@ try:
 except ImportError:  # Windows: there nobody watches over the folder
     fcntl = None
 
-FORMAT = "transformer-xl-from-scratch 4"  # what a checkpoint of ours calls itself
+FORMAT = "transformer-xl-from-scratch 5"  # what a checkpoint of ours calls itself
 
 
 # ---- where a run stands -------------------------------------------------------------------------
@@ -322,28 +322,16 @@ def make_model(kind, count_parameters, config, content=None):
 
 
 def restore(content, optimizer, state, config, run, device):
-    """The rest of a checkpoint back: Adam's moments, the random state, this rank's memory.
+    """The rest of a checkpoint back: the optimizer's moments, the random state, this rank's memory.
 
-    ValueError, and nothing is written yet, if they do not fit the model of this run.  (torch would
-    end the process without a word if moments had another shape than their weights.)
+    ValueError, and nothing is written yet, if they do not fit the model of this run.
     """
     shape, memory = (config.n_layer, run.batch, config.d_model), content["state"]["memory"]
     try:
         if memory and (len(memory), *memory[0].shape[::2]) != shape or len(
                 {past.shape for past in memory or ()}) > 1 or memory and memory[0].dim() != 3:
             raise ValueError(f"the memory is not of (N, B, D) = {shape}")
-        if not all(isinstance(z, dict) for z in content["optimizer"]["state"].values()):
-            raise ValueError("moments of another form")
         optimizer.load_state_dict(content["optimizer"])
-        (group,) = optimizer.param_groups
-        for weight in group["params"] if optimizer.state else ():
-            moments = optimizer.state[weight]
-            if {moments["exp_avg"].shape, moments["exp_avg_sq"].shape} != {weight.shape} or (
-                    moments["step"].numel() != 1):
-                raise ValueError("moments of another shape")
-        settings = {key: value for key, value in group.items() if key not in ("params", "lr")}
-        if settings != {key: optimizer.defaults[key] for key in settings}:
-            raise ValueError(f"settings of Adam {settings}")
         set_random_state(content, run.seed + state.step)
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [""])[0]

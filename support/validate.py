@@ -111,8 +111,10 @@ def run(r):
             raise ValueError(f"{flag} must be at least {least}, got {value}")
         if field.type is int and value > MOST:
             raise ValueError(f"{flag} must be at most {MOST}, got {value}")
-        if field.name in ("lr", "clip", "save_minutes") and not value > 0:
+        if field.name in ("lr", "muon_lr", "clip", "save_minutes") and not value > 0:
             raise ValueError(f"{flag} must be above 0, got {value}")
+    if r.optimizer not in ("adam", "muon"):
+        raise ValueError(f"--optimizer must be adam or muon, got {r.optimizer!r}")
     if r.dtype not in ("auto", "float32", "bf16"):
         raise ValueError(f"--dtype must be auto, float32 or bf16, got {r.dtype!r}")
     if sum(length > 0 for length in (r.steps, r.tokens, r.minutes)) != 1:

@@ -32,11 +32,11 @@ FOR_RESUME = {
     "memory of two dimensions": lambda c: c["state"]["memory"].__setitem__(0, WIDE),
     "no random state": lambda c: c.pop("random"),
     "no optimizer": lambda c: c.pop("optimizer"),
-    "no second moment": lambda c: c["optimizer"]["state"][0].pop("exp_avg_sq"),
-    "moments of another shape": lambda c: c["optimizer"]["state"][0].update(exp_avg=WIDE),
-    "moments are a tensor": lambda c: c["optimizer"]["state"].update({0: WIDE}),
-    "six steps": lambda c: c["optimizer"]["state"][0].update(step=WIDE),
-    "betas are text": lambda c: c["optimizer"]["param_groups"][0].update(betas="x"),
+    "no second moment": lambda c: c["optimizer"][0]["state"][0].pop("exp_avg_sq"),
+    "moments of another shape": lambda c: c["optimizer"][0]["state"][0].update(exp_avg=WIDE),
+    "moments are a tensor": lambda c: c["optimizer"][0]["state"].update({0: WIDE}),
+    "six steps": lambda c: c["optimizer"][0]["state"][0].update(step=WIDE),
+    "betas are text": lambda c: c["optimizer"][0]["param_groups"][0].update(betas="x"),
 }
 
 

@@ -3,8 +3,8 @@
     pytest tests/system/test_loop.py
 
 A run that is compared with itself resumed says nothing of what goes into a step, nor of the unit of
-what is printed.  This loop calls the model, the lanes and segments of lesson 1 and torch's Adam,
-and nothing of train.py.
+what is printed.  This loop calls the model, the lanes and segments of lesson 1 and torch's Adam and
+Muon, and nothing of train.py.
 """
 import copy
 import math
@@ -20,6 +20,7 @@ from support import checkpoint, corpora, fast, log
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 lesson_1, TransformerXL = import_module("01_vanilla_segments"), lesson_5.TransformerXL
 
+DECAY = 0.0  # of Muon
 LOOP = train.Run(steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
                  eval_clamp_len=4, lr=0.02, warmup=3, eval_every=3, eval_tokens=20, log_every=2,
                  clip=1.0, seed=3)
@@ -53,7 +54,11 @@ def witness(corpus, run, shown):
     """
     torch.manual_seed(run.seed)
     model = TransformerXL(TINY) if run.plain else fast.prepare(TransformerXL(TINY))
-    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    matrices = [weight for name, weight in model.named_parameters() if run.optimizer == "muon"
+                and name.startswith("layers.") and weight.dim() == 2]
+    adam = torch.optim.Adam([weight for weight in model.parameters()
+                             if all(weight is not matrix for matrix in matrices)], fused=True)
+    muon = torch.optim.Muon(matrices, weight_decay=DECAY) if matrices else None
     batches = list(lesson_1.segments(lesson_1.lanes(corpus.train, run.batch), run.segment))
     steps, lines, said, tokens, lowest = [], [], [], 0, math.inf
     for step in range(run.steps):
@@ -61,12 +66,15 @@ def witness(corpus, run, shown):
         if step % len(batches) == 0:  # the text begins, or begins anew
             memory = None
         rate = run.lr * min((step + 1) / run.warmup, (1 + math.cos(math.pi * step / run.steps)) / 2)
-        optimizer.param_groups[0]["lr"] = rate
+        adam.param_groups[0]["lr"] = rate
         losses, memory = model(x, memory, y)
         model.zero_grad()
         losses.mean().backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), run.clip).item()
-        optimizer.step()
+        adam.step()
+        if muon:
+            muon.param_groups[0]["lr"] = rate * (run.muon_lr / run.lr)
+            muon.step()
         steps.append((rate, losses.mean().item(), norm))
         tokens, place = tokens + x.numel(), f"{step + 1}\t{tokens + x.numel()}"
         if (step + 1) % run.log_every == 0:
@@ -83,18 +91,20 @@ def witness(corpus, run, shown):
     return steps, lines, said, model, best, memory
 
 
-@pytest.mark.parametrize("plain", [True, False], ids=["plain", "fast"])
+@pytest.mark.parametrize("plain, optimizer", [(True, "adam"), (False, "adam"), (False, "muon")],
+                         ids=["plain", "fast", "muon"])
 @pytest.mark.parametrize("unit, shown", [("bpc", lambda nats: nats / math.log(2)),
                                          ("ppl", math.exp)], ids=["bpc", "ppl"])
-def test_the_loop_is_the_one_from_the_formulas_to_the_bit(our_own, unit, shown, plain, tmp_path,
-                                                          capsys, monkeypatch):
+def test_the_loop_is_the_one_from_the_formulas_to_the_bit(our_own, unit, shown, plain, optimizer,
+                                                          tmp_path, capsys, monkeypatch):
     """Rates, losses, norms, weights, memory, metrics.tsv and the printed figures."""
-    run, corpus, seen, real = replace(LOOP, plain=plain), corpus_of(unit), [], train.train_step
+    run, corpus = replace(LOOP, plain=plain, optimizer=optimizer), corpus_of(unit)
+    seen, real = [], train.train_step
     steps, lines, said, model, best, memory = witness(corpus, run, shown)
     assert max(norm for *_, norm in steps) > run.clip and best.u.ne(model.u).any()
 
     def step(learner, optimizer, *rest):
-        seen.append((optimizer.param_groups[0]["lr"], *(found := real(learner, optimizer, *rest))))
+        seen.append((optimizer.parts[0].param_groups[0]["lr"], *(found := real(learner, optimizer, *rest))))
         return found
 
     monkeypatch.setattr(train, "train_step", step)

@@ -264,9 +264,11 @@ def whole_run(argv, stop_at=0, stop_rank=0, break_at=0, where="train_step"):
 
 
 @pytest.mark.slow
-def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys, optimizer):
     """A signal for one rank ends all after the same step; one rank goes on with all lanes."""
-    argv, out = [*FLAGS, "--text", str(text), "--steps", "12"], tmp_path / "two"
+    argv = [*FLAGS, "--text", str(text), "--steps", "12", "--optimizer", optimizer]
+    out = tmp_path / "two"
     assert train.main([*argv, "--out", str(tmp_path / "one")]) == 0
     figure = capsys.readouterr().out.split("\ntest ")[1]
     statuses, said = on_ranks(2, tmp_path, whole_run, [*argv, "--out", str(out)], 6, 1)
@@ -315,7 +317,8 @@ def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
 @pytest.mark.slow
 def test_resumed_on_as_many_ranks_to_the_bit(text, tmp_path, ranks=4):
     """Dropout on: parameters, optimizer, every rank's random state, memory, metrics."""
-    argv = [*FLAGS, "--text", str(text), "--steps", "12", "--dropout", "0.2"]
+    argv = [*FLAGS, "--text", str(text), "--steps", "12", "--dropout", "0.2",
+            "--optimizer", "muon"]
     assert on_ranks(ranks, tmp_path, whole_run, [*argv, "--out", str(tmp_path / "whole")])[0] == (
         [0] * ranks)
     broken = [*argv, "--out", str(tmp_path / "broken")]

@@ -29,7 +29,7 @@ TINY = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment",
         "12", "--eval-segment", "16", "--eval-mem-len", "16", "--log-every", "2",
         "--n-tokens", "5"]
 # 225 training bytes in 4 lanes of 56 inputs: the text begins anew after 7 segments of 8
-WHOLE = "--steps", "9", "--eval-every", "3", "--dropout", "0.2"
+WHOLE = "--steps", "9", "--eval-every", "3", "--dropout", "0.2", "--optimizer", "muon"
 
 
 # ---- helpers ------------------------------------------------------------------------------------
