@@ -13,9 +13,9 @@ import torch
 
 from helpers import assert_close, gradients, randomized
 
-benchmark, plain, sliding_window, parts, number_types, softmax_cost, table9 = map(import_module, (
-    "benchmark", "plain", "sliding_window", "parts", "number_types", "softmax_cost",
-    "table9_eval_speed"))
+benchmark, plain, sliding_window, parts, number_types, optimizers, softmax_cost, table9 = map(
+    import_module, ("benchmark", "plain", "sliding_window", "parts", "number_types", "optimizers",
+                    "softmax_cost", "table9_eval_speed"))
 lesson_5 = import_module("05_full_model")
 
 
@@ -168,3 +168,31 @@ def test_the_distance_of_two_number_types(tmp_path, monkeypatch, capsys):
         for dtype in ("float32", "bf16")]
     wanted = max(abs(a - b) for a, b in zip(*(curve[2:] for curve in curves), strict=True))
     assert float(printed) == pytest.approx(wanted, abs=1e-4) and wanted > 0
+
+
+def test_adam_and_muon_and_what_a_memory_brings(tmp_path, monkeypatch, capsys):
+    """The printed losses are those of the models; a second call trains nothing."""
+    monkeypatch.setattr(optimizers.lesson_1, "RUNS", tmp_path)
+    monkeypatch.setattr(optimizers, "MEMORIES", (0, 16, 40))
+    notes = tmp_path / "notes.txt"
+    notes.write_text("the cat sat on the mat, and then the other cat. " * 60)
+    argv = ["--seeds", "3", "--steps", "6", "--model", "tiny", "--log-every", "2", "--text",
+            str(notes), "--device", "cpu", "--n-tokens", "5", "--dtype", "float32"]
+    assert optimizers.main(argv) == 0
+    rows = re.findall(r"^(\d+) +(\(c\))? +(\S+) +(\S+)$", capsys.readouterr().out, re.MULTILINE)
+    assert [row[:2] for row in rows] == [("0", ""), ("16", ""), ("40", ""), ("40", "(c)")]
+    corpus = optimizers.train.read_corpus({}, optimizers.train.Run(text=str(notes), steps=1))
+    for column, name in ((2, "adam"), (3, "muon")):
+        content = optimizers.checkpoint.best(tmp_path / "optimizers" / f"{name}-3")
+        assert content["run"]["optimizer"] == name
+        model, _, _ = optimizers.train.restored(content, "cpu")
+        for M, clamped, *_ in rows:
+            model.config = replace(model.config, mem_len=int(M), same_length=True,
+                                   clamp_len=31 if clamped else 0)  # M + T - 1 = 16 + 16 - 1
+            losses, _ = model(corpus.valid[None, :-1].long(), None, corpus.valid[None, 1:].long())
+            found = next(row for row in rows if row[:2] == (M, clamped))
+            assert float(found[column]) == pytest.approx(losses.mean().item() / math.log(2),
+                                                         abs=6e-5)
+    monkeypatch.setattr(optimizers.train, "train_step", None)
+    assert optimizers.main(argv) == 0
+    assert (tmp_path / "optimizers.png").stat().st_size > 10_000

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 study, train = import_module("study"), import_module("train")
-WITHOUT_OUT = "scaling", "kneser_ney", "benchmark", "number_types"
+WITHOUT_OUT = "scaling", "kneser_ney", "benchmark", "number_types", "optimizers"
+WITH_TRAIN = "number_types", "optimizers"  # train.py refuses
 SMALL = "--size tiny --text {short} "
 RUN, PTB = "--checkpoint {run} ", "--size tiny --data-dir {words} "
 REFUSED = {
@@ -60,7 +61,8 @@ REFUSED = {
                    ("--data-dir {words} --order 0", "at least 1")],
     "benchmark": [("--size tiny --against nowhere.py", "is no file"),
                   ("--size tiny --against {short}", "no function make")],
-    "number_types": [("--model huge", "unknown model 'huge'")]}
+    "number_types": [("--model huge", "unknown model 'huge'")],
+    "optimizers": [("--optimizer sgd", "--optimizer must be adam or muon")]}
 
 
 @pytest.mark.parametrize("script, flags, part", [
@@ -85,6 +87,6 @@ def test_one_line(script, flags, part, run_folder, words, tmp_path, monkeypatch,
     error = capsys.readouterr().err.rpartition("\r")[2]  # behind the progress that slow ones show
     lines = [line for line in error.split("\n") if line.strip()]
     assert len(lines) == 1 and part.format(**names) in lines[0], lines
-    assert lines[0].startswith(main.__module__ + ".py: ") or script == "number_types"
+    assert lines[0].startswith(main.__module__ + ".py: ") or script in WITH_TRAIN
     after = {path for path in tmp_path.rglob("*") if path.is_file()}
     assert {path.name for path in after - before} <= {"lock"}

@@ -1,0 +1,103 @@
+"""Adam and Muon in the same five minutes, and what a memory brings to each model.
+
+    python experiments/optimizers.py              five minutes for each seed and optimizer
+    python experiments/optimizers.py --seeds 0 --steps 1500     further flags are train.py's
+
+A run is `python train.py --optimizer NAME --seed N --out runs/optimizers/NAME-N`; a finished one is
+not made again.  Its best model reads the first 100,000 bytes of the validation text with memories
+from 0 to 2,048, beyond training's length twice: all distances as they are, and the larger ones
+counted as the largest of training (clamp).  With same_length, so that each byte is predicted from
+exactly the M before it, as far as they exist.  The figure shows the loss over the minutes of
+training, and over the memory.
+"""
+import argparse
+import math
+import statistics
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
+from support import checkpoint, log
+
+train, lesson_1 = import_module("train"), import_module("01_vanilla_segments")
+MEMORIES = 0, 32, 64, 128, 256, 512, 1024, 2048
+STYLES = {"adam": "C1", "muon": "C0"}
+
+
+def losses_over_memory(out):
+    """{(M, clamp): bpc on the beginning of the validation text} of a run's best model."""
+    content = checkpoint.best(out)
+    model, run, _ = train.restored(content, "cpu")
+    tokens = train.read_corpus({}, run, content).valid[: run.eval_tokens + 1]
+    reader = train.reader_of(model, run)
+    farthest = model.config.mem_len + run.segment - 1  # the largest distance in training
+    found = {}
+    for M in MEMORIES:
+        for clamp in {0, farthest if M > farthest else 0}:
+            lengths = replace(run, eval_segment=64, eval_mem_len=M, eval_clamp_len=clamp)
+            nats = train.evaluate(reader, tokens, lengths, f"{out.name}, M {M}")
+            found[M, clamp > 0] = nats / math.log(2)
+    return found
+
+
+def draw(curves, losses):
+    """The figure of {(name, seed): [(minutes, bpc)]} and {(name, seed): {(M, clamp): bpc}}."""
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for (name, seed), curve in curves.items():
+        label = name.title() if seed == min(s for _, s in curves) else None
+        left.plot(*zip(*curve), STYLES[name], alpha=0.7, linewidth=1, label=label)
+        for clamp, line in ((False, "o-"), (True, "x:")):
+            points = [(MEMORIES.index(M), loss) for (M, clamped), loss in losses[name, seed].items()
+                      if clamped == clamp]
+            text = f"{label}, larger distances clamped" if clamp else label
+            right.plot(*zip(*points) if points else ((), ()), line, color=STYLES[name], alpha=0.7,
+                       markersize=4, linewidth=1, label=text if label else None)
+    left.set(xlabel="minutes of training", ylabel="training loss (bits per byte)", xlim=(0, None),
+             ylim=(0, None), title="The same time, two optimizers")
+    right.set(xlabel="memory at evaluation (bytes)", ylabel="validation loss (bits per byte)",
+              xticks=range(len(MEMORIES)), xticklabels=MEMORIES, ylim=(0, None),
+              title="What a memory brings to each")
+    for axes in (left, right):
+        axes.grid(alpha=0.4)
+        axes.legend()
+    figure.savefig(lesson_1.RUNS / "optimizers.png", dpi=120)
+    print(f"figure: {lesson_1.RUNS.name}/optimizers.png")
+
+
+def main(argv=None):
+    """Train what is missing, evaluate all, print a table and draw."""
+    flags = argparse.ArgumentParser(description="Adam and Muon in the same time.",
+                                    epilog="further flags are train.py's")
+    flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    given, others = flags.parse_known_args(argv)
+    curves, losses = {}, {}
+    for seed in given.seeds:
+        for name in STYLES:
+            out = lesson_1.RUNS / "optimizers" / f"{name}-{seed}"
+            flags = ["--resume"] if (out / "checkpoint.pt").exists() else [
+                "--optimizer", name, "--seed", str(seed), *others]
+            if not (out / "curve.png").exists() and train.main([*flags, "--out", str(out)]):
+                return 1
+            rows = log.read_metrics(out / "metrics.tsv")
+            curves[name, seed] = [(float(row["seconds"]) / 60, float(row["train"]))
+                                  for row in rows if row["train"]]
+            losses[name, seed] = losses_over_memory(out)
+            print(f"{name}, seed {seed}: {rows[-1]['step']} steps, "
+                  f"{float(rows[-1]['seconds']) / 60:.1f} minutes of training", flush=True)
+    print("validation in bits per byte, mean over the seeds; (c): larger distances clamped\n"
+          "M        " + " ".join(f"{name:>14}" for name in STYLES))
+    for M, clamped in next(iter(losses.values())):
+        means = [statistics.mean(losses[name, seed][M, clamped] for seed in given.seeds)
+                 for name in STYLES]
+        print(f"{M:<5} {'(c)' if clamped else '   '}" + " ".join(f"{z:14.4f}" for z in means))
+    draw(curves, losses)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
