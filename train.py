@@ -33,7 +33,7 @@ import torch
 from support import (checkpoint, command_line, corpora, distributed, estimate, fast,
                      hardware, log, validate)
 from support.folder import Folder, folder_of, read_corpus
-from support.optimizers import Optimizer
+from support.optimizers import optimizer_of
 from support.progress import progress
 
 lesson_1, lesson_5 = (import_module(name) for name in (
@@ -249,7 +249,7 @@ def begin(given, device, folder):
     hardware.tune(device)
     model = checkpoint.make_model(TransformerXL, count_parameters, config, content)
     reader = reader_of(model.to(device), run)
-    optimizer = Optimizer(model, run)
+    optimizer = optimizer_of(model, run)
     # 3. the place in the text, and what else the checkpoint holds
     stream = training_lanes(corpus, run, state.epoch, device)
     checkpoint.check_place(content, state, stream)

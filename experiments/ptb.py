@@ -239,8 +239,7 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
         length = segment_length(run.segment, run.seed, step) if recipe.vary else run.segment
         x, y = next(segments(stream, length, column))
         rate = rate_at(run, recipe, step, done)
-        for group in optimizer.param_groups:
-            group["lr"] = rate * group["factor"] * x.shape[1] / run.segment
+        optimizer.set_rate(rate * x.shape[1] / run.segment)
         loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, run)
         if math.isfinite(loss + norm):
             losses.append(loss - penalised.penalty.item())

@@ -31,6 +31,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from support.optimizers import Optimizer
+
 TiedEmbedding = import_module("05_full_model").TiedEmbedding
 
 
@@ -51,6 +53,7 @@ class Recipe:
     decay: float = 0.0  # weight decay of the matrices
     decoupled: bool = True  # as in AdamW, else in the gradient
     embedding_rate: float = 1.0  # the embedding's learning rate, in units of the others'
+    muon: float = 0.0  # the learning rate of Muon for the other matrices; 0: Adam's, as all
     vary: bool = False  # segments of random length
     average: str = ""  # "equal", "ema" or "": no averaging
     average_from: float = 1.0  # where it begins, as a part of the run ...
@@ -58,7 +61,7 @@ class Recipe:
 
     def __post_init__(self):
         rates = "word", "input", "inside", "attention", "output", "connect"
-        for name in (*rates, "alpha", "beta", "decay", "embedding_rate", "average_from",
+        for name in (*rates, "alpha", "beta", "decay", "embedding_rate", "muon", "average_from",
                      "average_rate"):
             value, most = getattr(self, name), 1.0 if name in rates else math.inf
             if not 0 <= value < most:
@@ -198,8 +201,8 @@ def segment_length(T, seed, step):
 
 
 def optimizer_of(model, recipe, lr):
-    """Adam over three groups: the embedding, the other matrices, and the rest, which never decays
-    (MKS decay all weights).
+    """Adam over three groups: the embedding, the other matrices, which Muon may move instead, and
+    the rest, which never decays (MKS decay all weights).
 
     A group's learning rate is that of the run times its "factor"; a decay beside the gradient is
     multiplied by it, too.
@@ -208,10 +211,14 @@ def optimizer_of(model, recipe, lr):
     matrices = [z for z in model.parameters() if z.dim() == 2 and z is not embedding[0]]
     rest = [z for z in model.parameters() if z.dim() != 2]
     kind = torch.optim.AdamW if recipe.decoupled else torch.optim.Adam
-    return kind([{"params": embedding, "factor": recipe.embedding_rate},
-                 {"params": matrices, "factor": 1.0},
-                 {"params": rest, "factor": 1.0, "weight_decay": 0.0}],
-                lr=lr, weight_decay=recipe.decay, fused=True)
+    groups = [{"params": embedding, "factor": recipe.embedding_rate},
+              {"params": matrices, "factor": 1.0},
+              {"params": rest, "factor": 1.0, "weight_decay": 0.0}]
+    if not recipe.muon:
+        return Optimizer(kind(groups, lr=lr, weight_decay=recipe.decay, fused=True))
+    moved = {"params": matrices, "factor": recipe.muon / lr}
+    return Optimizer(kind(groups[::2], lr=lr, weight_decay=recipe.decay, fused=True),
+                     torch.optim.Muon([moved], lr=recipe.muon, weight_decay=recipe.decay))
 
 
 def averager(model, recipe, steps):

@@ -10,29 +10,41 @@ have.  Embeddings (a row is moved when its token occurs), biases, norms, u and v
 import torch
 
 MUON = {"momentum": 0.95, "weight_decay": 0.0}
-KEPT = {torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"}, torch.optim.Muon: {"momentum_buffer"}}
+ADAM = {"step", "exp_avg", "exp_avg_sq"}
+KEPT = {torch.optim.Adam: ADAM, torch.optim.AdamW: ADAM, torch.optim.Muon: {"momentum_buffer"}}
+
+
+def optimizer_of(model, run):
+    """The Optimizer that train.py's Run asks for."""
+    matrices = [weight for weight in model.layers.parameters()
+                if weight.dim() == 2 and run.optimizer == "muon"]
+    taken = {id(weight) for weight in matrices}
+    others = [weight for weight in model.parameters() if id(weight) not in taken]
+    parts = [torch.optim.Adam([{"params": others, "factor": 1.0}], lr=run.lr, fused=True)]
+    if matrices:
+        group = {"params": matrices, "factor": run.muon_lr / run.lr}
+        parts.append(torch.optim.Muon([group], lr=run.muon_lr, **MUON))
+    return Optimizer(*parts)
 
 
 class Optimizer:
-    """One or two of torch's optimizers, used like one: `parts` hold a group of weights each.
+    """One or more of torch's optimizers, used like one.
 
-    run.optimizer is "adam" or "muon" (train.py's Run, checked there).
+    Each of their groups of weights has a "factor": its learning rate, in units of the run's.
     """
 
-    def __init__(self, model, run):
-        matrices = [weight for weight in model.layers.parameters()
-                    if weight.dim() == 2 and run.optimizer == "muon"]
-        taken = {id(weight) for weight in matrices}
-        others = [weight for weight in model.parameters() if id(weight) not in taken]
-        self.parts = [torch.optim.Adam(others, lr=run.lr, fused=True)]
-        self.proportions = [1.0, run.muon_lr / run.lr]
-        if matrices:
-            self.parts.append(torch.optim.Muon(matrices, lr=run.muon_lr, **MUON))
+    def __init__(self, *parts):
+        self.parts = parts
+
+    @property
+    def param_groups(self):
+        """The groups of all parts."""
+        return [group for part in self.parts for group in part.param_groups]
 
     def set_rate(self, rate):
-        """Adam's learning rate from here on; Muon's stays in proportion to it."""
-        for part, proportion in zip(self.parts, self.proportions):
-            part.param_groups[0]["lr"] = rate * proportion
+        """The run's learning rate from here on."""
+        for group in self.param_groups:
+            group["lr"] = rate * group["factor"]
 
     def zero_grad(self):
         """Forget the gradients."""
@@ -50,25 +62,30 @@ class Optimizer:
 
     def load_state_dict(self, states):
         """The same back.  ValueError if it is that of other weights or settings."""
+        settings = [settings_of(group) for group in self.param_groups]
         for part, state in zip(self.parts, states, strict=True):
             if not all(isinstance(z, dict) for z in state["state"].values()):
                 raise ValueError("moments of another form")
             part.load_state_dict(state)
-            check(part)
+            check_moments(part)
+        for old, group in zip(settings, self.param_groups, strict=True):
+            if settings_of(group) != old:
+                raise ValueError(f"settings of the optimizer {settings_of(group)}")
 
 
-def check(part):
-    """ValueError if what was loaded does not belong to the weights of a part.
+def settings_of(group):
+    """What says how a group's weights are moved, but for the rate."""
+    return {key: value for key, value in group.items() if key not in ("params", "lr")}
 
-    torch would end the process without a word if moments had another shape than their weights.
+
+def check_moments(part):
+    """ValueError if what was loaded has not the shapes of the weights: torch would end the process
+    without a word.
     """
-    (group,) = part.param_groups
-    for weight in group["params"] if part.state else ():
+    weights = [weight for group in part.param_groups for weight in group["params"]]
+    for weight in weights if part.state else ():  # before the first step there are none
         moments = part.state[weight]
         if moments.keys() != KEPT[type(part)] or any(
                 z.shape != weight.shape and not (name == "step" and z.numel() == 1)
                 for name, z in moments.items()):
             raise ValueError("moments of another shape")
-    settings = {key: value for key, value in group.items() if key not in ("params", "lr")}
-    if settings != {key: part.defaults[key] for key in settings}:
-        raise ValueError(f"settings of {type(part).__name__} {settings}")

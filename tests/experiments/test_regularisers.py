@@ -195,3 +195,20 @@ def test_decay_beside_the_gradient_and_inside():
                 assert_close(z, old * (1 - 0.01 * 0.1), name)
             else:
                 assert_close(z, old - 0.01 * old.sign(), name, tolerance=1e-3)
+
+
+def test_muon_moves_the_matrices_and_adam_the_embedding_and_the_rest():
+    """Beside it the decay shrinks both kinds of matrices by their own rate."""
+    model = plain()
+    optimizer = regularisers.optimizer_of(model, Recipe(decay=0.1, muon=0.05), 0.01)
+    moved = {id(z) for z in optimizer.parts[1].param_groups[0]["params"]}
+    before = {name: z.clone() for name, z in model.state_dict().items()}
+    for z in model.parameters():
+        z.grad = torch.zeros_like(z)
+    optimizer.set_rate(0.002)  # a fifth: Muon's is 0.01 then
+    optimizer.step()
+    for name, z in model.named_parameters():
+        matrix = z.dim() == 2 and name != "embedding.weight"
+        assert (id(z) in moved) == matrix, name
+        rate = 0.01 if matrix else 0.002 if z.dim() == 2 else 0.0
+        assert_close(z.data, before[name] * (1 - rate * 0.1), name)

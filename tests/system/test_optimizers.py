@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from support.optimizers import Optimizer
+from support.optimizers import optimizer_of
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 CONFIGS = lesson_5.CONFIGS
@@ -20,7 +20,7 @@ def made(config=CONFIGS["tiny"], run=RUN):
     """A model and its optimizer, the same each time."""
     torch.manual_seed(0)
     model = lesson_5.TransformerXL(config)
-    return model, Optimizer(model, run)
+    return model, optimizer_of(model, run)
 
 
 def steps(model, optimizer, n, x=torch.arange(16).view(2, 8)):
@@ -90,6 +90,7 @@ def test_what_was_saved_goes_on_to_the_bit():
 
 @pytest.mark.parametrize("spoil", [
     lambda states: states.pop(),
+    lambda states: states[1]["state"].pop(0),
     lambda states: states[1]["state"][0].pop("momentum_buffer"),
     lambda states: states[1]["state"][0].update(momentum_buffer=torch.zeros(3, 3)),
     lambda states: states[1]["state"][0].update(exp_avg=torch.zeros(32, 32)),
