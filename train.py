@@ -59,7 +59,8 @@ class Run:
     eval_mem_len: int = 512  # memory length M of evaluation
     eval_clamp_len: int = 0  # the largest distance told apart there; 0: no clamp
     optimizer: str = "adam"  # adam, or muon for the layers' matrices
-    muon_lr: float = 0.01  # highest learning rate of Muon; lr is Adam's
+    muon_lr: float = 0.02  # highest learning rate of Muon; lr is Adam's
+    schedule: str = "cosine"  # how the rates fall to 0: cosine, or sqrt, steep at first
     eval_every: int = 1000  # steps between validations
     eval_tokens: int = 100_000  # validation tokens during training; 0: all
     log_every: int = 50  # steps between lines of metrics.tsv
@@ -130,9 +131,10 @@ def fraction_done(run, state):
 
 
 def learning_rate(run, step, done):
-    """The smaller of a linear warm-up and a cosine from lr to 0 over the whole run."""
-    cosine = (1 + math.cos(math.pi * done)) / 2
-    return run.lr * min((step + 1) / max(1, run.warmup), cosine)
+    """The smaller of a linear warm-up and a fall from lr to 0 over the whole run."""
+    sqrt = run.schedule == "sqrt"  # else the paper's cosine
+    fall = 1 - math.sqrt(done) if sqrt else (1 + math.cos(math.pi * done)) / 2
+    return run.lr * min((step + 1) / max(1, run.warmup), fall)
 
 
 def autocast(run, device):

@@ -11,6 +11,8 @@ from numbers import Integral, Real
 import torch
 
 MOST = 2**63 - 1  # the largest integer that torch knows
+CHOICES = {"optimizer": ("adam", "muon"), "schedule": ("cosine", "sqrt"),
+           "dtype": ("auto", "float32", "bf16")}
 KINDS = {int: Integral, float: Real, tuple: (tuple, list)}  # so NumPy's numbers are numbers, too
 
 
@@ -113,9 +115,9 @@ def run(r):
             raise ValueError(f"{flag} must be at most {MOST}, got {value}")
         if field.name in ("lr", "muon_lr", "clip", "save_minutes") and not value > 0:
             raise ValueError(f"{flag} must be above 0, got {value}")
-    if r.optimizer not in ("adam", "muon"):
-        raise ValueError(f"--optimizer must be adam or muon, got {r.optimizer!r}")
-    if r.dtype not in ("auto", "float32", "bf16"):
-        raise ValueError(f"--dtype must be auto, float32 or bf16, got {r.dtype!r}")
+    for name, known in CHOICES.items():
+        if getattr(r, name) not in known:
+            raise ValueError(f"--{name} must be {', '.join(known[:-1])} or {known[-1]}, got "
+                             f"{getattr(r, name)!r}")
     if sum(length > 0 for length in (r.steps, r.tokens, r.minutes)) != 1:
         raise ValueError("a run needs one length above 0: --steps, --tokens or --minutes")

@@ -368,6 +368,10 @@ def test_the_learning_rate_warms_up_and_ends_at_zero():
     assert train.learning_rate(run, 9, 0.25) == pytest.approx(1 + math.sqrt(0.5))
     assert train.learning_rate(run, 9, 1.0) == 0
     assert train.learning_rate(replace(run, warmup=0), 0, 0.0) == 2.0
+    steep = replace(run, schedule="sqrt")
+    assert [train.learning_rate(steep, 9, done) for done in (0.0, 0.25, 0.81, 1.0)] == (
+        pytest.approx([2.0, 1.0, 0.2, 0.0]))
+    assert train.learning_rate(steep, 0, 0.0) == 0.5
 
 
 @pytest.mark.parametrize("length", [{"steps": 8}, {"tokens": 200}, {"minutes": 2.0}], ids=str)

@@ -65,7 +65,10 @@ def witness(corpus, run, shown):
         x, y = batches[step % len(batches)]
         if step % len(batches) == 0:  # the text begins, or begins anew
             memory = None
-        rate = run.lr * min((step + 1) / run.warmup, (1 + math.cos(math.pi * step / run.steps)) / 2)
+        done = step / run.steps
+        fall = 1 - math.sqrt(done) if run.optimizer == "muon" else (
+            1 + math.cos(math.pi * done)) / 2
+        rate = run.lr * min((step + 1) / run.warmup, fall)
         adam.param_groups[0]["lr"] = rate
         losses, memory = model(x, memory, y)
         model.zero_grad()
@@ -98,7 +101,8 @@ def witness(corpus, run, shown):
 def test_the_loop_is_the_one_from_the_formulas_to_the_bit(our_own, unit, shown, plain, optimizer,
                                                           tmp_path, capsys, monkeypatch):
     """Rates, losses, norms, weights, memory, metrics.tsv and the printed figures."""
-    run, corpus = replace(LOOP, plain=plain, optimizer=optimizer), corpus_of(unit)
+    schedule, corpus = "sqrt" if optimizer == "muon" else "cosine", corpus_of(unit)
+    run = replace(LOOP, plain=plain, optimizer=optimizer, schedule=schedule)
     seen, real = [], train.train_step
     steps, lines, said, model, best, memory = witness(corpus, run, shown)
     assert max(norm for *_, norm in steps) > run.clip and best.u.ne(model.u).any()
