@@ -113,7 +113,8 @@ def command_line(argv):
 NAMES = {  # what works for flags of text, and some that does not
     "out": ["run", "other", "new/other", "記憶"], "data_dir": ["data", "file", "new/data"],
     "text": ["notes.txt", "notes.txt", "bytes.bin", "short.txt"], "device": ["cpu", "cuda", "tpu"],
-    "dataset": ["stdlib", *corpora.SOURCES, "enwik9"], "dtype": ["auto", "float32", "bf16"]}
+    "dataset": ["stdlib", *corpora.SOURCES, "enwik9"], "dtype": ["auto", "float32", "bf16"],
+    "optimizer": ["adam", "muon", "sgd"], "schedule": ["cosine", "sqrt", "none"]}
 LENGTHS = ["--steps 2", "--tokens 64", "--minutes 1e-5", "--steps 0", "--tokens nan",
            "--minutes -1", "--steps x"]  # others are slow, rightly
 
