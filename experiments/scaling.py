@@ -107,20 +107,15 @@ def not_hidden(config, n, m, backward):
     return max(0, all_reduce(every - late, n, m) - backward) + all_reduce(late, n, m)
 
 
-@lru_cache
-def bytes_of_lane(config, T):
-    """The estimate of estimate.py: weights and so on; memory and activations of a lane."""
-    return list(estimate.bytes_of_run(config, parameters(config)[0], 1, T, "bf16").values())
-
-
 def memory(config, T, b, m):
     """Bytes on a GPU with b lanes, and in how many parts it reads them, so that they fit."""
-    weights, lane, activations = bytes_of_lane(config, T)
+    count = parameters(config)[0]
     for parts in range(1, b + 1):
-        size = weights + b * lane + math.ceil(b / parts) * activations
+        size = sum(estimate.bytes_of_run(
+            config, count, b, T, "bf16", math.ceil(b / parts)).values())
         if size <= 1e9 * m.card:
             return size, parts
-    raise ValueError(f"{size / 1e9:.1f} GB for {parameters(config)[0]:,} parameters and {b} lanes, "
+    raise ValueError(f"{size / 1e9:.1f} GB for {count:,} parameters and {b} lanes, "
                      f"read one by one, and --card has {m.card}: shard the model (fully_shard)")
 
 
@@ -213,10 +208,7 @@ def limits_table(names, m, given):
                      max(losses, key=losses.get), loud, f"{z['context']:,}",
                      math.floor(z["valid"] / z["context"]) + 1 if z["valid"] else "not known"))
     table(*rows)
-    config, run = CONFIGS["lm1b-large"], RUNS_OF["lm1b-large"]
-    count = parameters(config)[0]
-    state = [next(iter(estimate.bytes_of_run(
-        config, count, run.batch, run.segment, dtype).values())) for dtype in ("float32", "bf16")]
+    state = [size * parameters(CONFIGS["lm1b-large"])[0] for size in (16, 18)]
     print(f"\n- lm1b-large: weights, gradients and Adam's moments {state[0] / 1e9:.1f} GB, with "
           f"bf16 copies of the weights {state[1] / 1e9:.1f} GB.")
     for card in (80, 141):

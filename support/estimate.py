@@ -13,45 +13,60 @@ VOCABULARY = {"enwik8": 205, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "pt
               "wikitext-2": 33_278}
 
 
+def bands(config):
+    """Width, rows and share of the targets of each band of the softmax (adaptive_softmax.py; else
+    one for all); targets are taken to be as rare as 1 / rank (Zipf), and all ask the head.
+    """
+    edges = (0, *config.cutoffs, config.vocab_size)
+    for i, (first, end) in enumerate(zip(edges, edges[1:])):
+        rows = end - first if i else end + len(config.cutoffs)
+        share = math.log(end / first) / math.log(config.vocab_size) if i else 1
+        yield config.d_model // config.div_val**i, rows, share
+
+
 def flops_per_step(config, B, T):
     """Floating-point operations of one training step: three times those of its forward pass.
 
     Counted are the matrix products, two for each multiplication and addition, with a full memory:
     for one token and layer 2 (2 D HC + 2 D FF + (K/T) 2 D HC + 3 K HC).  Cells that the mask hides
-    are in it; the projection of R, one for all lanes, is not.  For the adaptive softmax the targets
-    are taken to be as rare as 1 / rank (Zipf).
+    are in it; the projection of R, one for all lanes, is not.
     """
     D, FF, HC, K = config.d_model, config.d_inner, config.n_head * config.d_head, config.mem_len + T
     products = B * T * D * HC + B * K * D * 2 * HC  # q; k and v
     products += 3 * B * T * K * HC  # scores by content, by position, and the sum of the values
     products += B * T * (HC * D + 2 * D * FF)  # W_o, W_1, W_2
-    edges = (0, *config.cutoffs, config.vocab_size)
-    softmax = 0  # multiplications for one token
-    for i, (first, end) in enumerate(zip(edges, edges[1:])):
-        width = D // config.div_val**i
-        share = math.log(end / first) / math.log(config.vocab_size) if i else 1  # of the targets
-        rows = end - first if i else end + len(config.cutoffs)
-        softmax += share * width * (rows + (2 * D if config.div_val > 1 else 0))
+    project = 2 * D if config.div_val > 1 else 0  # into a band and out of it
+    softmax = sum(share * width * (rows + project) for width, rows, share in bands(config))
     return round(6 * (config.n_layer * products + B * T * softmax))
 
 
 def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0):
-    """Estimate of the largest memory in training with B lanes, in bytes, by what it is for.
+    """The most that training with B lanes holds on a GPU, in bytes, by what it is for.
 
-    Activations are what the backward pass needs of the lanes that are read at a time (0: all), and
-    one layer's scores while they are made; bf16 is taken to save a third of them (the tests see 20
-    to 40 percent) and copies the weights.
+    Activations, of the lanes that are read at a time (0: all), are what their backward pass needs:
+    of a matrix product its inputs, b bytes a number; of a norm its input and of a softmax its
+    result, 4 bytes; of a dropout a mask, 1 byte.  The tests see 5 percent more or less.  Not in it
+    are CUDA itself and gaps between tensors.  A CPU holds masks of b bytes, and in bf16 a third of
+    the scores; --plain holds up to 15 percent more.
     """
-    D, FF, HC, K = config.d_model, config.d_inner, config.n_head * config.d_head, config.mem_len + T
-    dropped = 1.25 * (config.dropout > 0)  # what dropout returns, and its mask of 1 byte
-    layer = T * ((4 + 2 * dropped) * D + 3 * HC + (1 + dropped) * FF) + K * (D + 2 * HC)
-    layer += config.n_head * T * K * (1 + 1.25 * (config.dropout_attention > 0))
-    head = config.cutoffs[0] if config.cutoffs else config.vocab_size
-    activations = config.n_layer * layer + 3 * T * head + 3 * config.n_head * T * K
-    return {"weights, gradients, two moments of Adam": parameters * (18 if dtype == "bf16" else 16),
-            "memory of the layers, old and new": 8 * config.n_layer * B * config.mem_len * D,
-            "activations": round(4 * (at_a_time or B) * activations
-                                 * (2 / 3 if dtype == "bf16" else 1))}
+    N, D, FF, H, M = config.n_layer, config.d_model, config.d_inner, config.n_head, config.mem_len
+    HC, K, lanes, b = H * config.d_head, M + T, at_a_time or B, 2 if dtype == "bf16" else 4
+    mask, score_mask = config.dropout > 0, config.dropout_attention > 0  # 1 byte, or none
+    layer = T * ((2 * b + 8 + 2 * mask) * D + 3 * b * HC)  # W_q, W_1, norms; q + u, q + v, W_o
+    layer += T * (b + mask) * FF + K * b * (D + 2 * HC)  # W_2; [memory, h], keys, values
+    again = b if score_mask or b == 2 else 0  # the softmax's result, dropped out or in 16 bits
+    layer += H * T * K * (4 + score_mask + again)
+    softmax = [4 * T * share * rows for _, rows, share in bands(config)]
+    # Beside them comes and goes the largest of: [memory, h], from which the new memories are cut;
+    # two gradients of the largest band of the softmax; three tensors like the scores of a layer.
+    passing = max(4 * N * B * K * D, lanes * 2 * max(softmax), lanes * 12 * H * T * K)
+    activations, gradients = round(lanes * (N * layer + sum(softmax)) + passing), 4 * parameters
+    if not at_a_time:  # in a single backward pass gradients come as activations go
+        gradients = max(0, gradients - activations)
+    return {"weights, two moments of Adam": parameters * (14 if dtype == "bf16" else 12),
+            "gradients, beside the activations": gradients,
+            "memory of the layers, old and new": 8 * N * B * M * D,
+            "activations": activations}
 
 
 def vocabulary(run, config):
