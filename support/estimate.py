@@ -17,11 +17,10 @@ def bands(config):
     """Width, rows and share of the targets of each band of the softmax (adaptive_softmax.py; else
     one for all); targets are taken to be as rare as 1 / rank (Zipf), and all ask the head.
     """
-    edges = (0, *config.cutoffs, config.vocab_size)
-    for i, (first, end) in enumerate(zip(edges, edges[1:])):
-        rows = end - first if i else end + len(config.cutoffs)
-        share = math.log(end / first) / math.log(config.vocab_size) if i else 1
-        yield config.d_model // config.div_val**i, rows, share
+    V, tails = config.vocab_size, config.cutoffs
+    yield config.d_model, (*tails, V)[0] + len(tails), 1
+    for i, (first, end) in enumerate(zip(tails, (*tails[1:], V)), 1):
+        yield config.d_model // config.div_val**i, end - first, math.log(end / first) / math.log(V)
 
 
 def flops_per_step(config, B, T):
@@ -45,9 +44,9 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0):
 
     Activations, of the lanes that are read at a time (0: all), are what their backward pass needs:
     of a matrix product its inputs, b bytes a number; of a norm its input and of a softmax its
-    result, 4 bytes; of a dropout a mask, 1 byte.  The tests see 5 percent more or less.  Not in it
-    are CUDA itself and gaps between tensors.  A CPU holds masks of b bytes, and in bf16 a third of
-    the scores; --plain holds up to 15 percent more.
+    result, 4 bytes; of a dropout a mask, 1 byte.  The tests see at most 6 percent more or less.
+    A CPU has masks of b bytes, and scores in bf16 a third as large; --plain holds up to 15 percent
+    more; CUDA itself, and gaps between tensors, are not in it.
     """
     N, D, FF, H, M = config.n_layer, config.d_model, config.d_inner, config.n_head, config.mem_len
     HC, K, lanes, b = H * config.d_head, M + T, at_a_time or B, 2 if dtype == "bf16" else 4
