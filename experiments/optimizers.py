@@ -3,12 +3,12 @@
     python experiments/optimizers.py              five minutes for each seed and optimizer
     python experiments/optimizers.py --seeds 0 --steps 1500     further flags are train.py's
 
-A run is `python train.py --optimizer NAME --seed N --out runs/optimizers/NAME-N`; a finished one is
-not made again.  Its best model reads the first 100,000 bytes of the validation text with memories
-from 0 to 2,048, beyond training's length twice: all distances as they are, and the larger ones
-counted as the largest of training (clamp).  With same_length, so that each byte is predicted from
-exactly the M before it, as far as they exist.  The figure shows the loss over the minutes of
-training, and over the memory.
+A run is `python train.py --seed N --out runs/optimizers/muon-N`, or the same with FLAGS["adam"]; a
+finished one is not made again.  Its best model reads the first 100,000 bytes of the validation text
+with memories from 0 to 2,048, beyond training's length twice: all distances as they are, and the
+larger ones counted as the largest of training (clamp).  With same_length, so that each byte is
+predicted from exactly the M before it, as far as they exist.  The figure shows the loss over the
+minutes of training, and over the memory.
 """
 import argparse
 import math
@@ -26,6 +26,8 @@ from support import checkpoint, log
 train, lesson_1 = import_module("train"), import_module("01_vanilla_segments")
 MEMORIES = 0, 32, 64, 128, 256, 512, 1024, 2048
 STYLES = {"adam": "C1", "muon": "C0"}
+FLAGS = {"muon": ["--optimizer", "muon"],  # the default; Adam with what was best for it
+         "adam": "--optimizer adam --lr 3e-3 --warmup 100 --schedule cosine --clip 0.25".split()}
 
 
 def losses_over_memory(out):
@@ -80,7 +82,7 @@ def main(argv=None):
         for name in STYLES:
             out = lesson_1.RUNS / "optimizers" / f"{name}-{seed}"
             flags = ["--resume"] if (out / "checkpoint.pt").exists() else [
-                "--optimizer", name, "--seed", str(seed), *others]
+                *FLAGS[name], "--seed", str(seed), *others]
             if not (out / "curve.png").exists() and train.main([*flags, "--out", str(out)]):
                 return 1
             rows = log.read_metrics(out / "metrics.tsv")

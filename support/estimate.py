@@ -39,7 +39,7 @@ def flops_per_step(config, B, T):
     return round(6 * (config.n_layer * products + B * T * softmax))
 
 
-def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0):
+def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam"):
     """The most that training with B lanes holds on a GPU, in bytes, by what it is for.
 
     Activations, of the lanes that are read at a time (0: all), are what their backward pass needs:
@@ -62,7 +62,10 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0):
     activations, gradients = round(lanes * (N * layer + sum(softmax)) + passing), 4 * parameters
     if not at_a_time:  # in a single backward pass gradients come as activations go
         gradients = max(0, gradients - activations)
-    return {"weights, two moments of Adam": parameters * (14 if dtype == "bf16" else 12),
+    weights = parameters * (14 if dtype == "bf16" else 12)  # bf16: and a copy
+    if optimizer == "muon":  # has one moment of its matrices where Adam has two
+        weights -= 4 * N * D * (5 * HC + 2 * FF)
+    return {f"weights, moments of {optimizer.title()}": weights,
             "gradients, beside the activations": gradients,
             "memory of the layers, old and new": 8 * N * B * M * D,
             "activations": activations}
@@ -91,7 +94,7 @@ def report(name, config, run, count_parameters, device, speed=None):
         raise ValueError(f"--tokens-per-second must be above 0, got {speed}")
     dtype = run.dtype if run.dtype != "auto" else "bf16" if device == "cuda" else "float32"
     B, T = run.batch, run.segment
-    needs = bytes_of_run(config, parameters, B, T, dtype, run.micro_batch)
+    needs = bytes_of_run(config, parameters, B, T, dtype, run.micro_batch, run.optimizer)
     steps, flops = run.steps or math.ceil(run.tokens / (B * T)), flops_per_step(config, B, T)
     if run.minutes and speed:
         steps = int(60 * run.minutes * speed / (B * T))
@@ -141,7 +144,7 @@ def too_large(config, model, run):
     room = torch.cuda.get_device_properties(device).total_memory if model.u.is_cuda else 0
 
     def gigabytes(n):
-        needs = bytes_of_run(config, parameters, B, run.segment, run.dtype, n)
+        needs = bytes_of_run(config, parameters, B, run.segment, run.dtype, n, run.optimizer)
         return sum(needs.values()) / 1e9
 
     said = (f"out of memory with {size} lanes at a time, which need about {gigabytes(size):.1f} "

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from support import distributed, estimate, fast
+from support.optimizers import optimizer_of
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 CONFIGS, RUNS_OF, aten = lesson_5.CONFIGS, train.RUNS_OF, torch.ops.aten
@@ -172,12 +173,12 @@ def a_full_memory(model, B):
 
 def two_steps(model, run, watch, micro_batch=0):
     """Two steps of train.py with a full memory; -> the most bytes that the second held."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
+    optimizer = optimizer_of(model, run)
     learner = distributed.Learner(model, micro_batch)
     x = torch.empty(run.batch, run.segment, dtype=torch.int64, device=model.u.device)
     memory = a_full_memory(model, run.batch)
     with watch:
-        for _ in range(2):  # the first makes the moments of Adam
+        for _ in range(2):  # the first makes the moments
             watch.most = 0
             _, _, memory = train.train_step(learner, optimizer, x, x, memory, run)
     return watch.most
@@ -240,7 +241,7 @@ def test_a_dry_run_says_how_much_memory_a_step_takes(on, name, dtype, parts):
         size = run.batch // parts if parts > 1 else 0
         most = two_steps(model, run, Watch(model, "meta"), size)
     needs = estimate.bytes_of_run(model.config, lesson_5.count_parameters(model.config),
-                                  run.batch, run.segment, dtype, size)
+                                  run.batch, run.segment, dtype, size, run.optimizer)
     assert sum(needs.values()) == pytest.approx(most, rel=0.06)
 
 

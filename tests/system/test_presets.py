@@ -64,6 +64,7 @@ def test_schedules_are_the_official_ones(name, lengths):
     assert lengths == (run.batch, run.segment, config.mem_len, run.steps, run.warmup, run.lr,
                        run.eval_segment, run.eval_mem_len, run.eval_clamp_len)
     assert run.dataset == name.split("-")[0]
+    assert (run.optimizer, run.schedule, run.clip) == ("adam", "cosine", 0.25)
 
 
 def test_every_model_has_a_schedule_and_every_benchmark_a_model():
