@@ -85,7 +85,7 @@ SIZES = {
                    train.Run("ptb", batch=16, segment=32, tokens=1, lr=2e-3, warmup=200,
                              eval_segment=64, eval_mem_len=64, eval_every=227, eval_tokens=20_000),
                    epochs=18, recipe=SMALL, part=12, memories=(32, 64, 128, 256)),
-    "whole": Size(replace(CONFIGS["laptop-words"], dropout=0.0),
+    "whole": Size(replace(CONFIGS["laptop-words"], dropout=0.0, cutoffs=()),
                   train.Run("ptb", batch=16, segment=64, tokens=1, lr=2e-3, warmup=400,
                             eval_segment=64, eval_mem_len=128, eval_every=907, eval_tokens=20_000),
                   epochs=6, recipe=MILD, memories=(64, 128, 256, 512)),

@@ -122,7 +122,7 @@ def settings(given, device, configs, runs, models):
     config, run, large = configs[name], chosen(runs[name], given), configs[paper]
     if run.keys() & {"steps", "tokens", "minutes"}:
         run = {"steps": 0, "tokens": 0, "minutes": 0.0} | run
-    if large.cutoffs and not config.cutoffs:  # a small model, but as many words
+    if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model for as many words
         config = replace(config, vocab_size=large.vocab_size, cutoffs=large.cutoffs, div_val=4)
     sizes = chosen(config, given)
     if sizes.keys() & {"n_head", "d_model"} and "d_head" not in sizes:

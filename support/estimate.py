@@ -44,7 +44,7 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam")
 
     Activations, of the lanes that are read at a time (0: all), are what their backward pass needs:
     of a matrix product its inputs, b bytes a number; of a norm its input and of a softmax its
-    result, 4 bytes; of a dropout a mask, 1 byte.  The tests see at most 6 percent more or less.
+    result, 4 bytes; of a dropout a mask, 1 byte.  The tests see at most 8 percent more or less.
     A CPU has masks of b bytes, and scores in bf16 a third as large; --plain holds up to 15 percent
     more; CUDA itself, and gaps between tensors, are not in it.
     """

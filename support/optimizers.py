@@ -9,7 +9,7 @@ have.  Embeddings (a row is moved when its token occurs), biases, norms, u and v
 """
 import torch
 
-MUON = {"momentum": 0.95, "weight_decay": 0.0}
+MUON = {"momentum": 0.95, "weight_decay": 0.1}
 ADAM = {"step", "exp_avg", "exp_avg_sq"}
 KEPT = {torch.optim.Adam: ADAM, torch.optim.AdamW: ADAM, torch.optim.Muon: {"momentum_buffer"}}
 

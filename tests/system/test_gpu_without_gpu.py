@@ -235,14 +235,14 @@ def test_every_tensor_is_on_the_models_device(on, name, device, form):
 @pytest.mark.parametrize("dtype", ["float32", "bf16"])
 @pytest.mark.parametrize("name", sizes("laptop", "laptop-words"))
 def test_a_dry_run_says_how_much_memory_a_step_takes(on, name, dtype, parts):
-    """To 6 percent the most that is held at a time, in one go and in micro-batches."""
+    """To 8 percent the most that is held at a time, in one go and in micro-batches."""
     with on("meta"):
         model, run = made(name, "fast", dtype, "meta")
         size = run.batch // parts if parts > 1 else 0
         most = two_steps(model, run, Watch(model, "meta"), size)
     needs = estimate.bytes_of_run(model.config, lesson_5.count_parameters(model.config),
                                   run.batch, run.segment, dtype, size, run.optimizer)
-    assert sum(needs.values()) == pytest.approx(most, rel=0.06)
+    assert sum(needs.values()) == pytest.approx(most, rel=0.08)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bf16"])

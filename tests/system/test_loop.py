@@ -20,7 +20,7 @@ from support import checkpoint, corpora, fast, log
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 lesson_1, TransformerXL = import_module("01_vanilla_segments"), lesson_5.TransformerXL
 
-DECAY = 0.0  # of Muon
+DECAY = 0.1  # of Muon
 LOOP = train.Run(steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
                  eval_clamp_len=4, lr=0.02, warmup=3, eval_every=3, eval_tokens=20, log_every=2,
                  clip=1.0, seed=3)
