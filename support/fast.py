@@ -188,7 +188,7 @@ class LayerWeights:
         return (q + self.uv).to(self.dtype), k, value
 
     def finish(self, out, h):
-        """What follows attention, out (B * T, H * C), and h (B * T, D) -> (B * T, D)."""
+        """What follows attention: out (B * T, H * C), h (B * T, D) -> (B * T, D)."""
         h = self.norm_1(h + out @ self.W_o)
         inner = torch.addmm(self.b_1, h.to(self.dtype), self.W_1).relu_()
         return self.norm_2(h + torch.addmm(self.b_2, inner, self.W_2))
@@ -290,7 +290,7 @@ class Memory:
             yield slice(start, start + t), slice(first, end), hidden
 
     def attend(self, n, both, k, value):
-        """Layer n's sums of values, (B * T, H * C), from LayerWeights.project's results.
+        """Layer n's sums of values, (B * T, H * C), of what LayerWeights.project gave.
 
         The keys and values are written to the buffer first.
         """

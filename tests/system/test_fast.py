@@ -180,9 +180,11 @@ def test_a_reader_gives_the_models_numbers(name, with_losses, B):
 @pytest.mark.parametrize("name, B", CASES)
 def test_queries_attend_in_blocks(name, B, block, monkeypatch):
     """The same numbers, whichever corners of a block are hidden, with a ragged last one."""
-    model, pieces = model_of(CONFIGS[name]), torch.randint(11, (B, sum(CUTS))).split(CUTS, dim=1)
+    model = model_of(CONFIGS[name])
+    pieces = torch.randint(11, (B, sum(CUTS))).split(CUTS, dim=1)
     monkeypatch.setattr(fast, "BLOCK", block)
-    for i, (slow, quick) in enumerate(zip(read(model, pieces), read(fast.Reader(model), pieces))):
+    both = zip(read(model, pieces), read(fast.Reader(model), pieces))
+    for i, (slow, quick) in enumerate(both):
         assert_close(quick, slow, f"call {i} of {CUTS[i]} tokens", 1e-10)
 
 
@@ -227,8 +229,8 @@ def test_what_the_copies_of_weights_cost():
     """What Weights says: D (4 H C + FF) numbers a layer, with W_2's when they are cast; a Reader
     keeps none, and the memories of one text share theirs."""
     model = model_of(replace(SMALL, d_model=12, d_inner=20)).float()
-    x, D, HC, FF, weights = torch.randint(11, (2, 1, 3)), 12, 12, 20, {z.data_ptr() for z in model.parameters()}
-    reader = fast.Reader(model)
+    x, D, HC, FF, reader = torch.randint(11, (2, 1, 3)), 12, 12, 20, fast.Reader(model)
+    weights = {z.data_ptr() for z in model.parameters()}
     for cast, wanted in ((False, D * (4 * HC + FF)), (True, D * (4 * HC + 2 * FF))):
         with torch.autocast("cpu", torch.bfloat16, enabled=cast):
             _, memory = reader(x[0])
@@ -270,7 +272,8 @@ def test_keys_are_projected_once(monkeypatch):
     project, R = fast.LayerWeights.project, model.distances
     monkeypatch.setattr(fast.LayerWeights, "project", lambda layer, h, B: (
         seen.append(len(h)), project(layer, h, B))[1])
-    monkeypatch.setattr(model, "distances", lambda K, device: (distances.append(K), R(K, device))[1])
+    monkeypatch.setattr(model, "distances", lambda K, device: (
+        distances.append(K), R(K, device))[1])
     reader, memory = fast.Reader(model), None
     for _ in range(100):
         _, memory = reader(torch.randint(11, (1, 2)), memory)
