@@ -346,6 +346,17 @@ def test_the_memory_has_the_dtype_of_the_projections(dtype, kept, tolerance):
         assert_close(b.double(), a.detach().double(), "under autocast", tolerance)
 
 
+def test_autocast_may_begin_and_end_inside_of_a_text():
+    """Copies and memory change their dtype with it; what was rounded to bf16 stays so."""
+    model, x, memory = model_of().float(), torch.randint(11, (6, 2, 3)), None
+    reader, wanted = fast.Reader(model), read(model, x)
+    for piece, slow, cast in zip(x, wanted, 2 * [False, True, False]):
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            out, memory = reader(piece, memory, (piece + 1) % 11)
+        assert memory.weights.dtype == (torch.bfloat16 if cast else torch.float32)
+        assert_close(out, slow.detach(), "bf16 in between", 0.05)
+
+
 def test_inference_mode_and_no_grad_take_turns():
     """What inference_mode made may not be written to outside: it moves first."""
     model, x = model_of(), torch.randint(11, (6, 2, 2))
