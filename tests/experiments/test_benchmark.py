@@ -201,6 +201,15 @@ def test_every_form_is_lesson_5s_attention(name):
         assert_close(a, b, f"{name}: gradient", 1e-10)
 
 
+def test_every_form_of_reading_gives_the_same():
+    """What is compared is equal; a layer's call only has to run."""
+    for forms in parts.reading(torch.float64, N=2, D=8, FF=6, H=2, K=5).values():
+        first, *others = (form() for form in forms.values())
+        for other in others:
+            for a, b in zip(first or (), other or (), strict=True):
+                assert_close(a, b, "another layout", 1e-12)
+
+
 def test_the_adaptive_softmax_builds_no_row_of_all_words():
     """T = 6, V = 500: the full one has the logits of every token at once; larger tensors without a
     row a token do not count.
