@@ -110,15 +110,18 @@ def reading(dtype, N=12, D=512, FF=2048, H=8, K=2101):
     def several(*shape):
         return [torch.randn(shape).to(dtype) for _ in range(N)]
     (row, *_), (q, *_), up = several(1, D), several(H, 1, D // H), several(FF, D)
-    distances = [z.transpose(0, 1).mT for z in several(K, H, D // H)]  # as W_kR makes them
-    keys = [z.contiguous() for z in distances]
+    # windows of something longer, as in a buffer; the first form is as W_kR makes them
+    whole = [z.transpose(0, 1).mT for z in several(K + 30, H, D // H)]
+    distances, keys = ([z[..., -K:] for z in form] for form in (
+        whole, [z.contiguous() for z in whole]))
     return {
         "a row times W_1": {"(out, in)": lambda z=up: [row @ w.t() for w in z],
                             "(in, out)": lambda z=[w.t().contiguous() for w in up]: [
                                 row @ w for w in z]},
         "scores of one query": {
             "Q (K, H, C)": lambda: [q @ z for z in distances],
-            "Q (H, K, C)": lambda z=[z.mT.contiguous().mT for z in keys]: [q @ k for k in z],
+            "Q (H, K, C)": lambda z=[z.mT.contiguous().mT[..., -K:] for z in whole]: [
+                q @ k for k in z],
             "Q (H, C, K)": lambda: [q @ z for z in keys]},
         "480 tokens in a layer": {f"blocks of {n}": layer_that_reads(480, n) for n in (480, 64)}}
 
