@@ -42,15 +42,15 @@ What is left is reading numbers (T = 1) and products; so they lie as these read 
     480 tokens a call: queries in blocks of 64, since under
       same_length each block sees M + 64 keys, not M + T              1.8     1.7
 
-With M = 2,100 the 12-layer model evaluates 4.9 times as fast as public code; with 512
-size M evaluates 2.8 and generates 11 times as fast.  Of the products' own rate size M's
-evaluation then reaches 60%, of a plain read its generation 40%, on a busy machine.
+With M = 2,100 the 12-layer model evaluates 4.9 and generates 23 times as fast as public
+code.  With M = 512 size M reaches 60% of the products' own rate in evaluation, and 40%
+of a plain read's in generation.
 
-Commands: `python experiments/parts.py`, with --reading on one thread (OMP_NUM_THREADS=1)
-and `python experiments/benchmark.py --threads 1 --against experiments/plain.py --what
-train` (eval: --size M, enwik8-12L; generate: --size M).  Training: one core of an Intel Xeon with
-AMX; reading: one core of an AMD EPYC with AVX512-bf16; torch 2.13, medians, since others
-used the machines (training: of processor time).
+Commands: `python experiments/parts.py`, with --reading on one thread
+(OMP_NUM_THREADS=1), and `python experiments/benchmark.py --threads 1 --against
+experiments/plain.py --what train` (eval, generate: --size M, enwik8-12L).  Training: one
+core of an Intel Xeon with AMX; reading: one of an AMD EPYC with AVX512-bf16.  torch
+2.13; medians, since others used the machines (training: of processor time).
 """
 import math
 from types import MethodType
