@@ -180,6 +180,14 @@ def evaluating(model, run):
         model.train(training)
 
 
+def reading_length(run):
+    """The T that `evaluate` reads with: same_length lets no loss depend on the cut, and
+    a longer segment is fewer calls and larger products.  From 512 rows on a product is
+    no faster, and beyond M a plain model scores ever more keys that no query sees.
+    """
+    return max(run.eval_segment, min(run.eval_mem_len, 512))
+
+
 @torch.no_grad()
 def evaluate(model, tokens, run, label="evaluating", skip=0):
     """Mean loss in nats over the n - 1 predictions of n tokens, each counted once.
@@ -188,15 +196,15 @@ def evaluate(model, tokens, run, label="evaluating", skip=0):
     first token is context only.  The first `skip` predictions are made for the memory
     of the others and not counted.  `model` may be a Reader (support/fast.py).
     """
-    device = model.u.device  # that of any weight
+    device, T = model.u.device, reading_length(run)
     stream, memory = lanes(tokens.to(device), 1), None
     total = torch.zeros((), dtype=torch.float64, device=device)
-    parts = math.ceil((len(tokens) - 1) / run.eval_segment)
+    parts = math.ceil((len(tokens) - 1) / T)
     with evaluating(model, run), autocast(run, device.type):  # bf16 weights made once
-        read = progress(segments(stream, run.eval_segment), label, parts)
+        read = progress(segments(stream, T), label, parts)
         for i, (x, y) in enumerate(read):
             loss, memory = model(x, memory, y)  # (1, T)
-            total += loss[:, max(0, skip - i * run.eval_segment) :].double().sum()
+            total += loss[:, max(0, skip - i * T) :].double().sum()
     return total.item() / (len(tokens) - 1 - skip)
 
 

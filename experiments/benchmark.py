@@ -11,8 +11,17 @@ that both meet the same machine:
 
 What is measured: all memories full, tokens as rare as 1 / rank; the middle of the repetitions after
 a warm-up and, in brackets, the fastest and the slowest.  A step is forward, backward, clip, Adam;
-evaluation is a segment of one lane with its losses (four in a row), generation one token (sixteen
-in a row).  Memory is what a process of its own takes at most, above what it takes at a tiny size.
+generation is one token (sixteen in a row).  Evaluation is a stretch of one lane with its losses:
+others read it in segments of the size's T, ours in one, as train.py's `evaluate` does
+(`reading_length`), since under same_length the cut changes no loss.  Memory is what a process of
+its own takes at most, above what it takes at a tiny size.
+
+What the machine allows is measured in the same run, the best of seven.  Generation reads, for one
+token, P - N D HC weights (all but W_kR; P parameters), and N HC K (2 B + 1) keys, values and
+distances, K = M + 1, of 4 bytes each, 2 in bf16; beside it stand the rates of a plain read (a sum)
+and of a row times a matrix.  Training and evaluation are set beside the time of their matrix
+products alone, in ours's shapes: those of N layers and of the output; in training that of the
+forward pass times three.
 
 FLOPs are the model's, the same for every implementation (support/estimate.py): for one token and
 layer, forward, 2 (2 D HC + 2 D FF + (K/T) 2 D HC + 3 K HC) with K = M + T keys, and 2 D V for the
@@ -70,9 +79,9 @@ SIZES = {
                        eval_mem_len=128),
 }
 METHODS = {"train": "step", "eval": "evaluate", "generate": "generate"}
-# calls in a row: what one implementation leaves in the caches is of no use to the other, as it is
+# tokens in a row: what one implementation leaves in the caches is of no use to the other, as it is
 # to the next token of its own
-IN_A_ROW = {"train": 1, "eval": 4, "generate": 16}
+IN_A_ROW = 16
 RATE_AT = {"cpu": 2048, "cuda": 8192}  # the sizes of the product that speeds are compared with
 FOLDER = Path(__file__).resolve().parent
 
@@ -108,8 +117,8 @@ class Ours:
         self.train(True)
         x = self.tokens(self.size.batch, self.size.segment)
         learner = distributed.Learner(self.model, self.size.micro_batch)
-        self.memories["train"] = train.train_step(
-            learner, self.optimizer, x, x, self.memories.get("train"), self.run)[2]
+        self.memories = {"train": train.train_step(  # those of the old weights go
+            learner, self.optimizer, x, x, self.memories.get("train"), self.run)[2]}
 
     def read(self, kind, T, with_losses):
         """T tokens a lane after the memory of this kind -> losses, or the last logits."""
@@ -149,16 +158,81 @@ def flops(size, what):
     return estimate.flops_per_step(config, B, T) / 3, B * T
 
 
-def matmul_rate(dtype, device):
-    """Operations per second of a product (n, n) x (n, n) here: the best of seven."""
-    n = RATE_AT[device]
-    number = torch.bfloat16 if dtype == "bf16" else torch.float32
-    a, b, best = *torch.randn(2, n, n, device=device).to(number), 0.0
+def long_segments(size):
+    """The size with the T that train.py's `evaluate` reads with, a multiple of its own."""
+    run = replace(train.RUNS_OF["tiny"], eval_segment=size.eval_segment,
+                  eval_mem_len=size.eval_mem_len)
+    return replace(size, eval_segment=train.reading_length(run) // size.eval_segment
+                   * size.eval_segment)
+
+
+def bytes_of_a_token(size, dtype):
+    """What generation has to read for one token of each lane."""
+    c, HC = size.config, size.config.n_head * size.config.d_head
+    weights = lesson_5.count_parameters(c) - c.n_layer * c.d_model * HC
+    positions = c.n_layer * HC * (size.eval_mem_len + 1) * (2 * size.eval_batch + 1)
+    return (weights + positions) * (2 if dtype == "bf16" else 4)
+
+
+def products(size, what):
+    """The matrix products of a forward pass of ours: (how many, batch, rows, inner, columns)."""
+    c, HC = size.config, size.config.n_head * size.config.d_head
+    if what == "train":
+        B, T, M = size.micro_batch or size.batch, size.segment, c.mem_len
+        keys, t = B * (M + T), T
+    else:
+        B, T, M = size.eval_batch, size.eval_segment, size.eval_mem_len
+        keys, t = B * T, min(T, fast.BLOCK)
+    N, D, H, C, K, blocks = c.n_layer, c.d_model, c.n_head, c.d_head, M + t, c.n_layer * T / t
+    parts = size.batch / B if what == "train" else 1
+    return [(parts * n, *shape) for n, *shape in (
+        (N, 1, B * T, D, HC), (N, 1, keys, D, 2 * HC), (N, 1, B * T, HC, D),
+        (N, 1, B * T, D, c.d_inner), (N, 1, B * T, c.d_inner, D), (1, 1, B * T, D, c.vocab_size),
+        (blocks, H * B, t, C, K), (blocks, H, B * t, C, K + 1), (blocks, H * B, t, K, C))]
+
+
+def best_seconds(call, device):
+    """The shortest of seven calls."""
+    best = math.inf
     for _ in range(7):
         start = now(device)
-        a @ b
-        best = max(best, 2 * n**3 / (now(device) - start))
+        call()
+        best = min(best, now(device) - start)
     return best
+
+
+def numbers(dtype, device, *shape):
+    """Random numbers of the dtype that products have."""
+    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
+    return torch.randn(shape, device=device).to(kind)
+
+
+def matmul_rate(dtype, device):
+    """Operations per second of a product (n, n) x (n, n) here."""
+    n = RATE_AT[device]
+    a, b = numbers(dtype, device, 2, n, n)
+    return 2 * n**3 / best_seconds(lambda: a @ b, device)
+
+
+def limit(size, what, dtype, device):
+    """What the machine allows: the amount that a call needs, its unit, and a line about both."""
+    if what == "generate":
+        needed, matrix = bytes_of_a_token(size, dtype), numbers(dtype, device, 16, 2048, 2048)
+        row, bytes_ = matrix[0, :1], matrix.numel() * matrix.element_size()
+        read = bytes_ / best_seconds(matrix.sum, device)
+        times = bytes_ / best_seconds(lambda: [row @ z for z in matrix], device)
+        return needed, "GB/s", (f"a token reads {needed / 1e6:,.1f} MB; a plain read runs at "
+                                f"{read / 1e9:,.1f} GB/s, a row times a matrix at "
+                                f"{times / 1e9:,.1f} GB/s")
+    needed = seconds = 0
+    for many, batch, rows, inner, columns in products(size, what):
+        a, b = (numbers(dtype, device, batch, *z) for z in ((rows, inner), (inner, columns)))
+        needed += many * 2 * batch * rows * inner * columns
+        seconds += many * best_seconds(lambda: a @ b, device)
+    passes, tokens = 3 if what == "train" else 1, flops(size, what)[1]
+    return passes * needed, "GFLOP/s", (
+        f"products of ours's shapes run at {needed / seconds / 1e9:,.0f} GFLOP/s, "
+        f"{1000 * passes * seconds / tokens:.3f} ms a token")
 
 
 def now(device):
@@ -211,24 +285,25 @@ def load(path):
     return module.make
 
 
-def measure(calls, repetitions, device, in_a_row=1):
+def measure(calls, repetitions, device, in_a_row=None):
     """{name: call} -> {name: seconds of a call in each repetition}, turn by turn after a warm-up.
 
-    A repetition is the mean of so many calls in a row.
+    A repetition is the mean of so many calls in a row, {name: number}, else of one.
     """
     seconds = {name: [] for name in calls}
     for i in lesson_1.progress(range(repetitions + 2), "repetition", repetitions + 2):
         for name, call in calls.items():
             start = now(device)
-            for _ in range(in_a_row):
+            n = in_a_row[name] if in_a_row else 1
+            for _ in range(n):
                 call()
             if i >= 2:
-                seconds[name].append((now(device) - start) / in_a_row)
+                seconds[name].append((now(device) - start) / n)
     return seconds
 
 
-def main(argv=None):
-    """Print a line for each implementation."""
+def options(argv):
+    """The flags."""
     parser = argparse.ArgumentParser(description="Speed of training, evaluation and generation.")
     parser.add_argument("--what", choices=METHODS, default="train")
     parser.add_argument("--size", choices=SIZES, default="S")
@@ -239,30 +314,42 @@ def main(argv=None):
     parser.add_argument("--micro-batch", type=int, default=0, help="lanes at a time in training")
     parser.add_argument("--compile", action="store_true", help="both models, in --what train")
     parser.add_argument("--against", nargs="*", default=[], metavar="FILE.py")
-    given = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    """Print what the machine allows, and a line for each implementation."""
+    given = options(argv)
     torch.set_num_threads(given.threads)
-    size = replace(SIZES[given.size], micro_batch=given.micro_batch)
-    operations, tokens = flops(size, given.what)
+    size, what, where = SIZES[given.size], given.what, (given.dtype, given.device)
+    size = replace(size, micro_batch=given.micro_batch)
     try:
         files = {"ours": "", **{Path(path).stem: path for path in given.against}}
-        made = {name: load(path)(size, given.dtype, given.device) for name, path in files.items()}
-        for z in made.values() if given.compile and given.what == "train" else ():
+        sizes = dict.fromkeys(files, size)
+        if what == "eval":
+            sizes["ours"] = long_segments(size)
+        made = {name: load(path)(sizes[name], *where) for name, path in files.items()}
+        for z in made.values() if given.compile and what == "train" else ():
             z.model = torch.compile(z.model, dynamic=False)
     except ValueError as error:
         print(f"benchmark.py: {error}", file=sys.stderr)
         return 1
-    rate = matmul_rate(given.dtype, given.device)
-    print(f"{given.what} {given.size}, {given.dtype}, {given.device}, {given.threads} threads; "
-          f"a product of {RATE_AT[given.device]} squared runs at {rate / 1e9:,.0f} GFLOP/s")
-    seconds = measure({name: getattr(z, METHODS[given.what]) for name, z in made.items()},
-                      given.repetitions, given.device, IN_A_ROW[given.what])
-    ours = statistics.median(seconds["ours"])
-    for name, times in seconds.items():
-        middle = statistics.median(times)
-        memory = peak_memory(files[name], METHODS[given.what], size, given.dtype, given.device)
-        print(f"{name:10} {tokens / middle:10,.0f} tok/s  {1000 * middle / tokens:8.3f} ms a token "
-              f"[{1000 * min(times) / tokens:.3f} ... {1000 * max(times) / tokens:.3f}]  "
-              f"{operations / middle / rate:6.1%} of the product's rate  {memory:5.2f} GB"
+    rate, (needed, unit, line) = matmul_rate(*where), limit(sizes["ours"], what, *where)
+    print(f"{what} {given.size}, {given.dtype}, {given.device}, {given.threads} threads; "
+          f"a product of {RATE_AT[given.device]} squared runs at {rate / 1e9:,.0f} GFLOP/s\n{line}")
+    operations, tokens = zip(*(flops(sizes[name], what) for name in files))
+    in_a_row = {name: IN_A_ROW if what == "generate" else max(tokens) // n
+                for name, n in zip(files, tokens)}
+    calls = {name: getattr(z, METHODS[what]) for name, z in made.items()}
+    seconds = measure(calls, given.repetitions, given.device, in_a_row)
+    ours = statistics.median(seconds["ours"]) / tokens[0]
+    for n, (name, times), of_all in zip(tokens, seconds.items(), operations):
+        fastest, middle, slowest = (f(times) / n for f in (min, statistics.median, max))
+        memory = peak_memory(files[name], METHODS[what], sizes[name], *where)
+        print(f"{name:10} {1 / middle:10,.0f} tok/s  {1000 * middle:8.3f} ms a token "
+              f"[{1000 * fastest:.3f} ... {1000 * slowest:.3f}]  "
+              f"{needed / tokens[0] / middle / 1e9:6.1f} {unit}  "
+              f"{of_all / n / middle / rate:6.1%} of the product's rate  {memory:5.2f} GB"
               + (f"  ours is {middle / ours:.2f} times as fast" if name != "ours" else ""))
     return 0
 

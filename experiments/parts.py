@@ -1,10 +1,12 @@
-"""What each part of support/fast.py brings in training: the plain form, then ours, step by step.
+"""What each part of support/fast.py brings: the plain form, then ours, step by step.
 
 Attention (lesson 5's first, each line one change more), dropout, and the order of dropout and
 ReLU; forward and backward, milliseconds, and what is kept for the gradients, MB.
 
     python experiments/parts.py                  B 8, T = M = 128, D 256, 4 heads, FF 1024
     python experiments/parts.py --dtype bf16
+
+    python experiments/parts.py --reading        without gradients: 12 layers, D 512, M 2,100
 
 All forms give the same numbers and gradients, which the tests hold.  Median of the repetitions,
 turn by turn.
@@ -90,16 +92,70 @@ def compare(title, forms, inputs, repetitions):
               f"{kept[name]:6.1f} MB kept")
 
 
+def layer_that_reads(T, block, M=2100):
+    """A call that reads T tokens after a memory of M, with one layer, queries in such blocks."""
+    config = lesson_5.Config(256, n_layer=1, d_model=512, n_head=8, d_inner=2048, mem_len=M,
+                             same_length=True)
+    reader, x = fast.Reader(lesson_5.TransformerXL(config).eval()), torch.zeros(1, T).long()
+    memory = reader(torch.zeros(1, M).long())[1]
+
+    def call():
+        fast.BLOCK = block
+        reader(x, memory, last_only=True)
+    return call
+
+
+def reading(dtype, N=12, D=512, FF=2048, H=8, K=2101):
+    """{what: {form: call}}: for one token in twelve layers, more than caches hold; a segment."""
+    def several(*shape):
+        return [torch.randn(shape).to(dtype) for _ in range(N)]
+    (row, *_), (q, *_), up = several(1, D), several(H, 1, D // H), several(FF, D)
+    # windows of something longer, as in a buffer; the first form is as W_kR makes them
+    whole = [z.transpose(0, 1).mT for z in several(K + 30, H, D // H)]
+    distances, keys = ([z[..., -K:] for z in form] for form in (
+        whole, [z.contiguous() for z in whole]))
+    return {
+        "a row times W_1": {"(out, in)": lambda z=up: [row @ w.t() for w in z],
+                            "(in, out)": lambda z=[w.t().contiguous() for w in up]: [
+                                row @ w for w in z]},
+        "scores of one query": {
+            "Q (K, H, C)": lambda: [q @ z for z in distances],
+            "Q (H, K, C)": lambda z=[z.mT.contiguous().mT[..., -K:] for z in whole]: [
+                q @ k for k in z],
+            "Q (H, C, K)": lambda: [q @ z for z in keys]},
+        "480 tokens in a layer": {f"blocks of {n}": layer_that_reads(480, n) for n in (480, 64)}}
+
+
+def compare_reading(dtype, repetitions):
+    """Print a line for each form: milliseconds without gradients."""
+    for title, forms in reading(dtype).items():
+        seconds = {name: [] for name in forms}
+        for _ in progress(range(repetitions + 3), title, repetitions + 3):
+            for name, form in forms.items():
+                start = time.perf_counter()
+                with torch.no_grad():
+                    form()
+                seconds[name].append(time.perf_counter() - start)
+        print(title)
+        first, *_ = middles = [statistics.median(z[3:]) for z in seconds.values()]
+        for name, middle in zip(forms, middles):
+            print(f"  {name:30} {1000 * middle:7.2f} ms  {first / middle:5.2f} times as fast")
+
+
 def main(argv=None):
-    """Three comparisons."""
+    """Three comparisons in training, three in reading."""
     parser = argparse.ArgumentParser(description="What each part of support/fast.py brings.")
     parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
     parser.add_argument("--sizes", type=int, nargs=5, default=[8, 128, 4, 64, 1024],
                         metavar=tuple("BTHC") + ("FF",))
     parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--reading", action="store_true", help="without gradients")
     given = parser.parse_args(argv)
     (B, T, H, C, FF), D = given.sizes, given.sizes[2] * given.sizes[3]
     dtype = torch.bfloat16 if given.dtype == "bf16" else torch.float32
+    if given.reading:
+        compare_reading(dtype, given.repetitions)
+        return 0
 
     def leaf(*shape):
         return torch.randn(shape, dtype=dtype, requires_grad=True)

@@ -22,8 +22,7 @@ writes its (T, K) scores once for each step that makes, moves, scales or masks t
 Reading.  In training each call projects all K = M + T positions to keys and values,
 since W_kE and W_v learn from all.  Without gradients earlier calls have projected M of
 them, and the distances too: with M = 2,100 and T = 80 keeping them leaves 27 times less
-to project, with T = 1 over 2,000 times.  The 12-layer model then evaluates 3.9 and
-generates 17 times as fast as public code.  Keys and values lie in a buffer with room at
+to project, with T = 1 over 2,000 times.  Keys and values lie in a buffer with room at
 its end, so most calls write their T and copy none.  M = 4; the first call reads 4
 tokens, each later one 2:
 
@@ -35,10 +34,23 @@ Memory 1 still shows what it showed.  A second call after it (beams, two continu
 of one text) finds the room taken, and copies its M into a buffer of its own.  So what a
 caller holds never changes.
 
-Commands: `python experiments/parts.py` and `python experiments/benchmark.py --threads 1
---against experiments/plain.py --what train` (eval, generate: --size enwik8-12L).  One
-core of an Intel Xeon with AMX, torch 2.13; medians of processor time, since others used
-the machine.
+What is left is reading numbers (T = 1) and products; so they lie as these read them:
+
+                                                                   float32   bf16
+    a row times W_1, its longer side in one piece                     2.7     1.0
+    scores of a query: Q as rows of K numbers, not of C               3.5     8.3
+    480 tokens a call: queries in blocks of 64, since under
+      same_length each block sees M + 64 keys, not M + T              1.8     1.7
+
+With M = 2,100 the 12-layer model evaluates 4.9 and generates 23 times as fast as public
+code.  With M = 512 size M reaches 60% of the products' own rate in evaluation, and 40%
+of a plain read's in generation.
+
+Commands: `python experiments/parts.py`, with --reading on one thread
+(OMP_NUM_THREADS=1), and `python experiments/benchmark.py --threads 1 --against
+experiments/plain.py --what train` (eval, generate: --size M, enwik8-12L).  Training: one
+core of an Intel Xeon with AMX; reading: one of an AMD EPYC with AVX512-bf16.  torch
+2.13; medians, since others used the machines (training: of processor time).
 """
 import math
 from types import MethodType
@@ -151,24 +163,98 @@ def prepare(model):
 
 # ---- reading without gradients ------------------------------------------------------
 
+BLOCK = 64  # queries that attend at a time
+
+
+def dtype_of_products(h):
+    """What autocast makes of h in a matrix product: bf16 of float32; float64 stays."""
+    kind = h.device.type
+    casts = torch.is_autocast_enabled(kind) and h.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if casts else h.dtype
+
+
+class LayerWeights:
+    """A layer as it is read: one matrix for q, k and v; the scale in q, u and v."""
+
+    def __init__(self, layer, u, v, dtype):
+        a, self.dtype = layer.attention, dtype
+        self.parts, scale = (3, a.H, a.C), 1 / math.sqrt(a.C)
+        qkv = torch.cat([scale * a.W_q.weight, a.W_kE.weight, a.W_v.weight])
+        self.W_qkv, self.W_o, self.W_1, self.W_2 = (self.matrix(weight) for weight in (
+            qkv, a.W_o.weight, layer.W_1.weight, layer.W_2.weight))
+        self.b_1, self.b_2 = layer.W_1.bias.to(dtype), layer.W_2.bias.to(dtype)
+        self.uv = scale * torch.stack([u, v])[:, :, None, None]  # (2, H, 1, 1, C)
+        self.norm_1, self.norm_2 = layer.norm_1, layer.norm_2
+
+    def matrix(self, weight):
+        """(out, in) -> (in, out) with the longer rows in one piece: a single row of h,
+        as in generation, is multiplied up to twice as fast, and others no slower.
+        """
+        weight = weight.to(self.dtype).t()
+        return weight.contiguous() if weight.shape[0] <= weight.shape[1] else weight
+
+    def project(self, h, B):
+        """h (B * T, D) -> q + u and q + v (2, H, B, T, C), k and value (H, B, T, C)."""
+        z = (h.to(self.dtype) @ self.W_qkv).view(B, -1, *self.parts)  # (B, T, 3, H, C)
+        q, k, value = z.permute(2, 3, 0, 1, 4)
+        return (q + self.uv).to(self.dtype), k, value
+
+    def finish(self, out, h):
+        """What follows attention: out (B * T, H * C), h (B * T, D) -> (B * T, D)."""
+        h = self.norm_1(h + out @ self.W_o)
+        inner = torch.addmm(self.b_1, h.to(self.dtype), self.W_1).relu_()
+        return self.norm_2(h + torch.addmm(self.b_2, inner, self.W_2))
+
+
+class Weights:
+    """All layers as they are read, in the dtype of products, made by a call without a
+    memory and handed on in memories, so that they go with the last of these.
+
+    Their copies are D (4 H C + FF) numbers a layer, 60% of the model's; where autocast
+    casts, W_2 too: 90%, of 2 bytes each.
+    """
+
+    def __init__(self, model, dtype):
+        self.model, self.dtype, self.all = model, dtype, list(model.parameters())
+        u, v = (z.expand(model.config.n_layer, -1, -1) for z in (model.u, model.v))
+        self.layers = [LayerWeights(*z, dtype) for z in zip(model.layers, u, v)]
+        self.u, self.versions = model.u.detach().clone(), [z._version for z in self.all]
+
+    def changed(self):
+        """Whether the model's weights are others by now.
+
+        torch counts a tensor's changes in place, but not those by fused Adam or through
+        .data; of these u's numbers tell, on a CPU (a GPU would be waited for).
+        """
+        u = self.model.u
+        return (self.versions != [z._version for z in self.all]
+                or u.device.type == "cpu" and not u.equal(self.u))
+
+
 class Buffer:
-    """Keys and values of all layers, (N, 2, H, B, room, C), filled from the front."""
+    """Keys (N, H, B, C, room) and values (N, H, B, room, C), filled from the front.
+
+    So both are read in long rows; a bf16 product of one row needs that.
+    """
 
     def __init__(self, config, B, room, like):
-        shape = config.n_layer, 2, config.n_head, B, room, config.d_head
-        self.kv = torch.empty(shape, dtype=like.dtype, device=like.device)
+        N, H, C = config.n_layer, config.n_head, config.d_head
+        self.keys = like.new_empty(N, H, B, C, room)
+        self.values = like.new_empty(N, H, B, room, C)
         self.room, self.filled = room, 0
 
     def has_room(self, end, T, like):
         """Whether T positions of this dtype and device may be written after `end`."""
+        keys = self.keys
         return (self.filled == end and end + T <= self.room  # free, and long enough
-                and (self.kv.dtype, self.kv.device) == (like.dtype, like.device)
+                and (keys.dtype, keys.device) == (like.dtype, like.device)
                 # what inference_mode has made must not be written to outside of it
-                and (torch.is_inference_mode_enabled() or not self.kv.is_inference()))
+                and (torch.is_inference_mode_enabled() or not keys.is_inference()))
 
 
 class Memory:
-    """What a Reader hands back: a place in a buffer of keys and values, and Q by layer.
+    """What a Reader hands back: a place in a buffer of keys and values, Q by layer, and
+    the weights that made them.
 
         positions    [ ... | m of the past | T new | room ]
                            end - K                end         K = m + T
@@ -176,47 +262,80 @@ class Memory:
 
     def __init__(self, model, past, h):
         """Room for the T positions of h (B, T, D) after the last M of past, if any."""
-        config, (B, T, _) = model.config, h.shape
-        self.model, self.lanes, self.clamp_len = model, B, config.clamp_len
+        config, (B, T, _), dtype = model.config, h.shape, dtype_of_products(h)
+        self.lanes, self.clamp_len = B, config.clamp_len
         self.m = min(past.next_m, config.mem_len) if past else 0
         self.K = self.m + T
         self.next_m = min(self.K, config.mem_len)  # what the next call may see
-        # empty, but of the dtype that projections have here: bf16 under autocast
-        like = model.layers[0].attention.W_kE(h[0, :0])
+        same = past and past.weights.dtype == dtype
+        self.weights = past.weights if same else Weights(model, dtype)
+        like = h[0, :0].to(dtype)
         if past and past.buffer.has_room(past.end, T, like):
             self.buffer, self.end = past.buffer, past.end + T
         else:  # twice what is needed, so a full memory is copied once in M positions
             room = self.K + self.next_m
             self.buffer, self.end = Buffer(config, B, room, like), self.K
             if self.m:
-                kept = past.buffer.kv[..., past.end - self.m : past.end, :]
-                self.buffer.kv[..., : self.m, :] = kept
+                old, kept = past.buffer, slice(past.end - self.m, past.end)
+                self.buffer.keys[..., : self.m] = old.keys[..., kept]
+                self.buffer.values[..., : self.m, :] = old.values[..., kept, :]
         self.buffer.filled = self.end
-        key = self.clamp_len, like.dtype
-        if past and (past.clamp_len, past.Q[0].dtype) == key and past.count > self.K:
+        if same and past.clamp_len == self.clamp_len and past.count > self.K:
             self.Q, self.count = past.Q, past.count
         else:  # enough until the buffer or mem_len grows
             self.count = min(self.buffer.room, config.mem_len + T) + 1
-            R = model.distances(self.count, h.device).to(h)
-            self.Q = [z.attention.heads(z.attention.W_kR(R)) for z in model.layers]
-            # (H, count, C) each, for the distances count - 1, ..., 1, 0
+            R = model.distances(self.count, h.device).to(dtype)
+            # (H, C, count) each, for the distances count - 1, ..., 1, 0
+            self.Q = [z.heads(R @ z.W_kR.weight.to(dtype).t()).mT.contiguous()
+                      for z in (layer.attention for layer in model.layers)]
+        self.blocks = list(self.in_blocks(model, T))
 
-    def add(self, n, attention, h):
-        """Write keys and values of h (B, T, D) for layer n -> k, value (B, H, K, C) of
-        memory and segment, and Q (H, K + 1, C).
+    def in_blocks(self, model, T):
+        """For each block of t queries: which they are, which k keys all of them may see
+        between them, and hidden (t, k), unless a single query sees all.
         """
-        kv = self.buffer.kv[n, ..., self.end - self.K : self.end, :]  # (2, H, B, K, C)
-        k, value = kv.transpose(1, 2)  # (B, H, K, C)
-        k[:, :, self.m :] = attention.heads(attention.W_kE(h))
-        value[:, :, self.m :] = attention.heads(attention.W_v(h))
-        return k, value, self.Q[n][:, -self.K - 1 :]
+        M, same_length = model.config.mem_len, model.config.same_length
+        for start in range(0, T, BLOCK):
+            t, end = min(BLOCK, T - start), self.m + min(start + BLOCK, T)
+            first = max(0, self.m + start - M) if same_length else 0
+            hidden = model.hidden(t, end - first - t, model.u.device) if t > 1 else None
+            yield slice(start, start + t), slice(first, end), hidden
+
+    def attend(self, n, both, k, value):
+        """Layer n's sums of values, (B * T, H * C), of what LayerWeights.project gave.
+
+        The keys and values are written to the buffer first.
+        """
+        _, H, B, T, C = both.shape
+        here, buffer, out = slice(self.end - self.K, self.end), self.buffer, []
+        keys, values = buffer.keys[n, ..., here], buffer.values[n, ..., here, :]
+        keys[..., self.m :], values[..., self.m :, :] = k.mT, value
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # of H * B
+        for queries, seen, hidden in self.blocks:
+            q_u, q_v = both[:, :, :, queries]  # (H, B, t, C)
+            t, K = q_u.shape[2], seen.stop - seen.start
+            width = K if hidden is None else K + 1  # with the cell that is shifted
+            position = q_v.reshape(H, B * t, C) @ self.Q[n][..., -width:]  # (b) + (d)
+            position = position.view(H * B, t, width)
+            score = q_u.reshape(H * B, t, C) @ keys[..., seen]  # (a) + (c)
+            if hidden is None:
+                score.add_(position)
+            else:
+                score.add_(shift_padded(position))
+                # two corners hold all that is hidden: the future, and what is too far
+                score[..., :t].masked_fill_(hidden[:, :t], -math.inf)
+                score[..., -t:].masked_fill_(hidden[:, -t:], -math.inf)
+            out.append(score.softmax(-1) @ values[:, seen])  # (H * B, t, C)
+        out = torch.cat(out, dim=1).view(H, B, T, C)
+        return out.permute(1, 2, 0, 3).reshape(B * T, H * C)
 
 
 class Reader:
     """Lesson 5's model in eval mode, without gradients: called like it, equal results.
 
-    Its memory is opaque: keys, values and distances as earlier calls projected them.
-    It belongs to the weights that made it: begin with None when they have changed.
+    Its memory is opaque: keys, values and distances as earlier calls projected them,
+    and copies of the weights that did so (see Weights).  When the model's weights have
+    changed it is refused: begin with None, which makes new ones.
     """
 
     def __init__(self, model):
@@ -248,25 +367,26 @@ class Reader:
         if not isinstance(memory, Memory):
             raise ValueError("memory must be None or what a Reader of this model has "
                              f"returned, got {validate.described(memory)}")
-        if memory.model is not self.model:
+        if memory.weights.model is not self.model:
             raise ValueError("memory is that of another model")
         if memory.lanes != len(x):
             raise ValueError(f"memory is that of {memory.lanes} lanes, x has {len(x)}")
+        if memory.weights.changed():
+            raise ValueError("the model's weights have changed since the memory was "
+                             "made; begin with None")
 
     @torch.no_grad()
     def __call__(self, x, memory=None, y=None, last_only=False):
         """As the model: x, y (B, T) -> logits (B, T, V) or losses (B, T); a memory."""
         self.check(x, memory, y)
-        model, config, T = self.model, self.model.config, x.shape[1]
-        h = model.embedding(x) * math.sqrt(config.d_model)  # (B, T, D)
-        memory = Memory(model, memory, h)
-        hidden = model.hidden(T, memory.m, x.device)  # (T, K)
-        u, v = (z.expand(config.n_layer, -1, -1) for z in (model.u, model.v))
-        for n, layer in enumerate(model.layers):
-            a = layer.attention
-            q, (k, value, Q) = a.heads(a.W_q(h)), memory.add(n, a, h)
-            h = layer.norm_1(h + a.W_o(attend(a, q, k, value, Q, u[n], v[n], hidden)))
-            h = layer.norm_2(h + layer.W_2(F.relu(layer.W_1(h))))
+        model = self.model
+        h = model.embedding(x) * math.sqrt(model.config.d_model)  # (B, T, D)
+        memory, shape, h = Memory(model, memory, h), h.shape, h.flatten(0, 1)
+        with torch.autocast(x.device.type, enabled=False):  # the weights are cast
+            for n, layer in enumerate(memory.weights.layers):
+                out = memory.attend(n, *layer.project(h, len(x)))
+                h = layer.finish(out, h)  # (B * T, D)
+        h = h.view(shape)
         if y is not None:
             return model.embedding.losses(h, y), memory
         return model.embedding.logits(h[:, -1:] if last_only else h), memory

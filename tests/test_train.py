@@ -22,6 +22,7 @@ from course.stand_ins import Descent, Ledger, Noted, OneLargeLoss, OpaqueReader
 from support import checkpoint, corpora, distributed, fast, hardware
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
+lesson_1 = train.lesson_1
 Config, TransformerXL = lesson_5.Config, lesson_5.TransformerXL
 
 
@@ -235,7 +236,7 @@ def read(evaluate, model=None, tokens=TOKENS, T=3, **more):
 
     with replaced(train, lanes=oracles.lanes, segments=oracles.segments, progress=progress,
                   autocast=ledger.autocast, evaluating=ledger.evaluating):
-        return evaluate(model, tokens, replace(READING, eval_segment=T), **more)
+        return evaluate(model, tokens, replace(READING, eval_segment=T, eval_mem_len=T), **more)
 
 
 def test_the_mean_over_all_predictions(evaluate):
@@ -470,6 +471,38 @@ def test_the_next_segment_is_that_of_this_ranks_lanes(monkeypatch):
     stream, state = torch.arange(20).view(4, 5), SimpleNamespace(column=3)
     x, y = train.next_segment(stream, RUN, state, "cpu")
     assert x.equal(stream[2:] + 3) and y.equal(stream[2:] * 8)
+
+
+# ---- the length that evaluation reads with ------------------------------------------------------
+
+@pytest.mark.parametrize("T, M, wanted", [
+    (80, 2100, 512), (512, 512, 512), (64, 128, 128), (16, 512, 512), (700, 512, 700), (5, 0, 5)])
+def test_evaluation_reads_at_least_its_t(T, M, wanted):
+    """Up to M or 512, whichever is less."""
+    assert train.reading_length(replace(RUN, eval_segment=T, eval_mem_len=M)) == wanted
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("read_by", ["the model", "a Reader"])
+@pytest.mark.parametrize("T, M, clamp", [(5, 7, 4), (3, 0, 0), (1, 16, 0), (4, 30, 9), (2, 70, 0)])
+def test_evaluation_gives_what_segments_of_its_t_give(T, M, clamp, read_by, count, monkeypatch):
+    """To rounding, in texts that no length divides, in one part and in those of three ranks."""
+    run, model = replace(RUN, eval_segment=T, eval_mem_len=M, eval_clamp_len=clamp), model_of()
+    tokens = torch.randint(11, (200,), generator=torch.Generator().manual_seed(M))
+    reads, found = [], []
+    monkeypatch.setattr(train, "segments", lambda stream, T: (
+        reads.append(T), lesson_1.segments(stream, T))[1])
+    monkeypatch.setattr(distributed, "mean", lambda number: number)  # of one rank
+    monkeypatch.setattr(distributed, "COUNT", count)
+    for rank in range(count):
+        monkeypatch.setattr(distributed, "RANK", rank)
+        found.append(distributed.evaluate_in_parts(
+            train.evaluate, fast.Reader(model) if read_by == "a Reader" else model, tokens, run,
+            "testing"))
+    assert set(reads) == {max(T, M)}
+    with torch.no_grad(), train.evaluating(model, run):
+        losses = lesson_5.stream_losses(model, tokens[None, :-1], tokens[None, 1:], T)
+    assert sum(found) / count == pytest.approx(losses.mean().item(), rel=1e-12)
 
 
 # ---- twice on one model -------------------------------------------------------------------------

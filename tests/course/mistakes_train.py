@@ -181,8 +181,8 @@ TRAIN_STEP = (
 # ---- evaluate -----------------------------------------------------------------------------------
 
 READ = "loss, memory = model(x, memory, y)"
-SUM = "loss[:, max(0, skip - i * run.eval_segment) :].double().sum()"
-OUT = "max(0, skip - i * run.eval_segment)"
+SUM = "loss[:, max(0, skip - i * T) :].double().sum()"
+OUT = "max(0, skip - i * T)"
 RESULT = "total.item() / (len(tokens) - 1 - skip)"
 LOOP = "        for i, (x, y) in enumerate(read):\n"
 EVALUATING = "with evaluating(model, run), autocast(run, device.type):"
@@ -194,8 +194,8 @@ def results(name, result, *edits, bug=0):
 
 
 MEANS = (".double().sum()", ".double().mean()")
-NO_SKIP = ("loss[:, max(0, skip - i * run.eval_segment) :]", "loss")
-WHOLE = (LOOP, LOOP + "            if x.shape[1] < run.eval_segment:\n                break\n")
+NO_SKIP = ("loss[:, max(0, skip - i * T) :]", "loss")
+WHOLE = (LOOP, LOOP + "            if x.shape[1] < T:\n                break\n")
 
 EVALUATE = (
     # ---- what is divided by what
@@ -218,7 +218,7 @@ EVALUATE = (
             "total.item() / parts", (SUM, "loss.double().mean().exp()")),
     M("evaluate", "the last, shorter segment is left out", WHOLE),
     results("the last, shorter segment is left out, and not counted",
-            "total.item() / max(1, (len(tokens) - 1) // run.eval_segment * run.eval_segment)",
+            "total.item() / max(1, (len(tokens) - 1) // T * T)",
             WHOLE),
     M("evaluate", "only the last segment's losses are in the sum", ("total +=", "total =")),
     results("the result is the mean of the last segment only", "total.item()", MEANS,
@@ -231,9 +231,9 @@ EVALUATE = (
       "each lane's start the past would be missing", ("lanes(tokens.to(device), 1)",
                                                       "lanes(tokens.to(device), run.batch)")),
     M("evaluate", "the segments have the length of training: evaluation's is run.eval_segment",
-      ("segments(stream, run.eval_segment)", "segments(stream, run.segment)")),
+      ("segments(stream, T)", "segments(stream, run.segment)")),
     M("evaluate", "segments wants the lane (1, n) as lanes gives it, not the tokens (n,)",
-      ("segments(stream, run.eval_segment)", "segments(stream[0], run.eval_segment)")),
+      ("segments(stream, T)", "segments(stream[0], T)")),
     M("evaluate", "the first token is thrown away: it is the first input",
       ("lanes(tokens.to(device), 1)", "lanes(tokens[min(1, len(tokens) - 2):].to(device), 1)")),
     M("evaluate", "the last token is thrown away: it is the last target",
@@ -265,23 +265,23 @@ EVALUATE = (
     results("the sum of the predictions after `skip` is divided by the number of all",
             "total.item() / (len(tokens) - 1)"),
     M("evaluate", "one segment was skipped: skip counts predictions, not segments",
-      (OUT, "min(skip, 1) * (i == 0) * run.eval_segment")),
+      (OUT, "min(skip, 1) * (i == 0) * T")),
     M("evaluate", "`skip` predictions of every segment were left out: only the first of the whole "
       "text are", (OUT, "skip")),
     M("evaluate", "`skip` predictions of the first segment were left out, also where that is "
       "shorter: the rest of them are in the next", (OUT, "skip * (i == 0)")),
     M("evaluate", "a segment is skipped as a whole or not at all: skip may end inside of one",
-      (SUM, "loss.double().sum() * ((i + 1) * run.eval_segment > skip)")),
+      (SUM, "loss.double().sum() * ((i + 1) * T > skip)")),
     M("evaluate", "one prediction too many is left out",
-      (OUT, "max(0, skip + 1 - i * run.eval_segment) * (skip > 0)")),
+      (OUT, "max(0, skip + 1 - i * T) * (skip > 0)")),
     M("evaluate", "one prediction too few is left out",
-      (OUT, "max(0, skip - 1 - i * run.eval_segment)")),
+      (OUT, "max(0, skip - 1 - i * T)")),
     M("evaluate", "the skipped tokens are not read at all: they make the memory of the others",
-      (LOOP, LOOP + "            if (i + 1) * run.eval_segment <= skip:\n"
+      (LOOP, LOOP + "            if (i + 1) * T <= skip:\n"
        "                continue\n")),
     results("the skipped tokens are cut away: they are to be read, as the memory of the others",
-            "total.item() / (len(tokens) - 1)", ("    device =", "    tokens = tokens[skip:]\n"
-                                                 "    device ="), NO_SKIP),
+            "total.item() / (len(tokens) - 1)", ("    device, T =", "    tokens = tokens[skip:]\n"
+                                                 "    device, T ="), NO_SKIP),
     # ---- the helpers
     M("evaluate", "test_the_model_is_called_inside_evaluating",
       ("with evaluating(model, run), ", "with ")),
@@ -291,7 +291,7 @@ EVALUATE = (
     M("evaluate", "test_the_model_goes_on_as_before",
       ("    return", "    model.train()\n    return")),
     M("evaluate", "test_the_model_goes_on_as_before",
-      ("    device =", "    model.eval()\n    device =")),
+      ("    device, T =", "    model.eval()\n    device, T =")),
     M("evaluate", "test_there_are_no_gradients", ("@torch.no_grad()\n", "")),
     M("evaluate", "test_evaluation_is_under_autocast_too", (", autocast(run, device.type):", ":")),
     M("evaluate", "test_evaluation_is_under_autocast_too",
@@ -305,8 +305,8 @@ EVALUATE = (
     M("evaluate", "test_progress_is_told_how_many_segments",
       ("label, parts)", "label, len(tokens) - 1)")),
     M("evaluate", "test_progress_is_told_how_many_segments",
-      ("math.ceil((len(tokens) - 1) / run.eval_segment)",
-       "(len(tokens) - 1) // run.eval_segment")),
+      ("math.ceil((len(tokens) - 1) / T)",
+       "(len(tokens) - 1) // T")),
     M("evaluate", "test_progress_is_told_how_many_segments", ("label, parts)",
                                                               '"evaluating", parts)')),
 )

@@ -167,13 +167,13 @@ def train_step(model, optimizer, x, y, memory, run):
 
 @torch.no_grad()
 def evaluate(model, tokens, run, label="evaluating", skip=0):
-    device = model.u.device  # that of any weight
+    device, T = model.u.device, reading_length(run)
     stream, memory = lanes(tokens.to(device), 1), None
     total = torch.zeros((), dtype=torch.float64, device=device)
-    parts = math.ceil((len(tokens) - 1) / run.eval_segment)
+    parts = math.ceil((len(tokens) - 1) / T)
     with evaluating(model, run), autocast(run, device.type):  # bf16 weights made once
-        read = progress(segments(stream, run.eval_segment), label, parts)
+        read = progress(segments(stream, T), label, parts)
         for i, (x, y) in enumerate(read):
             loss, memory = model(x, memory, y)  # (1, T)
-            total += loss[:, max(0, skip - i * run.eval_segment) :].double().sum()
+            total += loss[:, max(0, skip - i * T) :].double().sum()
     return total.item() / (len(tokens) - 1 - skip)

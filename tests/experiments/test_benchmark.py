@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import assert_close, gradients, randomized
+from support import fast
 
 benchmark, plain, sliding_window, parts, number_types, optimizers, softmax_cost, table9 = map(
     import_module, ("benchmark", "plain", "sliding_window", "parts", "number_types", "optimizers",
@@ -80,10 +82,69 @@ def test_operations_by_hand():
     assert benchmark.flops(size, "train") == (3 * 2 * (layer + 2 * 2 * 5), 2)
 
 
-@pytest.mark.parametrize("what, tokens", [("train", 32), ("eval", 8), ("generate", 1)])
-def test_a_line_for_each_implementation(what, tokens, capsys, monkeypatch):
+def test_what_a_token_reads_by_hand():
+    """N = 2, D = 2, HC = 3, V = 5, FF = 4, M = 6: K = 7; the weights are counted one by one."""
+    config = lesson_5.Config(5, n_layer=2, d_model=2, n_head=3, d_head=1, d_inner=4, mem_len=4)
+    size = benchmark.Size(config, batch=1, segment=2, eval_segment=2, eval_mem_len=6)
+    read = [p.numel() for name, p in lesson_5.TransformerXL(config).named_parameters()
+            if "W_kR" not in name]
+    positions = 2 * 7 * 3  # of all layers: keys, values, distances
+    assert benchmark.bytes_of_a_token(size, "float32") == 4 * (sum(read) + 3 * positions)
+    size = replace(size, eval_batch=5)  # each lane has keys and values of its own
+    assert benchmark.bytes_of_a_token(size, "bf16") == 2 * (sum(read) + 11 * positions)
+
+
+@pytest.mark.parametrize("what", ["train", "eval"])
+def test_the_products_are_those_that_the_model_makes(what, monkeypatch):
+    """Their operations are what torch counts in a forward pass with a full memory."""
+    monkeypatch.setattr(fast, "BLOCK", 4)
+    size = replace(benchmark.SIZES["tiny"], eval_segment=8, batch=4, micro_batch=2)
+    made, counter = benchmark.make(size, "float32", "cpu"), FlopCounterMode(display=False)
+    x = made.tokens(size.micro_batch, size.segment)
+    if what == "train":
+        made.train(True)
+        memory = made.model(x)[1]
+        with counter:
+            made.model(x, memory, x)
+        parts, projected = 2, 2 * 2 * (16 + 16) * 32 * 32  # of R, in two layers
+    else:
+        made.full("evaluate")
+        with counter:
+            made.evaluate()
+        parts = 1
+        projected = 0
+    wanted = sum(2 * math.prod(z) for z in benchmark.products(size, what))
+    assert parts * (counter.get_total_flops() - projected) == wanted
+
+
+def test_what_evaluation_reads_at_a_time():
+    """train.py's length, in whole segments of what is asked for."""
+    for name, wanted in (("tiny", 32), ("S", 512), ("enwik8-12L", 480), ("lm1b-large", 128)):
+        assert benchmark.long_segments(benchmark.SIZES[name]).eval_segment == wanted
+
+
+@pytest.mark.parametrize("what, unit", [("train", "GFLOP/s"), ("eval", "GFLOP/s"),
+                                        ("generate", "GB/s")])
+def test_what_the_machine_allows(what, unit, monkeypatch):
+    """Operations and bytes of a call over the seconds of the best."""
+    monkeypatch.setattr(benchmark, "best_seconds", lambda call, device: (call(), 0.001)[1])
+    needed, found, line = benchmark.limit(benchmark.SIZES["tiny"], what, "bf16", "cpu")
+    assert found == unit and needed > 0
+    if what == "generate":
+        assert f"a token reads {needed / 1e6:.1f} MB" in line
+        assert line.count(f"{16 * 2048**2 * 2 / 1e6:.1f} GB/s") == 2
+    else:
+        many = sum(z[0] for z in benchmark.products(benchmark.SIZES["tiny"], what))
+        passes, tokens = (3, 32) if what == "train" else (1, 8)
+        assert f"{passes * many / tokens:.3f} ms a token" in line
+
+
+@pytest.mark.parametrize("what, tokens, others", [
+    ("train", 32, 32), ("eval", 32, 8), ("generate", 1, 1)])
+def test_a_line_for_each_implementation(what, tokens, others, capsys, monkeypatch):
     """The middle of three repetitions behind the warm-up, for each token, and the ratio."""
-    clock, now = {"": iter([9, 9, 2, 4, 3]), "plain.py": iter([9, 9, 12, 12, 12])}, [0.0]
+    clock, now = {"": iter([9, 9, 2, 4, 3]), "plain.py": iter(
+        z for z in (9, 9, 12, 12, 12) for _ in range(tokens // others))}, [0.0]
 
     def load(path):
         def call():
@@ -93,13 +154,17 @@ def test_a_line_for_each_implementation(what, tokens, capsys, monkeypatch):
     monkeypatch.setattr(benchmark, "peak_memory", lambda *_: 0.25)
     monkeypatch.setattr(benchmark, "matmul_rate", lambda *_: 1e9)
     monkeypatch.setattr(benchmark, "now", lambda device: now[0])
-    monkeypatch.setattr(benchmark, "IN_A_ROW", dict.fromkeys(benchmark.METHODS, 1))
+    monkeypatch.setattr(benchmark, "IN_A_ROW", 1)
+    monkeypatch.setattr(benchmark, "limit", lambda *_: (6e9 * tokens, "things", "the limit"))
     monkeypatch.setattr(benchmark, "load", load)
     assert benchmark.main(["--what", what, "--size", "tiny", "--repetitions", "3", "--threads", "1",
                            "--against", "plain.py"]) == 0
-    _, ours, other = capsys.readouterr().out.splitlines()
+    _, line, ours, other = capsys.readouterr().out.splitlines()
+    assert line == "the limit"
     assert ours.startswith("ours ") and f"{1000 * 3 / tokens:.3f} ms a token" in ours
-    assert other.startswith("plain ") and other.endswith("ours is 4.00 times as fast")
+    assert f" {6 * tokens / 3:.1f} things" in ours and f" {6 * others / 12:.1f} things" in other
+    assert other.startswith("plain ") and f"{1000 * 12 / others:.3f} ms a token" in other
+    assert other.endswith(f"ours is {4 * tokens // others}.00 times as fast")
 
 
 def test_the_window_reads_all_of_it_and_keeps_the_last_position():
@@ -134,6 +199,15 @@ def test_every_form_is_lesson_5s_attention(name):
     assert_close(found, wanted, name, 1e-10)
     for a, b in zip(gradients(found, leaves), gradients(wanted, leaves)):
         assert_close(a, b, f"{name}: gradient", 1e-10)
+
+
+def test_every_form_of_reading_gives_the_same():
+    """What is compared is equal; a layer's call only has to run."""
+    for forms in parts.reading(torch.float64, N=2, D=8, FF=6, H=2, K=5).values():
+        first, *others = (form() for form in forms.values())
+        for other in others:
+            for a, b in zip(first or (), other or (), strict=True):
+                assert_close(a, b, "another layout", 1e-12)
 
 
 def test_the_adaptive_softmax_builds_no_row_of_all_words():
