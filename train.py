@@ -101,9 +101,9 @@ RUNS_OF |= {
                 eval_every=100),
     "laptop": Run(minutes=4.2, lr=0.012, optimizer="muon", schedule="sqrt", warmup=20,
                   clip=1.0),
-    "laptop-words": Run("ptb", segment=64, minutes=10, lr=2e-3, warmup=400,
-                        eval_segment=64, eval_mem_len=128, eval_every=500,
-                        eval_tokens=20_000),
+    "laptop-words": Run("ptb", batch=32, segment=64, minutes=10, lr=3e-3, warmup=50,
+                        eval_segment=64, eval_mem_len=128, optimizer="muon",
+                        schedule="sqrt", eval_every=500, eval_tokens=20_000),
     "ptb": Run("ptb", batch=10, segment=70, steps=166_000, lr=3e-4, warmup=3000,
                eval_segment=70, eval_mem_len=280, eval_every=1328, eval_tokens=0,
                log_every=100)}
