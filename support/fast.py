@@ -48,7 +48,7 @@ of a plain read's in generation.
 
 Commands: `python experiments/parts.py`, with --reading on one thread
 (OMP_NUM_THREADS=1), and `python experiments/benchmark.py --threads 1 --against
-experiments/plain.py --what train` (eval, generate: --size M, enwik8-12L).  Training: one
+experiments/plain.py --what train` (eval, generate: --size M, enwik8-12L).  Training: a
 core of an Intel Xeon with AMX; reading: one of an AMD EPYC with AVX512-bf16.  torch
 2.13; medians, since others used the machines (training: of processor time).
 """
