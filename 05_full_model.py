@@ -12,7 +12,7 @@ New are two options for reading with a longer memory than in training:
 
   * same_length: without it the first query of a segment sees M keys before it and the
     last one M + T - 1, so a loss depends on where the text was cut; with it each query
-    sees itself and the M keys before it, if any: no cut matters, evaluate picks one;
+    sees itself and the M keys before it, if any: the cut is free, train.py picks one;
   * clamp_len: larger distances count as this one, so none is new to the trained model.
 
 This is the plain form; support/fast.py does the same work in a faster order.  Texts of

@@ -55,7 +55,7 @@ class Run:
     steps: int = 0  # length of the run in steps (or --tokens, or --minutes)
     lr: float = 3e-3  # highest learning rate
     warmup: int = 100  # steps until it is reached
-    eval_segment: int = 512  # segment length T of evaluation
+    eval_segment: int = 512  # segment length T of evaluation, or more: same loss
     eval_mem_len: int = 512  # memory length M of evaluation
     eval_clamp_len: int = 0  # the largest distance told apart there; 0: no clamp
     optimizer: str = "adam"  # adam, or muon for the layers' matrices
@@ -254,7 +254,10 @@ def begin(given, device, folder):
     corpus = read_corpus(given, run, content)
     command_line.check_sampling(given, len(corpus.vocab))
     # 2. the model, with new weights from the seed or those of the checkpoint
-    config = replace(config, vocab_size=len(corpus.vocab))
+    V, bands = len(corpus.vocab), config.cutoffs
+    if "cutoffs" not in given:  # those of a preset, as far as there are words for them
+        bands = tuple(first for first in bands if first < V)
+    config = replace(config, vocab_size=V, cutoffs=bands)
     torch.manual_seed(run.seed)
     estimate.check_weights_fit(count_parameters(config))
     hardware.tune(device)

@@ -337,19 +337,20 @@ def main(argv=None):
     rate, (needed, unit, line) = matmul_rate(*where), limit(sizes["ours"], what, *where)
     print(f"{what} {given.size}, {given.dtype}, {given.device}, {given.threads} threads; "
           f"a product of {RATE_AT[given.device]} squared runs at {rate / 1e9:,.0f} GFLOP/s\n{line}")
-    operations, tokens = zip(*(flops(sizes[name], what) for name in files))
+    tokens = [flops(sizes[name], what)[1] for name in files]
+    operations, of_tokens = flops(size, what)
     in_a_row = {name: IN_A_ROW if what == "generate" else max(tokens) // n
                 for name, n in zip(files, tokens)}
     calls = {name: getattr(z, METHODS[what]) for name, z in made.items()}
     seconds = measure(calls, given.repetitions, given.device, in_a_row)
     ours = statistics.median(seconds["ours"]) / tokens[0]
-    for n, (name, times), of_all in zip(tokens, seconds.items(), operations):
+    for n, (name, times) in zip(tokens, seconds.items()):
         fastest, middle, slowest = (f(times) / n for f in (min, statistics.median, max))
         memory = peak_memory(files[name], METHODS[what], sizes[name], *where)
         print(f"{name:10} {1 / middle:10,.0f} tok/s  {1000 * middle:8.3f} ms a token "
               f"[{1000 * fastest:.3f} ... {1000 * slowest:.3f}]  "
               f"{needed / tokens[0] / middle / 1e9:6.1f} {unit}  "
-              f"{of_all / n / middle / rate:6.1%} of the product's rate  {memory:5.2f} GB"
+              f"{operations / of_tokens / middle / rate:6.1%} of the product's rate  {memory:5.2f} GB"
               + (f"  ours is {middle / ours:.2f} times as fast" if name != "ours" else ""))
     return 0
 

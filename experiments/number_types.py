@@ -4,7 +4,7 @@ Matrix products in bf16; weights, norms, loss and optimizer in float32.  Same se
 first weights, dropouts and order of the text.  Prints the last validation and the largest distance
 of the two training curves behind the first tenth; draws both to runs/number_types.png.
 
-    python experiments/number_types.py                         2,000 steps of the default model
+    python experiments/number_types.py          2,000 steps of the default model, with Adam
     python experiments/number_types.py --steps 200 --model tiny     any flags of train.py
 """
 import sys
@@ -17,11 +17,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons a
 from support import log
 
 train, lesson_1 = import_module("train"), import_module("01_vanilla_segments")
+ADAM = "--optimizer adam --lr 3e-3 --warmup 100 --schedule cosine --clip 0.25".split()
 
 
 def main(argv=None):
     """Two runs into runs/number_types-*, unless they are there; a figure of both."""
-    flags = sys.argv[1:] if argv is None else argv
+    flags = [*ADAM, *(sys.argv[1:] if argv is None else argv)]
     flags = flags if "--steps" in flags else ["--steps", "2000", *flags]
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes, curves = figure.subplots(), []

@@ -1,14 +1,14 @@
 """Adam and Muon in the same five minutes, and what a memory brings to each model.
 
     python experiments/optimizers.py              five minutes for each seed and optimizer
-    python experiments/optimizers.py --seeds 0 --steps 1500     further flags are train.py's
+    python experiments/optimizers.py --out runs/steps --steps 1500     further flags are train.py's
 
-A run is `python train.py --seed N --out runs/optimizers/muon-N`, or the same with FLAGS["adam"]; a
-finished one is not made again.  Its best model reads the first 100,000 bytes of the validation text
-with memories from 0 to 2,048, beyond training's length twice: all distances as they are, and the
-larger ones counted as the largest of training (clamp).  With same_length, so that each byte is
-predicted from exactly the M before it, as far as they exist.  The figure shows the loss over the
-minutes of training, and over the memory.
+A run is `python train.py --seed N`, or the same with FLAGS["adam"], kept in a folder of --out; what
+is finished is not trained again.  Its best model reads the first 100,000 bytes of the validation
+text with memories from 0 to 2,048, beyond training's length twice: all distances as they are, and
+the larger ones counted as the largest of training (clamp).  With same_length each query sees itself
+and exactly the M keys before it, as far as they exist.  The figure shows the loss over the minutes
+of training, and over the memory.
 """
 import argparse
 import math
@@ -30,11 +30,12 @@ FLAGS = {"muon": ["--optimizer", "muon"],  # the default; Adam with what was bes
          "adam": "--optimizer adam --lr 3e-3 --warmup 100 --schedule cosine --clip 0.25".split()}
 
 
-def losses_over_memory(out):
+def losses_over_memory(out, data_dir):
     """{(M, clamp): bpc on the beginning of the validation text} of a run's best model."""
     content = checkpoint.best(out)
     model, run, _ = train.restored(content, "cpu")
-    tokens = train.read_corpus({}, run, content).valid[: run.eval_tokens + 1]
+    n, tokens = run.eval_tokens, train.read_corpus({"data_dir": data_dir}, run, content).valid
+    tokens = tokens[: n + 1] if n else tokens
     reader = train.reader_of(model, run)
     farthest = model.config.mem_len + run.segment - 1  # the largest distance in training
     found = {}
@@ -61,7 +62,7 @@ def draw(curves, losses):
                        markersize=4, linewidth=1, label=text if label else None)
     left.set(xlabel="minutes of training", ylabel="training loss (bits per byte)", xlim=(0, None),
              ylim=(0, None), title="The same time, two optimizers")
-    right.set(xlabel="memory at evaluation (bytes)", ylabel="validation loss (bits per byte)",
+    right.set(xlabel="memory M at evaluation (bytes)", ylabel="validation loss (bits per byte)",
               xticks=range(len(MEMORIES)), xticklabels=MEMORIES, ylim=(0, None),
               title="What a memory brings to each")
     for axes in (left, right):
@@ -76,19 +77,21 @@ def main(argv=None):
     flags = argparse.ArgumentParser(description="Adam and Muon in the same time.",
                                     epilog="further flags are train.py's")
     flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    flags.add_argument("--out", default=lesson_1.RUNS / "optimizers", metavar="FOLDER")
+    flags.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
     given, others = flags.parse_known_args(argv)
     curves, losses = {}, {}
     for seed in given.seeds:
         for name in STYLES:
-            out = lesson_1.RUNS / "optimizers" / f"{name}-{seed}"
-            flags = ["--resume"] if (out / "checkpoint.pt").exists() else [
-                *FLAGS[name], "--seed", str(seed), *others]
-            if not (out / "curve.png").exists() and train.main([*flags, "--out", str(out)]):
-                return 1
+            out = Path(given.out) / f"{name}-{seed}"
+            resume = ["--resume"] if (out / "checkpoint.pt").exists() else []
+            if train.main([*FLAGS[name], "--seed", str(seed), *others, "--out", str(out),
+                           "--data-dir", str(given.data_dir), *resume]):
+                return 1  # it has said why: another setting than the run's, for one
             rows = log.read_metrics(out / "metrics.tsv")
             curves[name, seed] = [(float(row["seconds"]) / 60, float(row["train"]))
                                   for row in rows if row["train"]]
-            losses[name, seed] = losses_over_memory(out)
+            losses[name, seed] = losses_over_memory(out, given.data_dir)
             print(f"{name}, seed {seed}: {rows[-1]['step']} steps, "
                   f"{float(rows[-1]['seconds']) / 60:.1f} minutes of training", flush=True)
     print("validation in bits per byte, mean over the seeds; (c): larger distances clamped\n"

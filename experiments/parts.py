@@ -92,16 +92,19 @@ def compare(title, forms, inputs, repetitions):
               f"{kept[name]:6.1f} MB kept")
 
 
-def layer_that_reads(T, block, M=2100):
+def layer_that_reads(T, block, dtype, M=2100):
     """A call that reads T tokens after a memory of M, with one layer, queries in such blocks."""
     config = lesson_5.Config(256, n_layer=1, d_model=512, n_head=8, d_inner=2048, mem_len=M,
                              same_length=True)
     reader, x = fast.Reader(lesson_5.TransformerXL(config).eval()), torch.zeros(1, T).long()
-    memory = reader(torch.zeros(1, M).long())[1]
+    memory = [None]
 
     def call():
         fast.BLOCK = block
-        reader(x, memory, last_only=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            for z in () if memory[0] else (torch.zeros(1, M).long(),):
+                memory[0] = reader(z)[1]
+            memory[0] = reader(x, memory[0], last_only=True)[1]
     return call
 
 
@@ -123,7 +126,7 @@ def reading(dtype, N=12, D=512, FF=2048, H=8, K=2101):
             "Q (H, K, C)": lambda z=[z.mT.contiguous().mT[..., -K:] for z in whole]: [
                 q @ k for k in z],
             "Q (H, C, K)": lambda: [q @ z for z in keys]},
-        "480 tokens in a layer": {f"blocks of {n}": layer_that_reads(480, n) for n in (480, 64)}}
+        "480 tokens in a layer": {f"blocks of {n}": layer_that_reads(480, n, dtype) for n in (480, 64)}}
 
 
 def compare_reading(dtype, repetitions):

@@ -66,6 +66,8 @@ class Recipe:
             value, most = getattr(self, name), 1.0 if name in rates else math.inf
             if not 0 <= value < most:
                 raise ValueError(f"{name} must be in [0, {most:g}), got {value}")
+        if self.muon and self.decay and not self.decoupled:
+            raise ValueError("Muon's decay is beside the gradient: muon needs decoupled=True")
         if self.average not in ("equal", "ema", ""):
             raise ValueError(f"average must be equal, ema or empty, got {self.average!r}")
         if self.average and not 0 < self.average_from < 1:

@@ -146,11 +146,12 @@ def reckon(name, n, m, measured=None):
     context, valid = N * run.eval_mem_len, run.eval_tokens or (
         corpora.SOURCES[run.dataset].counts or (0, 0))[1]  # 0: not known
     tokens = math.ceil(valid / n) + context * (n > 1 and valid > 0)
+    read = train.reading_length(run)  # tokens at a time
     segment = (N * m.fixed / 1e3 + estimate.flops_per_step(
-        replace(config, mem_len=run.eval_mem_len), 1, run.eval_segment) / rate) / 3
+        replace(config, mem_len=run.eval_mem_len), 1, read) / rate) / 3
     checkpoint = 12 * count + 4 * N * batch * config.mem_len * config.d_model
     pauses = run.steps // run.eval_every * (
-        math.ceil(tokens / run.eval_segment) * segment + checkpoint / (1e9 * m.disk))
+        math.ceil(tokens / read) * segment + checkpoint / (1e9 * m.disk))
     training = run.steps * run.batch * T / speed
     return {"batch": batch, "lanes": b, "bytes": size, "parts": parts, "step": compute + late,
             "all_reduce": all_reduce(m.gradient * count, n, m), "not_hidden": late, "speed": speed,

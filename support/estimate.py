@@ -45,8 +45,8 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam")
     Activations, of the lanes that are read at a time (0: all), are what their backward pass needs:
     of a matrix product its inputs, b bytes a number; of a norm its input and of a softmax its
     result, 4 bytes; of a dropout a mask, 1 byte.  The tests see at most 8 percent more or less.
-    A CPU has masks of b bytes, and scores in bf16 a third as large; --plain holds up to 15 percent
-    more; CUDA itself, and gaps between tensors, are not in it.
+    A CPU has larger masks, and in bf16 smaller scores; --plain holds more; CUDA itself, and gaps
+    between tensors, are not in it.
     """
     N, D, FF, H, M = config.n_layer, config.d_model, config.d_inner, config.n_head, config.mem_len
     HC, K, lanes, b = H * config.d_head, M + T, at_a_time or B, 2 if dtype == "bf16" else 4
@@ -144,7 +144,9 @@ def too_large(config, model, run):
     room = torch.cuda.get_device_properties(device).total_memory if model.u.is_cuda else 0
 
     def gigabytes(n):
-        needs = bytes_of_run(config, parameters, B, run.segment, run.dtype, n, run.optimizer)
+        at_a_time = n if n < B or distributed.COUNT > 1 else 0  # ranks keep their gradients
+        needs = bytes_of_run(config, parameters, B, run.segment, run.dtype, at_a_time,
+                             run.optimizer)
         return sum(needs.values()) / 1e9
 
     said = (f"out of memory with {size} lanes at a time, which need about {gigabytes(size):.1f} "

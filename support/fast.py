@@ -42,9 +42,7 @@ What is left is reading numbers (T = 1) and products; so they lie as these read 
     480 tokens a call: queries in blocks of 64, since under
       same_length each block sees M + 64 keys, not M + T              1.8     1.7
 
-With M = 2,100 the 12-layer model evaluates 4.9 and generates 23 times as fast as public
-code.  With M = 512 size M reaches 60% of the products' own rate in evaluation, and 40%
-of a plain read's in generation.
+@@SPEED
 
 Commands: `python experiments/parts.py`, with --reading on one thread
 (OMP_NUM_THREADS=1), and `python experiments/benchmark.py --threads 1 --against
@@ -218,17 +216,24 @@ class Weights:
         self.model, self.dtype, self.all = model, dtype, list(model.parameters())
         u, v = (z.expand(model.config.n_layer, -1, -1) for z in (model.u, model.v))
         self.layers = [LayerWeights(*z, dtype) for z in zip(model.layers, u, v)]
-        self.u, self.versions = model.u.detach().clone(), [z._version for z in self.all]
+        self.u, self.versions = model.u.detach().clone(), self.count_changes()
+
+    def count_changes(self):
+        """How often each weight was changed in place, as far as torch counts it."""
+        return [0 if z.is_inference() else z._version for z in self.all]
 
     def changed(self):
-        """Whether the model's weights are others by now.
+        """Whether the model's weights are others by now, as far as it can be seen.
 
-        torch counts a tensor's changes in place, but not those by fused Adam or through
-        .data; of these u's numbers tell, on a CPU (a GPU would be waited for).
+        torch does not count what fused Adam does, or a change through .data; of these
+        u's numbers tell, on a CPU (a GPU would be waited for).
         """
         u = self.model.u
-        return (self.versions != [z._version for z in self.all]
-                or u.device.type == "cpu" and not u.equal(self.u))
+        if self.versions != self.count_changes():
+            return True
+        if (u.dtype, u.device) != (self.u.dtype, self.u.device):
+            return True
+        return u.device.type == "cpu" and not u.equal(self.u)
 
 
 class Buffer:
@@ -335,7 +340,8 @@ class Reader:
 
     Its memory is opaque: keys, values and distances as earlier calls projected them,
     and copies of the weights that did so (see Weights).  When the model's weights have
-    changed it is refused: begin with None, which makes new ones.
+    changed begin with None, which makes new ones; an old memory is refused where the
+    change can be seen (see Weights.changed; on a GPU fused Adam's cannot).
     """
 
     def __init__(self, model):

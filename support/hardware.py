@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from support import distributed
+from support.optimizers import optimizer_of
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
@@ -33,13 +34,13 @@ def tune(device):
     what a step frees is kept for the next one, which needs as much.
 
     Else the C library hands large blocks back to the system, which clears each page of them before
-    it lends them again: of a step of the default model that is a twelfth of the processor's time.
+    it lends them again (support/README.md says what that costs).
     """
     if device == "cuda":
         torch.set_float32_matmul_precision("high")
     elif sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):  # glibc
         library.mallopt(M_MMAP_MAX, 0)
-        library.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        library.mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
 def choose_dtype(step, model, run, x, y):
@@ -56,7 +57,7 @@ def choose_dtype(step, model, run, x, y):
     with torch.random.fork_rng(devices=[]):  # what the trial draws, the run must not miss
         for dtype in ("float32", "bf16"):
             trial, seconds, memory = copy.deepcopy(model), [], None
-            optimizer = torch.optim.Adam(trial.parameters(), lr=run.lr)
+            optimizer = optimizer_of(trial, run)
             for _ in range(5):
                 start = time.perf_counter()
                 memory = step(trial, optimizer, x, y, memory, replace(run, dtype=dtype))[2]
@@ -103,4 +104,4 @@ def finite_logits():
         if "probability tensor" not in str(error):
             raise
         raise ValueError("the model's logits are not finite, so it cannot be sampled; train it "
-                         "with a smaller --lr") from None
+                         "with smaller --lr and --muon-lr") from None

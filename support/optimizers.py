@@ -1,30 +1,35 @@
 """The optimizer of a run: Adam, or Muon for the matrices of the layers and Adam for the rest.
 
-A gradient is a sum over tokens, and what most tokens ask for covers what few do: of its singular
-values the first are hundreds of times the last.  Muon (Jordan et al. 2024,
-https://kellerjordan.github.io/posts/muon/; torch.optim.Muon) keeps the directions of the averaged
-gradient and makes all its singular values about 1, so that a step moves rare directions as far as
-common ones.  It asks for matrices that map hidden states to hidden states: all that the layers
-have.  Embeddings (a row is moved when its token occurs), biases, norms, u and v stay with Adam.
+A gradient is a sum over tokens, and what most tokens ask for covers what few do: a few of its
+singular values are far larger than all others.  Muon (Jordan et al. 2024,
+https://kellerjordan.github.io/posts/muon/) keeps the directions of the averaged gradient and makes
+all its singular values about 1, so that a step moves rare directions as far as common ones (times
+the square root of rows / columns, if there are more rows).
+
+It is for matrices that map one vector to another: all matrices of the layers, W_kR with them.
+Embeddings, of which a row is moved when its token occurs, biases, norms, u and v stay with Adam.
 """
 import torch
 
-MUON = {"momentum": 0.95, "weight_decay": 0.1}
 ADAM = {"step", "exp_avg", "exp_avg_sq"}
 KEPT = {torch.optim.Adam: ADAM, torch.optim.AdamW: ADAM, torch.optim.Muon: {"momentum_buffer"}}
 
 
 def optimizer_of(model, run):
     """The Optimizer that train.py's Run asks for."""
-    matrices = [weight for weight in model.layers.parameters()
-                if weight.dim() == 2 and run.optimizer == "muon"]
+    if run.optimizer == "adam":
+        return Optimizer(adam(model.parameters(), run))
+    matrices = [weight for weight in model.layers.parameters() if weight.dim() == 2]
     taken = {id(weight) for weight in matrices}
     others = [weight for weight in model.parameters() if id(weight) not in taken]
-    parts = [torch.optim.Adam([{"params": others, "factor": 1.0}], lr=run.lr, fused=True)]
-    if matrices:
-        group = {"params": matrices, "factor": run.muon_lr / run.lr}
-        parts.append(torch.optim.Muon([group], lr=run.muon_lr, **MUON))
-    return Optimizer(*parts)
+    group = {"params": matrices, "factor": run.muon_lr / run.lr}
+    muon = torch.optim.Muon([group], lr=run.muon_lr)  # momentum 0.95, decay 0.1
+    return Optimizer(adam(others, run), muon)
+
+
+def adam(weights, run):
+    """torch's Adam for some weights."""
+    return torch.optim.Adam([{"params": weights, "factor": 1.0}], lr=run.lr, fused=True)
 
 
 class Optimizer:

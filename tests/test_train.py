@@ -489,9 +489,7 @@ def test_evaluation_gives_what_segments_of_its_t_give(T, M, clamp, read_by, coun
     """To rounding, in texts that no length divides, in one part and in those of three ranks."""
     run, model = replace(RUN, eval_segment=T, eval_mem_len=M, eval_clamp_len=clamp), model_of()
     tokens = torch.randint(11, (200,), generator=torch.Generator().manual_seed(M))
-    reads, found = [], []
-    monkeypatch.setattr(train, "segments", lambda stream, T: (
-        reads.append(T), lesson_1.segments(stream, T))[1])
+    found = []
     monkeypatch.setattr(distributed, "mean", lambda number: number)  # of one rank
     monkeypatch.setattr(distributed, "COUNT", count)
     for rank in range(count):
@@ -499,10 +497,18 @@ def test_evaluation_gives_what_segments_of_its_t_give(T, M, clamp, read_by, coun
         found.append(distributed.evaluate_in_parts(
             train.evaluate, fast.Reader(model) if read_by == "a Reader" else model, tokens, run,
             "testing"))
-    assert set(reads) == {max(T, M)}
     with torch.no_grad(), train.evaluating(model, run):
         losses = lesson_5.stream_losses(model, tokens[None, :-1], tokens[None, 1:], T)
     assert sum(found) / count == pytest.approx(losses.mean().item(), rel=1e-12)
+
+
+def test_evaluation_reads_in_long_segments(our_own, monkeypatch):
+    """Of reading_length, not of the T that is asked for."""
+    reads, run = [], replace(RUN, eval_segment=4, eval_mem_len=30)
+    monkeypatch.setattr(train, "segments", lambda stream, T: (
+        reads.append(T), lesson_1.segments(stream, T))[1])
+    train.evaluate(model_of(), torch.arange(70) % 11, run)
+    assert reads == [30]
 
 
 # ---- twice on one model -------------------------------------------------------------------------

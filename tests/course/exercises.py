@@ -181,7 +181,7 @@ EXERCISES = (
         "tensor would keep the whole graph alive."),
     Exercise(
         "evaluate", "train", "evaluate", 10, "every token counted once",
-        "Cut the tokens into one lane and into segments of run.eval_segment, and read them in "
+        "Cut the tokens into one lane and into segments of reading_length(run), and read them in "
         "order inside `with evaluating(model, run)`, under autocast, the memory handed on. Add "
         "up the losses of ALL tokens in float64, but for the first `skip`. Return the sum divided "
         "by the number of predictions in it, a float; the last segment may be shorter.",

@@ -230,7 +230,7 @@ EVALUATE = (
     M("evaluate", "the text is cut into run.batch lanes: evaluation reads it as ONE lane, since at "
       "each lane's start the past would be missing", ("lanes(tokens.to(device), 1)",
                                                       "lanes(tokens.to(device), run.batch)")),
-    M("evaluate", "the segments have the length of training: evaluation's is run.eval_segment",
+    M("evaluate", "the segments have the length of training: evaluation's is reading_length(run)",
       ("segments(stream, T)", "segments(stream, run.segment)")),
     M("evaluate", "segments wants the lane (1, n) as lanes gives it, not the tokens (n,)",
       ("segments(stream, T)", "segments(stream[0], T)")),

@@ -225,6 +225,16 @@ def test_weights_may_change_between_texts_but_not_inside_of_one(change):
         assert_close(quick, slow, f"after {change}", 1e-10)
 
 
+def test_a_memory_of_another_number_type_is_refused():
+    """When the model has moved to it since; the same is true of a device."""
+    model, x = model_of(), torch.randint(11, (2, 2, 3))
+    reader = fast.Reader(model)
+    _, memory = reader(x[0])
+    model.float()
+    with pytest.raises(ValueError, match="weights have changed since the memory was made"):
+        reader(x[1], memory)
+
+
 def test_what_the_copies_of_weights_cost():
     """What Weights says: D (4 H C + FF) numbers a layer, with W_2's when they are cast; a Reader
     keeps none, and the memories of one text share theirs."""

@@ -10,7 +10,7 @@ is done as for CUDA (LikeCuda).
 import math
 import sys
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -108,18 +108,28 @@ class LikeCuda(TorchFunctionMode):
     The last test, where a CUDA build of torch is installed, holds it equal to the true autocast.
     """
 
-    def __init__(self, bf16=False):
+    def __init__(self):
         super().__init__()
-        self.bf16, self.copies = bf16, {}  # of weights: one for all calls, as autocast makes them
+        self.casts = [False]  # whether autocast is on: the last of the blocks that are open
+        self.copies = {}  # of weights: one for all calls, as autocast makes them
+
+    @contextmanager
+    def autocast(self, device, dtype=None, enabled=True):
+        """In place of torch's, which knows no meta device."""
+        self.casts.append(enabled)
+        yield
+        self.casts.pop()
+        if len(self.casts) == 1:
+            self.copies.clear()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name == "dropout":
             z, p = args[0], kwargs["p"]
             return torch.native_dropout(z, p, True)[0] if kwargs["training"] and p > 0 else z
-        if self.bf16 and name in ("linear", "matmul", "__matmul__"):
+        if self.casts[-1] and name in ("linear", "matmul", "__matmul__"):
             args = [self.in_16_bits(z) for z in args]
-        elif self.bf16 and name in ("softmax", "log_softmax", "layer_norm", "cross_entropy"):
+        elif self.casts[-1] and name in ("softmax", "log_softmax", "layer_norm", "cross_entropy"):
             args = [z.float() if isinstance(z, torch.Tensor) and z.is_floating_point() else z
                     for z in args]
         return func(*args, **kwargs)
@@ -138,21 +148,13 @@ class LikeCuda(TorchFunctionMode):
 @pytest.fixture
 def on(monkeypatch):
     """A context in which tensors on a device, "meta" or FakeTensorMode's "cpu" or "cuda", work."""
-    casts = [False]
-
-    @contextmanager
-    def autocast(device, dtype=None, enabled=True):  # torch's knows no meta device
-        casts.append(enabled)
-        with LikeCuda(bf16=True) if enabled else nullcontext():
-            yield
-        casts.pop()
-
     @contextmanager
     def context(device):
+        like = LikeCuda()
         with monkeypatch.context() as patch:
             if device == "meta":
-                patch.setattr(torch, "autocast", autocast)
-                patch.setattr(torch, "is_autocast_enabled", lambda device: casts[-1])
+                patch.setattr(torch, "autocast", like.autocast)
+                patch.setattr(torch, "is_autocast_enabled", lambda device: like.casts[-1])
                 patch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
                 patch.setattr(import_module("torch.optim.adam"),  # fused: neither
                               "_device_dtype_check_for_fused", lambda p: None)
@@ -161,7 +163,7 @@ def on(monkeypatch):
                     pytest.skip("torch is built without CUDA: it has no autocast for its tensors")
                 patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
                 patch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-            with LikeCuda() if device == "meta" else FakeTensorMode():
+            with like if device == "meta" else FakeTensorMode():
                 yield
 
     return context

@@ -20,7 +20,6 @@ from support import checkpoint, corpora, fast, log
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 lesson_1, TransformerXL = import_module("01_vanilla_segments"), lesson_5.TransformerXL
 
-DECAY = 0.1  # of Muon
 LOOP = train.Run(steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
                  eval_clamp_len=4, lr=0.02, warmup=3, eval_every=3, eval_tokens=20, log_every=2,
                  clip=1.0, seed=3)
@@ -35,14 +34,15 @@ def corpus_of(unit):
 
 
 def mean_loss(model, tokens, run):
-    """One lane in segments, with the lengths of evaluation, in nats."""
+    """One lane in segments, as long as M, with the lengths of evaluation, in nats."""
     model = copy.deepcopy(model).eval()
     model.config = replace(model.config, mem_len=run.eval_mem_len, same_length=True,
                            clamp_len=run.eval_clamp_len)
     memory, total = None, 0.0
     read = model if run.plain else fast.Reader(model)
-    for start in range(0, len(tokens) - 1, run.eval_segment):
-        part = tokens[None, start : start + run.eval_segment + 1]
+    T = max(run.eval_segment, min(run.eval_mem_len, 512))
+    for start in range(0, len(tokens) - 1, T):
+        part = tokens[None, start : start + T + 1]
         losses, memory = read(part[:, :-1], memory, part[:, 1:])
         total += losses.sum().item()
     return total / (len(tokens) - 1)
@@ -58,7 +58,7 @@ def witness(corpus, run, shown):
                 and name.startswith("layers.") and weight.dim() == 2]
     adam = torch.optim.Adam([weight for weight in model.parameters()
                              if all(weight is not matrix for matrix in matrices)], fused=True)
-    muon = torch.optim.Muon(matrices, weight_decay=DECAY) if matrices else None
+    muon = torch.optim.Muon(matrices) if matrices else None
     batches = list(lesson_1.segments(lesson_1.lanes(corpus.train, run.batch), run.segment))
     steps, lines, said, tokens, lowest = [], [], [], 0, math.inf
     for step in range(run.steps):
