@@ -7,8 +7,8 @@ A run is `python train.py --seed N`, or the same with FLAGS["adam"], kept in a f
 is finished is not trained again.  Its best model reads the first 100,000 bytes of the validation
 text with memories from 0 to 2,048, beyond training's length twice: all distances as they are, and
 the larger ones counted as the largest of training (clamp).  With same_length each query sees itself
-and exactly the M keys before it, as far as they exist.  The figure shows the loss over the minutes
-of training, and over the memory.
+and exactly the M keys before it, as far as they exist; with M 0 only itself, and that loss is above
+the figure.  The figure shows the loss over the minutes of training, and over the memory.
 """
 import argparse
 import math
@@ -47,7 +47,7 @@ def losses_over_memory(out, data_dir):
     return found
 
 
-def draw(curves, losses):
+def draw(curves, losses, path):
     """The figure of {(name, seed): [(minutes, bpc)]} and {(name, seed): {(M, clamp): bpc}}."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -63,13 +63,13 @@ def draw(curves, losses):
     left.set(xlabel="minutes of training", ylabel="training loss (bits per byte)", xlim=(0, None),
              ylim=(0, None), title="The same time, two optimizers")
     right.set(xlabel="memory M at evaluation (bytes)", ylabel="validation loss (bits per byte)",
-              xticks=range(len(MEMORIES)), xticklabels=MEMORIES, ylim=(0, None),
+              xticks=range(len(MEMORIES)), xticklabels=MEMORIES, ylim=(0, 2.5),
               title="What a memory brings to each")
     for axes in (left, right):
         axes.grid(alpha=0.4)
         axes.legend()
-    figure.savefig(lesson_1.RUNS / "optimizers.png", dpi=120)
-    print(f"figure: {lesson_1.RUNS.name}/optimizers.png")
+    figure.savefig(path, dpi=120)
+    print(f"figure: {path}")
 
 
 def main(argv=None):
@@ -100,7 +100,7 @@ def main(argv=None):
         means = [statistics.mean(losses[name, seed][M, clamped] for seed in given.seeds)
                  for name in STYLES]
         print(f"{M:<5} {'(c)' if clamped else '   '}" + " ".join(f"{z:14.4f}" for z in means))
-    draw(curves, losses)
+    draw(curves, losses, Path(given.out) / "optimizers.png")
     return 0
 
 

@@ -269,4 +269,4 @@ def test_adam_and_muon_and_what_a_memory_brings(tmp_path, monkeypatch, capsys):
                                                          abs=6e-5)
     monkeypatch.setattr(optimizers.train, "train_step", None)
     assert optimizers.main(argv) == 0
-    assert (tmp_path / "optimizers.png").stat().st_size > 10_000
+    assert (tmp_path / "optimizers" / "optimizers.png").stat().st_size > 10_000
