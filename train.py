@@ -254,10 +254,7 @@ def begin(given, device, folder):
     corpus = read_corpus(given, run, content)
     command_line.check_sampling(given, len(corpus.vocab))
     # 2. the model, with new weights from the seed or those of the checkpoint
-    V, bands = len(corpus.vocab), config.cutoffs
-    if "cutoffs" not in given:  # those of a preset, as far as there are words for them
-        bands = tuple(first for first in bands if first < V)
-    config = replace(config, vocab_size=V, cutoffs=bands)
+    config = command_line.for_vocabulary(config, len(corpus.vocab), given)
     torch.manual_seed(run.seed)
     estimate.check_weights_fit(count_parameters(config))
     hardware.tune(device)

@@ -133,6 +133,13 @@ def settings(given, device, configs, runs, models):
     return name, replace(config, **sizes), replace(runs[name], **run)
 
 
+def for_vocabulary(config, V, given):
+    """A Config for V symbols: a preset's bands are kept as far as there are words for them."""
+    fits = tuple(first for first in config.cutoffs if first < V)
+    return replace(config, vocab_size=V,
+                   cutoffs=config.cutoffs if "cutoffs" in given else fits)
+
+
 def chosen(settings, given):
     """Of the flags that were given, those that are fields of a dataclass."""
     return {field.name: given[field.name] for field in fields(settings) if field.name in given}

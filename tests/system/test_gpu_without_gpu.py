@@ -43,7 +43,8 @@ ON_A_CPU = {"validate.py: tokens": "whether they lie in the vocabulary; left out
 class Watch(TorchDispatchMode):
     """Sees every operation: on which device its results lie, who reads a value, what is held.
 
-    A number that is read is 0, and two tensors are equal.  As many words lie in a band as if they were as rare as 1 / rank.
+    A number that is read is 0, and two tensors are equal.  As many words lie in a band as if they
+    were as rare as 1 / rank.
     """
 
     def __init__(self, model, device):

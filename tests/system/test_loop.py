@@ -108,7 +108,8 @@ def test_the_loop_is_the_one_from_the_formulas_to_the_bit(our_own, unit, shown, 
     assert max(norm for *_, norm in steps) > run.clip and best.u.ne(model.u).any()
 
     def step(learner, optimizer, *rest):
-        seen.append((optimizer.parts[0].param_groups[0]["lr"], *(found := real(learner, optimizer, *rest))))
+        rate = optimizer.parts[0].param_groups[0]["lr"]
+        seen.append((rate, *(found := real(learner, optimizer, *rest))))
         return found
 
     monkeypatch.setattr(train, "train_step", step)

@@ -50,6 +50,15 @@ def test_what_a_benchmarks_name_trains(given, device, name, cutoffs, div_val):
     assert (found, config.cutoffs, config.div_val) == (name, cutoffs, div_val)
 
 
+@pytest.mark.parametrize("given, V, bands", [
+    ({}, 205, ()), ({}, 3000, (2000,)), ({"cutoffs": (5, 9)}, 205, (5, 9))], ids=str)
+def test_a_text_of_few_symbols_has_no_bands_for_rare_words(given, V, bands):
+    """So the small model of words can be trained on bytes; what was asked for stays."""
+    _, config, _ = train.settings({"model": "laptop-words"} | given, "cpu")
+    config = command_line.for_vocabulary(config, V, given)
+    assert (config.vocab_size, config.cutoffs) == (V, bands)
+
+
 @pytest.mark.parametrize("name, lengths", [  # batch, T, M, steps, warm-up, rate, evaluation
     ("enwik8-12L", (22, 512, 512, 400_000, 0, 2.5e-4, 80, 2100, 820)),
     ("enwik8-24L", (64, 768, 768, 400_000, 4000, 2.5e-4, 128, 3800, 1000)),
