@@ -51,10 +51,10 @@ class Optimizer:
         for group in self.param_groups:
             group["lr"] = rate * group["factor"]
 
-    def zero_grad(self):
-        """Forget the gradients."""
+    def zero_grad(self, set_to_none=True):
+        """Forget the gradients, or fill them with 0."""
         for part in self.parts:
-            part.zero_grad()
+            part.zero_grad(set_to_none)
 
     def step(self):
         """Move all weights."""
