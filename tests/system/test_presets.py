@@ -85,6 +85,19 @@ def test_every_model_has_a_schedule_and_every_benchmark_a_model():
         assert data == "wikitext-2" or train.RUNS_OF[large].dataset == data
 
 
+@pytest.mark.parametrize("library, device, asked", [
+    ("glibc", "cpu", [(-4, 0), (-1, -1)]), ("glibc", "cuda", []), ("musl", "cpu", [])])
+def test_what_a_step_frees_is_kept(library, device, asked, monkeypatch):
+    """M_MMAP_MAX 0 and M_TRIM_THRESHOLD -1: no block is handed back; only glibc can be told."""
+    calls = []
+    known = {"mallopt": lambda *pair: calls.append(pair)} if library == "glibc" else {}
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: SimpleNamespace(**known))
+    monkeypatch.setattr(hardware.sys, "platform", "linux")
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda how: None)
+    hardware.tune(device)
+    assert calls == asked
+
+
 # ---- what a run will take -----------------------------------------------------------------------
 
 @pytest.mark.parametrize("bands", [{}, {"cutoffs": (11, 20, 30), "div_val": 2}], ids=str)
