@@ -247,14 +247,14 @@ def test_the_distance_of_two_number_types(tmp_path, monkeypatch, capsys):
 def test_adam_and_muon_and_what_a_memory_brings(tmp_path, monkeypatch, capsys):
     """The printed losses are those of the models; a second call trains nothing."""
     monkeypatch.setattr(optimizers.lesson_1, "RUNS", tmp_path)
-    monkeypatch.setattr(optimizers, "MEMORIES", (0, 16, 40))
+    monkeypatch.setattr(optimizers, "MEMORIES", (0, 16, 120))
     notes = tmp_path / "notes.txt"
     notes.write_text("the cat sat on the mat, and then the other cat. " * 60)
     argv = ["--seeds", "3", "--steps", "6", "--model", "tiny", "--log-every", "2", "--text",
             str(notes), "--device", "cpu", "--n-tokens", "5", "--dtype", "float32"]
     assert optimizers.main(argv) == 0
     rows = re.findall(r"^(\d+) +(\(c\))? +(\S+) +(\S+)$", capsys.readouterr().out, re.MULTILINE)
-    assert [row[:2] for row in rows] == [("0", ""), ("16", ""), ("40", ""), ("40", "(c)")]
+    assert [row[:2] for row in rows] == [("0", ""), ("16", ""), ("120", ""), ("120", "(c)")]
     corpus = optimizers.train.read_corpus({}, optimizers.train.Run(text=str(notes), steps=1))
     for column, name in ((2, "adam"), (3, "muon")):
         content = optimizers.checkpoint.best(tmp_path / "optimizers" / f"{name}-3")

@@ -149,6 +149,16 @@ def test_all_lanes_have_a_memory_however_many_are_read_at_a_time():
     assert whole == half
 
 
+def test_muon_keeps_one_moment_of_its_matrices():
+    """Where Adam keeps two: four bytes less for each number of them, and all else is the same."""
+    config = CONFIGS["laptop"]
+    matrices = sum(z.numel() for z in train.TransformerXL(config).layers.parameters()
+                   if z.dim() == 2)
+    adam, muon = (sum(estimate.bytes_of_run(config, 9**6, 16, 128, "bf16", 0, name).values())
+                  for name in ("adam", "muon"))
+    assert adam - muon == 4 * matrices
+
+
 # ---- hardware -----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("faster", ["float32", "bf16"])
