@@ -255,11 +255,12 @@ def test_adam_and_muon_and_what_a_memory_brings(tmp_path, monkeypatch, capsys):
     assert optimizers.main(argv) == 0
     rows = re.findall(r"^(\d+) +(\(c\))? +(\S+) +(\S+)$", capsys.readouterr().out, re.MULTILINE)
     assert [row[:2] for row in rows] == [("0", ""), ("16", ""), ("120", ""), ("120", "(c)")]
-    corpus = optimizers.train.read_corpus({}, optimizers.train.Run(text=str(notes), steps=1))
+    train = optimizers.train
+    corpus = train.read_corpus({}, train.Run(text=str(notes), steps=1))
     for column, name in ((2, "adam"), (3, "muon")):
         content = optimizers.checkpoint.best(tmp_path / "optimizers" / f"{name}-3")
         assert content["run"]["optimizer"] == name
-        model, _, _ = optimizers.train.restored(content, "cpu")
+        model, _, _ = train.restored(content, "cpu")
         for M, clamped, *_ in rows:
             model.config = replace(model.config, mem_len=int(M), same_length=True,
                                    clamp_len=31 if clamped else 0)  # M + T - 1 = 16 + 16 - 1
@@ -267,6 +268,13 @@ def test_adam_and_muon_and_what_a_memory_brings(tmp_path, monkeypatch, capsys):
             found = next(row for row in rows if row[:2] == (M, clamped))
             assert float(found[column]) == pytest.approx(losses.mean().item() / math.log(2),
                                                          abs=6e-5)
-    monkeypatch.setattr(optimizers.train, "train_step", None)
+    read, real = set(), train.evaluate
+    monkeypatch.setattr(train, "train_step", None)
+    monkeypatch.setattr(train, "evaluate", lambda model, tokens, run, label="", skip=0: (
+        read.add((label, run.eval_mem_len, run.eval_clamp_len)),
+        real(model, tokens, run, label, skip))[1])
     assert optimizers.main(argv) == 0
+    for name in ("adam-3", "muon-3"):
+        assert {z[1:] for z in read if z[0].startswith(name)} == {
+            (0, 0), (16, 0), (120, 0), (120, 31)}
     assert (tmp_path / "optimizers" / "optimizers.png").stat().st_size > 10_000
