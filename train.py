@@ -182,8 +182,8 @@ def evaluating(model, run):
 
 def reading_length(run):
     """The T that `evaluate` reads with: same_length lets no loss depend on the cut, and
-    a longer segment is fewer calls and larger products.  From 512 rows on a product is
-    no faster, and beyond M a plain model scores ever more keys that no query sees.
+    a longer segment is fewer calls and larger products.  Beyond M a plain model scores
+    ever more keys that no query sees; 512 bounds the memory that its scores take.
     """
     return max(run.eval_segment, min(run.eval_mem_len, 512))
 
@@ -286,15 +286,19 @@ def begin(given, device, folder):
     return job
 
 
+def validation_tokens(corpus, run):
+    """What a validation reads: run.eval_tokens predictions, or, if that is 0, all."""
+    return corpus.valid[: run.eval_tokens + 1] if run.eval_tokens else corpus.valid
+
+
 def validate_and_save(job, folder, stop):
     """Validate every eval_every steps and at the end.  Save after each validation, and
     at least every save_minutes.
     """
-    run, state, valid = job.run, job.state, job.corpus.valid
+    run, state = job.run, job.state
     due = state.step % run.eval_every == 0 or fraction_done(run, state) == 1
     if due and state.evaluated < state.step:  # not twice at one step, when resumed
-        valid = valid[: run.eval_tokens + 1] if run.eval_tokens else valid
-        loss = None
+        valid, loss = validation_tokens(job.corpus, run), None
         if stop.asked():
             return
         with stop.at_once():

@@ -350,7 +350,8 @@ def main(argv=None):
         print(f"{name:10} {1 / middle:10,.0f} tok/s  {1000 * middle:8.3f} ms a token "
               f"[{1000 * fastest:.3f} ... {1000 * slowest:.3f}]  "
               f"{needed / tokens[0] / middle / 1e9:6.1f} {unit}  "
-              f"{operations / of_tokens / middle / rate:6.1%} of the product's rate  {memory:5.2f} GB"
+              f"{operations / of_tokens / middle / rate:6.1%} of the product's rate  "
+              f"{memory:5.2f} GB"
               + (f"  ours is {middle / ours:.2f} times as fast" if name != "ours" else ""))
     return 0
 

@@ -15,14 +15,14 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 from support import log
+from optimizers import FLAGS
 
 train, lesson_1 = import_module("train"), import_module("01_vanilla_segments")
-ADAM = "--optimizer adam --lr 3e-3 --warmup 100 --schedule cosine --clip 0.25".split()
 
 
 def main(argv=None):
     """Two runs into runs/number_types-*, unless they are there; a figure of both."""
-    flags = [*ADAM, *(sys.argv[1:] if argv is None else argv)]
+    flags = [*FLAGS["adam"], *(sys.argv[1:] if argv is None else argv)]
     flags = flags if "--steps" in flags else ["--steps", "2000", *flags]
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes, curves = figure.subplots(), []

@@ -34,14 +34,14 @@ def losses_over_memory(out, data_dir):
     """{(M, clamp): bpc on the beginning of the validation text} of a run's best model."""
     content = checkpoint.best(out)
     model, run, _ = train.restored(content, "cpu")
-    n, tokens = run.eval_tokens, train.read_corpus({"data_dir": data_dir}, run, content).valid
-    tokens = tokens[: n + 1] if n else tokens
+    tokens = train.validation_tokens(
+        train.read_corpus({"data_dir": data_dir}, run, content), run)
     reader = train.reader_of(model, run)
     farthest = model.config.mem_len + run.segment - 1  # the largest distance in training
     found = {}
     for M in MEMORIES:
         for clamp in {0, farthest if M > farthest else 0}:
-            lengths = replace(run, eval_segment=64, eval_mem_len=M, eval_clamp_len=clamp)
+            lengths = replace(run, eval_mem_len=M, eval_clamp_len=clamp)
             nats = train.evaluate(reader, tokens, lengths, f"{out.name}, M {M}")
             found[M, clamp > 0] = nats / math.log(2)
     return found

@@ -97,14 +97,16 @@ def layer_that_reads(T, block, dtype, M=2100):
     config = lesson_5.Config(256, n_layer=1, d_model=512, n_head=8, d_inner=2048, mem_len=M,
                              same_length=True)
     reader, x = fast.Reader(lesson_5.TransformerXL(config).eval()), torch.zeros(1, T).long()
-    memory = [None]
+
+    def read(x, memory=None):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            return reader(x, memory, last_only=True)[1]
+    memory = read(torch.zeros(1, M).long())
 
     def call():
+        nonlocal memory
         fast.BLOCK = block
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            for z in () if memory[0] else (torch.zeros(1, M).long(),):
-                memory[0] = reader(z)[1]
-            memory[0] = reader(x, memory[0], last_only=True)[1]
+        memory = read(x, memory)
     return call
 
 
@@ -126,7 +128,8 @@ def reading(dtype, N=12, D=512, FF=2048, H=8, K=2101):
             "Q (H, K, C)": lambda z=[z.mT.contiguous().mT[..., -K:] for z in whole]: [
                 q @ k for k in z],
             "Q (H, C, K)": lambda: [q @ z for z in keys]},
-        "480 tokens in a layer": {f"blocks of {n}": layer_that_reads(480, n, dtype) for n in (480, 64)}}
+        "480 tokens in a layer": {
+            f"blocks of {n}": layer_that_reads(480, n, dtype) for n in (480, 64)}}
 
 
 def compare_reading(dtype, repetitions):

@@ -215,7 +215,7 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
         mean.load_state_dict(content["mean"])
         checkpoint.set_random_state(content, run.seed)
         bar.skip(tokens)
-    valid = validation_tokens(corpus, run)
+    valid = train.validation_tokens(corpus, run)
     first = next(segments(stream, run.segment))
     learner = hardware.compiled(penalised, train.autocast(run, device), *first,
                                 mode) if mode else penalised
@@ -267,11 +267,6 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
     bar.clear()
     plain.load_state_dict(study.saved(path, settings)["model"])
     return plain, curve
-
-
-def validation_tokens(corpus, run):
-    """What is read in a validation: run.eval_tokens predictions, or, if that is 0, all."""
-    return corpus.valid[: run.eval_tokens + 1] if run.eval_tokens else corpus.valid
 
 
 def loss_of(plain, other, tokens, run):
@@ -543,7 +538,7 @@ def experiment(argv):
           flush=True)
 
     exact, kept = replace(run, dtype="float32"), {}
-    valid = validation_tokens(corpus, run)
+    valid = train.validation_tokens(corpus, run)
     known = torch.bincount(corpus.train, minlength=len(corpus.vocab)) > 0  # of a part: not all
 
     def work(job, folder):

@@ -79,8 +79,8 @@ class State:
         if self.skipped_in_a_row == 10:
             raise ValueError(f"ten steps in a row, up to step {self.step}, had a loss or gradient "
                              "that is not finite, so training stops; none of them has reached the "
-                             "weights, nor those saved. Begin anew with smaller --lr and --muon-lr, and "
-                             "another --out")
+                             "weights, nor those saved. Begin anew with smaller --lr and "
+                             "--muon-lr, and another --out")
 
     def begin_text_again(self):
         """The next segment is the text's first, and has no past."""
