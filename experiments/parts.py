@@ -1,7 +1,7 @@
 """What each part of support/fast.py brings: the plain form, then ours, step by step.
 
-Attention (lesson 5's first, each line one change more), dropout, and the order of dropout and
-ReLU; forward and backward, milliseconds, and what is kept for the gradients, MB.
+Attention (lesson 5's first, each line one change more), its projections, dropout, and the order of
+dropout and ReLU; forward and backward, milliseconds, and what is kept for the gradients, MB.
 
     python experiments/parts.py                  B 8, T = M = 128, D 256, 4 heads, FF 1024
     python experiments/parts.py --dtype bf16
@@ -19,6 +19,7 @@ import time
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import MethodType
 
 import torch
 import torch.nn as nn
@@ -57,6 +58,7 @@ ATTENTION = {
     "+ shift as a view": shift_as_a_view,
     "+ heads in front, scale on q": heads_in_front,
     "+ in place: fast.attend": fast.attend}
+FORWARD = {"lesson 5": lesson_5.RelativeAttention.forward, "fast.forward": fast.forward}
 DROPOUT = {"nn.Dropout": nn.Dropout(0.1), "fast.Dropout": fast.Dropout(0.1)}
 RELU = {"ReLU, then dropout": nn.Sequential(nn.ReLU(), fast.Dropout(0.1)),
         "fast.DropoutReLU": fast.DropoutReLU(0.1)}
@@ -149,7 +151,7 @@ def compare_reading(dtype, repetitions):
 
 
 def main(argv=None):
-    """Three comparisons in training, three in reading."""
+    """Four comparisons in training, three in reading."""
     parser = argparse.ArgumentParser(description="What each part of support/fast.py brings.")
     parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
     parser.add_argument("--sizes", type=int, nargs=5, default=[8, 128, 4, 64, 1024],
@@ -174,6 +176,11 @@ def main(argv=None):
             {name: partial(form, attention) for name, form in ATTENTION.items()},
             [heads(B, T), heads(B, 2 * T), heads(B, 2 * T), heads(2 * T), leaf(H, C), leaf(H, C),
              hidden], given.repetitions)
+    attention.attend = MethodType(fast.attend, attention.to(dtype))
+    compare("attention with its projections", {
+        name: partial(form, attention) for name, form in FORWARD.items()},
+            [leaf(B, T, D), torch.randn(B, T, D).to(dtype), torch.randn(2 * T, D).to(dtype),
+             leaf(H, C), leaf(H, C), hidden], given.repetitions)
     compare("dropout of the feed-forward network", DROPOUT, [leaf(B, T, FF)], given.repetitions)
     compare("feed-forward network", {name: feed_forward(form) for name, form in RELU.items()},
             [leaf(B, T, D), leaf(FF, D), leaf(D, FF)], given.repetitions)

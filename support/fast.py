@@ -97,20 +97,27 @@ def attend(attention, q, k, value, Q, u, v, hidden):
     # (b) + (d): all lanes of a head meet its one Q in a single product
     position = (q + v).flatten(1, 2) @ Q.transpose(-1, -2)  # (H, B * T, K + 1)
     position = shift_padded(position.unflatten(1, (B, T)))  # (H, B, T, K)
-    # in place (_): no gradient needs the two products
-    score = content.add_(position).masked_fill_(hidden, float("-inf"))
+    score = content.add_(position)  # in place (_): no gradient needs the two products
+    # nor does one have to go through the mask: where a probability is 0, so is that of
+    # its score
+    score.detach().masked_fill_(hidden, float("-inf"))
     out = attention.dropout_attention(score.softmax(-1)) @ value  # (H, B, T, C)
     return out.permute(1, 2, 0, 3).flatten(2)
 
 
 def forward(attention, h, memory, R, u, v, hidden):
-    """What lesson 5's attention.forward does, with W_kE and W_v in a single product."""
-    h_tilde = torch.cat([memory, h], dim=1)  # (B, K, D)
-    both = torch.cat([attention.W_kE.weight, attention.W_v.weight])  # (2 * H * C, D)
-    k, value = F.linear(h_tilde, both).chunk(2, dim=-1)
-    q, k, value, Q = (attention.heads(z) for z in (
-        attention.W_q(h), k, value, attention.W_kR(R)))
-    return attention.W_o(attention.attend(q, k, value, Q, u, v, hidden))
+    """What lesson 5's attention.forward does, in one product for h and one for memory:
+    no gradient flows into the memory, so none is made for its rows.
+    """
+    a = attention
+    W_kv = torch.cat([a.W_kE.weight, a.W_v.weight])  # (2 * H * C, D)
+    qkv = F.linear(h, torch.cat([a.W_q.weight, W_kv]))  # (B, T, 3 * H * C)
+    q, *new = qkv.unflatten(-1, (3, a.H, a.C)).permute(2, 0, 3, 1, 4)  # (B, H, T, C)
+    old = F.linear(memory, W_kv).unflatten(-1, (2, a.H, a.C)).permute(2, 0, 3, 1, 4)
+    # heads in front in memory, too, so that no product has to copy them
+    k, value = (torch.cat([x.transpose(0, 1), y.transpose(0, 1)], dim=2).transpose(0, 1)
+                for x, y in zip(old, new))  # (B, H, K, C)
+    return a.W_o(a.attend(q, k, value, a.heads(a.W_kR(R)), u, v, hidden))
 
 
 class Dropout(nn.Dropout):
