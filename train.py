@@ -80,7 +80,7 @@ class Run:
 
 
 # The official schedules: Adam, cosine to 0, clip 0.25.  None is published for 18 layers
-# and for lm1b-medium, and none for ptb, whose regularisers are in experiments/ptb.py.
+# and for lm1b-medium, none for ptb (its regularisers: experiments/table5_ptb.py).
 RUNS_OF = {name: Run(*values, eval_every=4000, log_every=200,
                      eval_tokens=500_000 if values[0] in ("enwik8", "text8") else 0)
            for name, values in {

@@ -1,10 +1,10 @@
-"""Generation with memory and without, on the text of which all is known (beside generation.py).
+"""Generation with memory and without, on the text of which all is known.
 
-A model of minutes brings no name of real prose back, with memory or without, so there generation.py
-says nothing of memory.  Here is the same question for the text of copies.py, which such a model
-learns: each new token should be, nine times in ten, the symbol that stood 24, 48, 72 or 96 tokens
-before it, by its kind.  How often is it?  A symbol is drawn from the eight of the kind whose turn
-it is: one of a wrong kind would shift all that follow.
+A model of minutes brings no name of real prose back, with memory or without, so
+appendix_e_generation.py says nothing of memory there.  Here is the same question for the text of
+copies.py, which such a model learns: each new token should be, nine times in ten, the symbol that
+stood 24, 48, 72 or 96 tokens before it, by its kind.  How often is it?  A symbol is drawn from the
+eight of the kind whose turn it is: one of a wrong kind would shift all that follow.
 
     with memory       one token after the other is read, M = 128
     without memory    the same weights and prompts, each token from the last T = 64 alone, read anew
@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 import copies
 import memory_length
-import study
+import common
 from ablation_model import lesson_5
 
 NAME, M = "generation_copies", 128
@@ -64,7 +64,7 @@ def continued(model, prompt, n, seed, T=0):
 def draw(found, path):
     """Bars for each distance, the mean of the seeds, which are dots."""
     axes = Figure(figsize=(7, 4.3), layout="constrained").subplots()
-    study.bars(axes, found, COLORS)
+    common.bars(axes, found, COLORS)
     axes.axhline(1 / copies.EACH, color="gray", linestyle=":", label="by chance")
     axes.set(xticks=range(len(copies.DISTANCES)), ylim=(0, 1), xticklabels=copies.DISTANCES,
              xlabel="distance that a kind repeats (tokens)",
@@ -77,10 +77,10 @@ def draw(found, path):
 
 def experiment(argv):
     """Train what is missing, generate, print, draw."""
-    given, corpus = study.checked(study.flags_of(NAME, __doc__, SIZES).parse_args(
+    given, corpus = common.begin(common.make_flags(NAME, __doc__, SIZES).parse_args(
         ["--dataset", "copies", *(sys.argv[1:] if argv is None else argv)]), NAME)
     if not given.synthetic:
-        raise ValueError("this experiment is for --dataset copies; generation.py is for others")
+        raise ValueError("this is for --dataset copies; appendix_e_generation.py is for others")
     *_, setting = memory_length.SIZES["copies" if given.size == "laptop" else given.size]
     T, (B, P, n) = setting.run.segment, SIZES[given.size]
     config = replace(setting.config, vocab_size=len(corpus.vocab), n_layer=2, mem_len=T)
@@ -88,17 +88,17 @@ def experiment(argv):
     true = corpus.test[: B * stride].view(B, stride)[:, : P + n].long()
     found = {kind: [] for kind in COLORS}
     found["true continuation"].append(repeated(true, P))
-    bar = study.Bar((setting.run.steps + n) * len(given.seeds))
+    bar = common.Bar((setting.run.steps + n) * len(given.seeds))
     for seed in given.seeds:
         torch.manual_seed(seed)
         model = lesson_5.TransformerXL(config).to(given.device)
-        run = study.number_type(model, setting.run, given.out)
-        model = study.fit(model, corpus, replace(run, seed=seed),
+        run = common.choose_dtype(model, setting.run, given.out)
+        model = common.fit(model, corpus, replace(run, seed=seed),
                           given.out / f"N2-M{T}-{seed}.pt", bar)
         for kind, changes, window in (
                 ("with memory", {"mem_len": M, "same_length": True}, 0),
                 ("without memory", {}, T)):
-            with study.evaluating_with(model, **changes):
+            with common.evaluating_with(model, **changes):
                 tokens = continued(model, true[:, :P].to(given.device), n, seed, window)
             found[kind].append(repeated(tokens.cpu(), P))
         bar.advance("generating", n)
@@ -107,14 +107,14 @@ def experiment(argv):
           f"{'share that repeats what stood':30}"
           + "".join(f"{f'{d} before':>16}" for d in copies.DISTANCES))
     for kind, values in found.items():
-        print(f"{kind:30}" + "".join(f"{study.spread(z):>16}" for z in zip(*values)))
+        print(f"{kind:30}" + "".join(f"{common.spread(z):>16}" for z in zip(*values)))
     print(f"{'by chance':30}{1 / copies.EACH:>8}")
     draw(found, given.out / "generation_copies.png")
 
 
 def main(argv=None):
     """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return study.ended(NAME, experiment, argv)
+    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

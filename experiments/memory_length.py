@@ -24,9 +24,9 @@ from dataclasses import replace
 import torch
 from matplotlib.figure import Figure
 
-import study
+import common
 from ablation_model import lesson_5
-from study import Config, Setting, copies, train
+from common import Config, Setting, copies, train
 
 NAME = "memory_length"
 SMALL = Config(2, d_model=128, n_head=4, d_head=32, d_inner=512)
@@ -52,12 +52,12 @@ def evaluate(model, setting, corpus, M, bar):
     same_length and as many keys.  It counts as a quarter of the steps of one layer's training.
     """
     before, T = setting.lengths[-1], setting.run.segment
-    tokens = study.pieces(corpus.valid, before, setting.count, setting.n)
+    tokens = common.pieces(corpus.valid, before, setting.count, setting.n)
 
     def loss(**changes):
         bar.advance(f"evaluating M {changes.get('mem_len', M)}", setting.run.steps / 4 / (
             2 + 2 * len(setting.lengths)))
-        return study.memory_losses(model, tokens, before, **changes).mean().item()
+        return common.memory_losses(model, tokens, before, **changes).mean().item()
 
     by_length = [{length: loss(mem_len=length, same_length=True, clamp_len=clamp,
                                segment=max(64, T)) for length in setting.lengths}
@@ -92,7 +92,7 @@ def report(results, setting, floor):
         numbers = [best, [min(z[0][shortest], z[1][shortest]) - low for z, low in zip(seeds, best)],
                    *([z[part][longest] - low for z, low in zip(seeds, best)] for part in (0, 1)),
                    [same - trained for *_, trained, same in seeds]]
-        low, gain, *others = map(study.spread, numbers)
+        low, gain, *others = map(common.spread, numbers)
         print(f"{N:2}{M:15}{low:>16}{gain:>18}{where(both)[1]:11}{others[0]:>16}{others[1]:>16}"
               f"{others[2]:>30}")
     if floor:
@@ -131,27 +131,28 @@ def draw(results, setting, floor, path, title):
 
 def experiment(argv):
     """Train what is missing, evaluate, print, draw."""
-    given, corpus = study.checked(
-        study.flags_of(NAME, __doc__, ("tiny", "laptop", "paper")).parse_args(argv), NAME)
+    given, corpus = common.begin(
+        common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper")).parse_args(argv), NAME)
     known = given.synthetic
     depths, memories, setting = SIZES["copies" if known and given.size == "laptop" else given.size]
-    common = replace(setting.config, vocab_size=len(corpus.vocab))
-    study.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
+    config = replace(setting.config, vocab_size=len(corpus.vocab))
+    common.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
 
     def make(N, M):
-        return lesson_5.TransformerXL(replace(common, n_layer=N, mem_len=M)).to(given.device)
+        return lesson_5.TransformerXL(replace(config, n_layer=N, mem_len=M)).to(given.device)
 
-    setting = replace(setting, run=study.number_type(make(depths[0], memories[-1]), setting.run,
+    setting = replace(setting, run=common.choose_dtype(make(depths[0], memories[-1]), setting.run,
                                                      given.out))
     runs = sum(depths) * len(memories) * len(given.seeds)  # a run takes as long as it is deep
-    bar = study.Bar((runs + len(depths) * len(memories) * len(given.seeds) / 4) * setting.run.steps)
+    models = len(depths) * len(memories) * len(given.seeds)
+    bar = common.Bar((runs + models / 4) * setting.run.steps)
     results = {}
     for N in depths:
         for M in memories:
             results[N, M] = []
             for seed in given.seeds:
                 torch.manual_seed(seed)
-                model = study.fit(make(N, M), corpus, replace(setting.run, seed=seed),
+                model = common.fit(make(N, M), corpus, replace(setting.run, seed=seed),
                                   given.out / f"N{N}-M{M}-{seed}.pt", bar, weight=N)
                 results[N, M].append(evaluate(model, setting, corpus, M, bar))
     bar.clear()
@@ -164,7 +165,7 @@ def experiment(argv):
 
 def main(argv=None):
     """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return study.ended(NAME, experiment, argv)
+    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

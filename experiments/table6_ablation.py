@@ -33,9 +33,9 @@ from math import comb, log
 import torch
 from matplotlib.figure import Figure
 
-import study
+import common
 from ablation_model import AblationModel, lesson_5
-from study import Config, Setting, corpora, train
+from common import Config, Setting, corpora, train
 
 NAME = "table6_ablation"
 
@@ -172,18 +172,18 @@ def evaluate(model, row, setting, corpus, T, bar):
     places.  In all it counts as a quarter of the steps of training.
     """
     before = setting.lengths[-1]
-    tokens = study.pieces(corpus.valid, before, setting.count, setting.n)
+    tokens = common.pieces(corpus.valid, before, setting.count, setting.n)
     losses = {}
     for L in ("trained", *setting.lengths):
         bar.advance(f"evaluating {row.encoding}, {L}", setting.run.steps / 4 / (
             1 + len(setting.lengths)))
         if row.recurrence and L == "trained":
-            loss = study.memory_losses(model, tokens, before, T)
+            loss = common.memory_losses(model, tokens, before, T)
         elif row.recurrence:
-            loss = study.memory_losses(model, tokens, before, max(64, T), mem_len=L - 1,
+            loss = common.memory_losses(model, tokens, before, max(64, T), mem_len=L - 1,
                                        same_length=True)
         elif L == "trained" or L <= T or row.encoding != "al-rfou":
-            loss = study.window_losses(model, tokens, before, T if L == "trained" else L)
+            loss = common.window_losses(model, tokens, before, T if L == "trained" else L)
         else:
             continue
         losses[L] = loss.mean().item()
@@ -210,8 +210,8 @@ def report(table, rows, results, sizes):
                     {L: statistics.mean(loss[L] for loss in z) for L in z[0]}
                     for z in zip(*results[row])))[1]
         print(f"{'yes' if row.recurrence else 'no':11}{row.encoding:9}{row.loss:5}{sizes[row]:11,}"
-              f"{study.spread([result[0] for result in results[row]]):>15}"
-              f"{study.spread(lowest):>15}{at:>8}{study.spread(above):>17} | "
+              f"{common.spread([result[0] for result in results[row]]):>15}"
+              f"{common.spread(lowest):>15}{at:>8}{common.spread(above):>17} | "
               f"{row.paper[0]:5}{row.paper[1]:8}{row.paper[2]:>5}{paper:7.3f}")
         points.append((row, above, paper))
     pairs = list(combinations(points, 2))
@@ -260,19 +260,19 @@ def draw(points, results, path, title):
 
 def experiment(argv):
     """Train what is missing, evaluate, print, draw."""
-    flags = study.flags_of(NAME, __doc__, ("tiny", "laptop", "paper"))
+    flags = common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper"))
     flags.add_argument("--tables", type=int, nargs="+", choices=(6, 7, 10), default=[6, 7, 10])
-    given, ordered = study.checked(flags.parse_args(argv), NAME)
+    given, ordered = common.begin(flags.parse_args(argv), NAME)
     setting, _ = setting_of(given, ordered)
-    setting = replace(setting, run=study.number_type(make(ROWS[0], setting, given), setting.run,
+    setting = replace(setting, run=common.choose_dtype(make(ROWS[0], setting, given), setting.run,
                                                      given.out))
     rows = [row for row in ROWS if row.table in given.tables]
     shuffled = without_order(ordered) if 7 in given.tables else ordered
     for corpus in (ordered, shuffled):
-        study.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
+        common.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
     print(f"{ordered.name}; segments of {setting.run.segment}, {setting.run.steps:,} steps of "
           f"{setting.run.batch} lanes, seeds {given.seeds}, {setting.run.dtype}")
-    bar, results = study.Bar(len(rows) * len(given.seeds) * 1.25 * setting.run.steps), {}
+    bar, results = common.Bar(len(rows) * len(given.seeds) * 1.25 * setting.run.steps), {}
     sizes = {}
     for row in rows:
         corpus, T, ending = ordered, setting.run.segment, ""
@@ -287,7 +287,7 @@ def experiment(argv):
         for seed in given.seeds:
             torch.manual_seed(seed)
             model = make(row, setting, given, T)
-            model = study.fit(model, corpus, replace(setting.run, segment=T, seed=seed),
+            model = common.fit(model, corpus, replace(setting.run, segment=T, seed=seed),
                               given.out / f"{stem(row)}{ending}-{seed}.pt", bar)
             sizes[row] = sum(z.numel() for z in model.parameters())
             results[row].append(evaluate(model, row, setting, corpus, T, bar))
@@ -301,7 +301,7 @@ def experiment(argv):
 
 def main(argv=None):
     """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return study.ended(NAME, experiment, argv)
+    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

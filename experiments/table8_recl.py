@@ -27,7 +27,7 @@ import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
 
-import study
+import common
 import table6_ablation
 from ablation_model import AdaptiveSoftmax, TiedEmbedding
 from recl import hard_loss, recl
@@ -86,9 +86,9 @@ def make(name, setting, given):
 def best_length(model, setting, corpus, bar):
     """The memory, T to 16 T tokens and the query itself, with the lowest validation loss."""
     T, losses = setting.run.segment, {}
-    tokens = study.pieces(corpus.valid, 16 * T, setting.count, setting.n)
+    tokens = common.pieces(corpus.valid, 16 * T, setting.count, setting.n)
     for length in (T, 2 * T, 4 * T, 8 * T, 16 * T):
-        losses[length] = study.memory_losses(model, tokens, 16 * T, max(64, T), mem_len=length - 1,
+        losses[length] = common.memory_losses(model, tokens, 16 * T, max(64, T), mem_len=length - 1,
                                              same_length=True).mean().item()
         bar.advance("choosing a memory", tokens.numel())
     return min(losses, key=losses.get)
@@ -106,7 +106,7 @@ def losses_by_context(model, tokens, contexts, attention, side_by_side, bar):
 
     def read(windows):
         for part in windows.split(side_by_side):
-            yield study.memory_losses(model, part, 0, 64, mem_len=attention - 1, same_length=True)
+            yield common.memory_losses(model, part, 0, 64, mem_len=attention - 1, same_length=True)
             bar.advance("reading windows", part.numel())
 
     if getattr(model, "places", None) is not None:  # it has T places: the last T tokens
@@ -145,7 +145,7 @@ def draw(losses, contexts, path, title):
 
 def experiment(argv):
     """Train what is missing, read, print the table, draw."""
-    given, corpus = study.checked(study.flags_of(NAME, __doc__, ("tiny", "laptop", "paper"))
+    given, corpus = common.begin(common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper"))
                                   .parse_args(argv), NAME)
     setting, own = table6_ablation.setting_of(given, corpus)
     if own not in SIZES:
@@ -156,20 +156,20 @@ def experiment(argv):
     if len(corpus.test) < stretches * need:
         raise ValueError(f"the test split has {len(corpus.test):,} tokens, "
                          f"{stretches * need:,} are needed")
-    study.pieces(corpus.valid, 16 * setting.run.segment, setting.count, setting.n)  # long enough?
+    common.pieces(corpus.valid, 16 * setting.run.segment, setting.count, setting.n)  # long enough?
     # a stretch begins i tokens later than it might, so that in the synthetic text, where kinds of
     # tokens take turns, each kind has its turn
     starts = [(len(corpus.test) - need) // stretches // 8 * 8 * i + i for i in range(stretches)]
-    setting = replace(setting, run=study.number_type(make("ours", setting, given), setting.run,
+    setting = replace(setting, run=common.choose_dtype(make("ours", setting, given), setting.run,
                                                      given.out))
-    bar = study.Bar(len(MODELS) * len(given.seeds) * setting.run.steps)
+    bar = common.Bar(len(MODELS) * len(given.seeds) * setting.run.steps)
     models = {}
     for seed in given.seeds:
         for name, row in MODELS.items():
             torch.manual_seed(seed)
-            models[seed, name] = study.fit(make(name, setting, given), corpus, replace(
+            models[seed, name] = common.fit(make(name, setting, given), corpus, replace(
                 setting.run, seed=seed), given.out / f"{table6_ablation.stem(row)}-{seed}.pt", bar)
-    bar, losses, lengths = study.Bar(len(models) * stretches * W * most), [], {}
+    bar, losses, lengths = common.Bar(len(models) * stretches * W * most), [], {}
     T = setting.run.segment
     for seed in given.seeds:
         group = []
@@ -198,7 +198,7 @@ def experiment(argv):
 
 def main(argv=None):
     """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return study.ended(NAME, experiment, argv)
+    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import torch
 from matplotlib.figure import Figure
 
 import benchmark
-import study
+import common
 
 NAME = "table9_eval_speed"
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times slower
@@ -74,7 +74,7 @@ def milliseconds_a_token(size, given):
 
 def experiment(argv):
     """Print a line for each length, and draw tokens a second over the length."""
-    flags = study.command_line.Parser(
+    flags = common.command_line.Parser(
         prog=f"experiments/{NAME}.py", argument_default=None,
         description="Evaluation with a memory and with a sliding window.")
     flags.add_argument("--size", choices=SIZES, default="laptop")
@@ -84,12 +84,12 @@ def experiment(argv):
     flags.add_argument("--repetitions", type=int, default=5)
     flags.add_argument("--lanes", type=int, nargs="+", default=[1, 4], help="tried, ascending")
     flags.add_argument("--lengths", type=int, nargs="+", default=list(PAPER), help="in tokens")
-    flags.add_argument("--out", default=study.RUNS / NAME, metavar="FOLDER")
+    flags.add_argument("--out", default=common.RUNS / NAME, metavar="FOLDER")
     given = flags.parse_args(argv)
     if min(given.repetitions, *given.lanes, *given.lengths) < 1:
         raise ValueError("--repetitions, --lanes and --lengths must be at least 1")
-    study.hardware.check(given.device)
-    out = study.Path(given.out)
+    common.hardware.check(given.device)
+    out = common.Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
     size, speeds = benchmark.SIZES[SIZES[given.size]], {side: [] for side in SIDES}
     config = size.config
@@ -122,7 +122,7 @@ def experiment(argv):
 
 def main(argv=None):
     """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return study.ended(NAME, experiment, argv)
+    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

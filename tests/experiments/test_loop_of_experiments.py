@@ -15,12 +15,13 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-study, ptb, regularisers = (import_module(name) for name in ("study", "ptb", "regularisers"))
+common, ptb, regularisers = (import_module(name) for name in (
+    "common", "table5_ptb", "regularisers"))
 lanes, lesson_5 = import_module("01_vanilla_segments").lanes, import_module("05_full_model")
 corpora, fast = import_module("support.corpora"), import_module("support.fast")
 differences = import_module("system.crash").differences
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6)
-RUN = study.train.Run(batch=2, segment=5, steps=9, dtype="float32", lr=0.02, warmup=4, clip=0.05,
+RUN = common.train.Run(batch=2, segment=5, steps=9, dtype="float32", lr=0.02, warmup=4, clip=0.05,
                       seed=3, eval_every=6, eval_tokens=40, eval_segment=8, eval_mem_len=11,
                       eval_clamp_len=9)
 
@@ -104,7 +105,7 @@ def test_the_loop_of_study(separator, tmp_path, our_own):
     config = replace(CONFIG, dropout=0.2, dropout_attention=0.1)
     torch.manual_seed(1)
     with watched() as found:
-        model = study.fit(lesson_5.TransformerXL(config), corpus, RUN, tmp_path / "m.pt", said)
+        model = common.fit(lesson_5.TransformerXL(config), corpus, RUN, tmp_path / "m.pt", said)
     torch.manual_seed(1)
     own = fast.prepare(lesson_5.TransformerXL(config)).train()
     streams = [lanes(corpus.train, 2) if separator is None else corpora.SentenceLanes(
@@ -120,7 +121,7 @@ def test_the_loop_of_study(separator, tmp_path, our_own):
     assert not model.training and not differences(model.state_dict(), own.state_dict())
 
 
-# ---- ptb.py's loop: groups, penalties, lengths, averages, validations ---------------------------
+# ---- table5_ptb.py's loop: groups, penalties, lengths, averages, validations --------------------
 
 RECIPE = regularisers.Recipe(
     word=0.1, input=0.2, inside=0.1, attention=0.1, output=0.2, connect=0.1, alpha=2.0, beta=1.0,
@@ -189,7 +190,7 @@ def test_the_loop_of_ptb(kind, vary, tmp_path, monkeypatch, our_own):
     """
     corpus, recipe = corpus_of(105), replace(RECIPE, average=kind, vary=vary)
     run = replace(RUN, steps=0, tokens=2 * 2 * 52)
-    monkeypatch.setattr(study.Bar, "advance", lambda *_: None)
+    monkeypatch.setattr(common.Bar, "advance", lambda *_: None)
     with watched() as found:
         model, curve = ptb.fit(CONFIG, run, recipe, corpus, tmp_path, "cpu")
     with watched() as wanted:

@@ -12,7 +12,7 @@ import torch
 from helpers import assert_close, randomized, run_examples
 
 measure, table8, ablation_model = map(import_module, ("recl", "table8_recl", "ablation_model"))
-study, lesson_5 = table8.study, import_module("05_full_model")
+common, lesson_5 = table8.common, import_module("05_full_model")
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=4)
 CONTEXTS = [100, 200, 300, 400]
 
@@ -87,14 +87,14 @@ def test_losses_are_after_exactly_so_many_tokens(kind):
         model = randomized(model)
     model, tokens = model.eval(), torch.randint(7, (400,))
     contexts = [40, 80, 120]  # read in segments of 64, so a state is handed on
-    found = table8.losses_by_context(model, tokens, contexts, 30, 2, study.Bar(10**6))
+    found = table8.losses_by_context(model, tokens, contexts, 30, 2, common.Bar(10**6))
     positions = range(120, 281, 40)
     assert found.shape == (3, len(positions))
     for i, c in enumerate(contexts):
         for k, t in enumerate(positions):
             used = min(c, 5) if kind == "al-rfou" else c
             x, y = tokens[None, t - used : t], tokens[None, t - used + 1 : t + 1]
-            with study.evaluating_with(model, mem_len=29, same_length=True):
+            with common.evaluating_with(model, mem_len=29, same_length=True):
                 wanted = model(x, None, y)[0][0, -1]
             assert_close(found[i, k].double(), wanted, f"position {t} after {c}", 1e-5)
 

@@ -8,13 +8,13 @@ from importlib import import_module
 import pytest
 import torch
 
-study, train = import_module("study"), import_module("train")
+common, train = import_module("common"), import_module("train")
 WITHOUT_OUT = "scaling", "kneser_ney", "benchmark", "number_types", "optimizers"
 WITH_TRAIN = "number_types", "optimizers"  # train.py refuses
 SMALL = "--size tiny --text {short} "
 RUN, PTB = "--checkpoint {run} ", "--size tiny --data-dir {words} "
 REFUSED = {
-    "study": [  # its flags are those of table6, table7, memory_length, generation_copies
+    "common": [  # its flags are those of table6, table7, memory_length, generation_copies
         ("--seeds 1 1", "--seeds must be different"), (f"--seeds {2**63}", "--seeds must be"),
         ("--text a --dataset ptb", "two corpora"), ("--text no.txt", "no.txt"),
         ("--dataset nothing", "'nothing' is neither a file"), ("--device cuda", "no CUDA device"),
@@ -27,7 +27,7 @@ REFUSED = {
     "memory_length": [(SMALL, "10 tokens, 77 are needed")],
     "generation_copies": [(SMALL, "two corpora"), ("--dataset {short}", "is for others")],
     "table9_eval_speed": [("--lanes 0", "at least 1")],
-    "ptb": [
+    "table5_ptb": [
         (PTB + "--model 16x380", "--model is for --size paper"), (PTB + "--epochs 0", "--epochs"),
         (PTB + "--what effects --only no-luck", "no-luck"),
         (PTB + "--what effects --test", "--test is for"), (PTB + "--only nothing", "--only is for"),
@@ -37,7 +37,7 @@ REFUSED = {
         (PTB + "--set locked=1", "True or False"), (PTB + "--set word=1", "word must be in [0, 1)"),
         (PTB + "--set average_from=1", "average_from in (0, 1)"), (PTB + "--lr -1", "--lr"),
         (PTB + "--out /dev/null/x", "another folder with --out")],
-    "generation": [
+    "appendix_e_generation": [
         ("--checkpoint nowhere", "no checkpoint at nowhere"),
         ("--checkpoint {short}", "is damaged or no checkpoint"),
         (RUN + "--prompts 9 --n-tokens 60 --top-k 9", "take 5,148"),
@@ -45,7 +45,7 @@ REFUSED = {
         (RUN + "--top-k 400", "--top-k must be from 1 to the"),
         (RUN + "--seeds 2 2", "--seeds must be different"),
         (RUN + "--prompts 2 --n-tokens 9 --top-k 9 --out {short}", "another folder with --out")],
-    "attention_maps": [
+    "figures5_to_7_attention": [
         ("--checkpoint nowhere", "no checkpoint at nowhere; "),
         (RUN + "--memory 0", "must be at least 1, got 0 and 4096"),
         (RUN + "--memory 20 --queries {all}", "tokens of the validation split, it has {n}"),
@@ -74,7 +74,7 @@ def test_one_line(script, flags, part, run_folder, words, tmp_path, monkeypatch,
     names = {"run": run_folder, "words": words, "short": short, "n": f"{n:,}", "all": n,
              "last": n - 2, "behind": n - 1}
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(study.Bar, "there", False)
+    monkeypatch.setattr(common.Bar, "there", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(train, "train_step", None)
     monkeypatch.setattr(import_module("01_vanilla_segments"), "RUNS", tmp_path / "runs")
@@ -82,7 +82,7 @@ def test_one_line(script, flags, part, run_folder, words, tmp_path, monkeypatch,
     (tmp_path / "new" / "number_type").write_text("float32")  # else it is measured
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     out = [] if script in WITHOUT_OUT else ["--out", "new"]
-    main = import_module("memory_length" if script == "study" else script).main
+    main = import_module("memory_length" if script == "common" else script).main
     assert main([*out, *flags.format(**names).split()]) == 1
     error = capsys.readouterr().err.rpartition("\r")[2]  # behind the progress that slow ones show
     lines = [line for line in error.split("\n") if line.strip()]

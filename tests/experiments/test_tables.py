@@ -10,7 +10,7 @@ import pytest
 import torch
 
 table6, memory_length = import_module("table6_ablation"), import_module("memory_length")
-corpora, study = import_module("support.corpora"), import_module("study")
+corpora, common = import_module("support.corpora"), import_module("common")
 ON_CPU = SimpleNamespace(device="cpu")
 
 
@@ -75,20 +75,20 @@ def seen(monkeypatch):
         calls.append(given)
         return torch.full((2, 30), float(len(calls)))
 
-    monkeypatch.setattr(study, "memory_losses", lambda model, tokens, before, segment, **lengths:
+    monkeypatch.setattr(common, "memory_losses", lambda model, tokens, before, segment, **lengths:
                         losses((segment, lengths)))
-    monkeypatch.setattr(study, "window_losses", lambda model, tokens, before, L: losses(L))
+    monkeypatch.setattr(common, "window_losses", lambda model, tokens, before, L: losses(L))
     return calls
 
 
 def test_evaluation_sees_what_it_says(seen):
     """With recurrence M = L - 1 and same_length; without, windows of L; al-rfou not beyond T."""
-    setting, corpus = table6.SIZES["tiny"], study.copies.corpus(4_000)
+    setting, corpus = table6.SIZES["tiny"], common.copies.corpus(4_000)
     for row, wanted in ((table6.ROWS[0], [(8, {})] + [
             (64, {"mem_len": L - 1, "same_length": True}) for L in setting.lengths]),
             (table6.ROWS[3], [8, *setting.lengths]), (table6.ROWS[8], [8, 4, 8])):
         seen.clear()
-        table6.evaluate(None, row, setting, corpus, setting.run.segment, study.Bar(100))
+        table6.evaluate(None, row, setting, corpus, setting.run.segment, common.Bar(100))
         assert seen == wanted
 
 
@@ -98,7 +98,7 @@ def test_the_memories_that_are_tried(seen):
     """
     *_, setting = memory_length.SIZES["tiny"]
     free, clamped, *others = memory_length.evaluate(
-        None, setting, study.copies.corpus(4_000), 8, study.Bar(100))
+        None, setting, common.copies.corpus(4_000), 8, common.Bar(100))
     wanted = [(64, {"mem_len": M, "clamp_len": clamp, "same_length": True})
               for clamp in (0, 15) for M in setting.lengths]
     assert seen == [*wanted, (8, {"mem_len": 12, "same_length": True}), (8, {})]

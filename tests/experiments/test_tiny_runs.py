@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-study, train = import_module("study"), import_module("train")
+common, train = import_module("common"), import_module("train")
 RUNS = {  # script: flags, figures, beginnings of lines that are printed
     "table6_ablation": ("--size tiny --text {notes} --seeds 0", ("table6", "table7", "table10"), {
         "yes ours full": 3, "yes shaw full": 2, "yes ours half": 1, "no ours full": 3}),
@@ -15,7 +15,7 @@ RUNS = {  # script: flags, figures, beginnings of lines that are printed
         "1 0": 1, "1 8": 1, "2 0": 1, "2 8": 1}),
     "generation_copies": ("--size tiny --seeds 0 1", ("generation_copies",), {
         "with memory": 1, "without memory": 1, "true continuation": 1, "by chance": 1}),
-    "ptb": ("--size tiny --data-dir {words} --seeds 0 --what effects --only recipe",
+    "table5_ptb": ("--size tiny --data-dir {words} --seeds 0 --what effects --only recipe",
             ("effects",), {"recipe": 1, "averaging, seed 0": 1}),
     "table9_eval_speed": ("--size tiny --repetitions 2 --lanes 1 2 --lengths 5 20", ("speed",), {
         "5 ": 1, "20 ": 1})}
@@ -38,6 +38,6 @@ def test_a_tiny_run(script, notes, words, tmp_path, monkeypatch, capsys):
     lines = [" ".join(line.split()) + " " for line in printed.splitlines()]
     for beginning, n in beginnings.items():
         assert sum(line.startswith(beginning) for line in lines) == n, beginning
-    if script == "ptb" or script in SLOW:
+    if script == "table5_ptb" or script in SLOW:
         monkeypatch.setattr(train, "train_step", None)
         assert main(argv) == 0 and capsys.readouterr().out == printed

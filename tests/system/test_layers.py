@@ -61,7 +61,7 @@ def constants(node):
 
 
 def module_of(path):
-    """What others call a file: support.log, but study for experiments/study.py."""
+    """What others call a file: support.log, but common for experiments/common.py."""
     return path.removesuffix(".py").replace("/", ".") if layer(path) == "support" else (
         Path(path).stem)
 
@@ -157,8 +157,8 @@ HOUSE = {
     "support/corpora.py": "from support.progress import progress\nimport os.path\n",
     "support/progress.py": "def f():\n    import support.corpora  # not at once: no cycle\n",
     "support/log.py": "from support import progress\nimport matplotlib.figure\n",
-    "experiments/study.py": "import train\nfrom support import log\n",
-    "tests/helpers.py": "import pytest, numpy, study\nimport_module(what)\n",
+    "experiments/common.py": "import train\nfrom support import log\n",
+    "tests/helpers.py": "import pytest, numpy, common\nimport_module(what)\n",
 }
 
 

@@ -5,10 +5,10 @@ published.  This is the published architecture, W_kR included, within 24.1 milli
 model, no cache, no dynamic evaluation, with the parts of regularisers.py, and the search for how
 strong each should be.  ptb.md is its log.
 
-    python experiments/ptb.py --what effects                each part's effect, small: hours
-    python experiments/ptb.py --size whole                  train.py's small model, the whole text
-    python experiments/ptb.py --size paper --what effects   each part's effect at full size; a GPU
-    python experiments/ptb.py --size paper --test           the recipe: train, choose, test; a GPU
+    python experiments/table5_ptb.py --what effects        each part's effect, small: hours
+    python experiments/table5_ptb.py --size whole          train.py's small model, the whole text
+    python experiments/table5_ptb.py --size paper --what effects   the effects at full size; a GPU
+    python experiments/table5_ptb.py --size paper --test   the recipe: train, choose, test; a GPU
 
 A run is a recipe and a seed; it has a folder of its own under --out, where it is kept when it is
 finished, and saved every minute before, so that the same command goes on (to the bit on a CPU;
@@ -16,7 +16,7 @@ on a GPU sums come in any order).  Another model, length, batch or rate needs an
 Several processes may work in one --out: each takes the next run that nobody works on, so that small
 runs share a GPU (or the cores) side by side.
 
-    for i in 1 2 3; do python experiments/ptb.py --size paper --test & done; wait
+    for i in 1 2 3; do python experiments/table5_ptb.py --size paper --test & done; wait
 
 (On a CPU put OMP_NUM_THREADS=1 in front: processes whose threads wait for each other are slow.)
 
@@ -38,12 +38,12 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-import study
+import common
 from regularisers import Penalised, Recipe, averager, optimizer_of, regularise, segment_length
-from study import (
+from common import (
     checkpoint, command_line, corpora, fast, hardware, lanes, log, segments, train)
 
-NAME = "ptb"
+NAME = "table5_ptb"
 lesson_5 = import_module("05_full_model")
 CONFIGS, TransformerXL = lesson_5.CONFIGS, lesson_5.TransformerXL
 TEMPERATURES = (0.9, 0.95, 1.0, 1.05, 1.1, 1.15)
@@ -189,14 +189,14 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
     path = folder / "model.pt"
     settings = " ".join(map(str, (config, run, recipe, device, mode,
                                   corpora.checksum(corpus))))
-    content = study.saved(path, settings)
+    content = common.read_saved(path, settings)
     plain = TransformerXL(config).to(device).eval()  # evaluates the weights of the one that learns
     curve = Curve(content["curve"] if content else ())
     if content and content["finished"]:
         plain.load_state_dict(content["model"])
         return plain, curve
 
-    bar = study.Bar(run.tokens)
+    bar = common.Bar(run.tokens)
     torch.manual_seed(run.seed)
     model = fast.prepare(regularise(TransformerXL(config).to(device), recipe))
     penalised = Penalised(model, recipe.alpha, recipe.beta)
@@ -233,7 +233,7 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
         checkpoint.save(path, content)
         curve.write(folder / "curve.tsv")
 
-    pause = study.Pause()
+    pause = common.Pause()
     while tokens < run.tokens:
         begun, done = time.perf_counter(), tokens / run.tokens
         length = segment_length(run.segment, run.seed, step) if recipe.vary else run.segment
@@ -265,7 +265,7 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
                 keep()
     keep(whole=True)
     bar.clear()
-    plain.load_state_dict(study.saved(path, settings)["model"])
+    plain.load_state_dict(common.read_saved(path, settings)["model"])
     return plain, curve
 
 
@@ -390,7 +390,7 @@ def each_run(jobs, out, work):
             try:
                 results[job] = work(job, folder)
             except ValueError as error:
-                study.Bar.clear()
+                common.Bar.clear()
                 print(f"{folder.name} failed: {error}", flush=True)
                 failed.append(job)
     return {job: results[job] for job in jobs if job in results}, failed
@@ -447,7 +447,7 @@ def draw(curves, path, epochs, total, title):
 
 def flags():
     """The command line."""
-    parser = command_line.Parser(prog="experiments/ptb.py", description=__doc__,
+    parser = command_line.Parser(prog="experiments/table5_ptb.py", description=__doc__,
                                  argument_default=None)
     add = parser.add_argument
     add("--what", choices=("recipe", "effects"), default="recipe")
@@ -462,7 +462,7 @@ def flags():
     add("--lr", type=float, help="highest learning rate")
     add("--warmup", type=int, help="steps until it is reached")
     add("--batch", type=int, metavar="B", help="lanes")
-    add("--data-dir", default=study.RUNS.parent / "data", metavar="FOLDER")
+    add("--data-dir", default=common.RUNS.parent / "data", metavar="FOLDER")
     add("--out", metavar="FOLDER", help=f"where the runs are kept (default: runs/{NAME}-SIZE)")
     add("--device", choices=("cpu", "cuda"),
         default="cuda" if torch.cuda.is_available() else "cpu")
@@ -492,7 +492,7 @@ def changed(recipe, settings):
 def asked(given):
     """What the flags ask for -> Size with its run and epochs, {name: recipe}.  ValueError."""
     hardware.check(given.device)
-    study.check_seeds(given.seeds)
+    common.check_seeds(given.seeds)
     size = SIZES[given.size]
     if given.model:
         if given.size != "paper":
@@ -525,14 +525,14 @@ def experiment(argv):
     """Train what is missing, print, draw; for the recipe choose the evaluation and test."""
     given = flags().parse_args(argv)
     size, recipes = asked(given)
-    corpus = corpora.load(NAME, root=given.data_dir)
+    corpus = corpora.load("ptb", root=given.data_dir)
     corpus = replace(corpus, train=corpus.train[: len(corpus.train) // size.part])
     config = replace(size.config, vocab_size=len(corpus.vocab))
     total = size.epochs * lanes(corpus.train, size.run.batch)[:, 1:].numel()
     run = replace(size.run, tokens=total)
-    out = Path(given.out or study.RUNS / f"{NAME}-{given.size}")
+    out = Path(given.out or common.RUNS / f"{NAME}-{given.size}")
     out.mkdir(parents=True, exist_ok=True)
-    run = study.number_type(TransformerXL(config).to(given.device), run, out)
+    run = common.choose_dtype(TransformerXL(config).to(given.device), run, out)
     print(f"{lesson_5.count_parameters(config):,} parameters, {len(corpus.train):,} tokens of "
           f"training, {size.epochs} epochs, {run.batch} lanes of {run.segment}, {run.dtype}",
           flush=True)
@@ -572,7 +572,7 @@ def experiment(argv):
 
 def main(argv=None):
     """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return study.ended(NAME, experiment, argv)
+    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

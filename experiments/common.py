@@ -39,7 +39,7 @@ class Setting:
     n: int  # ... and predictions in each
 
 
-def flags_of(name, about, sizes):
+def make_flags(name, about, sizes):
     """The flags that all experiments have, as a parser that can take more."""
     flags = command_line.Parser(prog=f"experiments/{name}.py", description=about,
                                 argument_default=None)
@@ -62,7 +62,7 @@ def check_seeds(seeds):
         raise ValueError(f"--seeds must be different, from 0 to {validate.MOST}, got {seeds}")
 
 
-def checked(given, name):
+def begin(given, name):
     """Complete the flags: dataset, folder, its lock; the corpus comes with them.  ValueError."""
     if given.text and given.dataset:
         raise ValueError("--text and --dataset name two corpora; give one of them")
@@ -80,7 +80,7 @@ def checked(given, name):
     return given, corpus
 
 
-def ended(name, experiment, argv):
+def run(name, experiment, argv):
     """Run experiment(argv) -> exit status; whatever was wrong is said in one line."""
     try:
         experiment(argv)
@@ -147,7 +147,7 @@ class Pause:
         self.length = max(EVERY, 20 * (self.last - begun))
 
 
-def saved(path, settings):
+def read_saved(path, settings):
     """What an earlier run has saved at path, None if nothing.  ValueError if it was another."""
     if not path.exists():
         return None
@@ -163,7 +163,7 @@ def saved(path, settings):
     return content
 
 
-def number_type(model, run, folder):
+def choose_dtype(model, run, folder):
     """The run with the number type that is faster here; measured once, and noted in the folder.
 
     If several processes measure at the same time, what the first of them has noted counts.
@@ -197,7 +197,7 @@ def fit(model, corpus, run, path, bar, weight=1):
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
     settings = " ".join(map(str, (type(model).__name__, getattr(model, "variant", ""), model.config,
                                   run, corpus.name, corpora.checksum(corpus))))
-    content = saved(path, settings)
+    content = read_saved(path, settings)
     if content:
         step, epoch, column, memory = content["place"]
         memory = memory and [z.to(device) for z in memory]

@@ -1,6 +1,6 @@
 """What the experiments share: training goes on to the bit, and losses are after so many tokens.
 
-    pytest tests/experiments/test_study.py
+    pytest tests/experiments/test_common.py
 """
 from dataclasses import replace
 from importlib import import_module
@@ -11,11 +11,11 @@ import torch
 
 from helpers import assert_close, randomized
 
-study, ablation_model = import_module("study"), import_module("ablation_model")
+common, ablation_model = import_module("common"), import_module("ablation_model")
 corpora, lesson_5 = import_module("support.corpora"), import_module("05_full_model")
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6,
                          dropout=0.2)
-RUN = study.train.Run(batch=2, segment=5, steps=8, dtype="float32", warmup=2)
+RUN = common.train.Run(batch=2, segment=5, steps=8, dtype="float32", warmup=2)
 
 
 def text(n, separator=None):
@@ -30,23 +30,23 @@ def test_what_is_stopped_goes_on_to_the_bit(tmp_path, monkeypatch, our_own):
     """Stopped a step after the last saving, in the second reading of the text, whose sentences are
     shuffled anew.  What is done already is no part of the bar.
     """
-    corpus, step, clock = text(47, 3), study.train.train_step, SimpleNamespace(now=0.0)
-    monkeypatch.setattr(study.time, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(study, "print", lambda *_, **more: None, raising=False)
+    corpus, step, clock = text(47, 3), common.train.train_step, SimpleNamespace(now=0.0)
+    monkeypatch.setattr(common.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(common, "print", lambda *_, **more: None, raising=False)
 
     def fit(path, stop=99):
-        calls, bar = [], study.Bar(16)
+        calls, bar = [], common.Bar(16)
 
         def counted(*arguments):
             if len(calls) == stop:
                 raise KeyboardInterrupt
             calls.append(1)
-            clock.now += study.EVERY / 2.5  # so that every third step is saved
+            clock.now += common.EVERY / 2.5  # so that every third step is saved
             return step(*arguments)
 
-        monkeypatch.setattr(study.train, "train_step", counted)
+        monkeypatch.setattr(common.train, "train_step", counted)
         torch.manual_seed(1)
-        model = study.fit(lesson_5.TransformerXL(CONFIG), corpus, RUN, path, bar, weight=2)
+        model = common.fit(lesson_5.TransformerXL(CONFIG), corpus, RUN, path, bar, weight=2)
         assert bar.done == bar.total == 2 * len(calls) and not model.training
         return model.state_dict(), len(calls)
 
@@ -64,7 +64,7 @@ def test_another_run_or_a_damaged_one_is_not_taken(tmp_path):
 
     def fit(config=CONFIG, corpus=corpus, run=run, half_loss=False):
         model = ablation_model.AblationModel(config, 5, "ours", half_loss)
-        study.fit(model, corpus, run, path, study.Bar(1))
+        common.fit(model, corpus, run, path, common.Bar(1))
 
     fit()
     for other in ({"config": replace(CONFIG, d_inner=9)}, {"run": replace(run, steps=2)},
@@ -86,12 +86,12 @@ def test_the_number_type_is_measured_once(tmp_path, monkeypatch):
         (tmp_path / "number_type").write_text("bf16")  # the other process was faster
         return "float32"
 
-    monkeypatch.setattr(study.hardware, "choose_dtype", choose)
+    monkeypatch.setattr(common.hardware, "choose_dtype", choose)
     model, auto = lesson_5.TransformerXL(CONFIG), replace(RUN, dtype="auto")
-    assert study.number_type(model, auto, tmp_path).dtype == "bf16"
-    assert study.number_type(model, RUN, tmp_path).dtype == "float32"  # as asked
-    monkeypatch.setattr(study.hardware, "choose_dtype", None)  # not asked again
-    assert study.number_type(model, auto, tmp_path).dtype == "bf16"
+    assert common.choose_dtype(model, auto, tmp_path).dtype == "bf16"
+    assert common.choose_dtype(model, RUN, tmp_path).dtype == "float32"  # as asked
+    monkeypatch.setattr(common.hardware, "choose_dtype", None)  # not asked again
+    assert common.choose_dtype(model, auto, tmp_path).dtype == "bf16"
 
 
 # ---- losses after so many tokens ----------------------------------------------------------------
@@ -106,11 +106,11 @@ def model_of(kind, **changes):
 
 def test_pieces_are_spread_and_carry_their_context():
     """Three pieces of 4 predictions after 2 tokens of context: at both ends and in the middle."""
-    found = study.pieces(torch.arange(27), 2, 3, 4)
+    found = common.pieces(torch.arange(27), 2, 3, 4)
     assert found.tolist() == [[0, 1, 2, 3, 4, 5, 6], [10, 11, 12, 13, 14, 15, 16],
                               [20, 21, 22, 23, 24, 25, 26]]
     with pytest.raises(ValueError, match="14 tokens, 15 are needed"):
-        study.pieces(torch.arange(14), 2, 3, 4)
+        common.pieces(torch.arange(14), 2, 3, 4)
 
 
 @pytest.mark.parametrize("kind", ["ours", "shaw"])
@@ -118,9 +118,9 @@ def test_pieces_are_spread_and_carry_their_context():
 def test_a_memory_is_what_one_pass_over_the_piece_sees(kind, segment):
     """With same_length any cut gives the one pass's losses, behind the context."""
     model = model_of(kind)
-    tokens = study.pieces(torch.randint(7, (60,)), 9, 2, 10)
-    found = study.memory_losses(model, tokens, 9, segment, mem_len=4, same_length=True)
-    with study.evaluating_with(model, mem_len=4, same_length=True):
+    tokens = common.pieces(torch.randint(7, (60,)), 9, 2, 10)
+    found = common.memory_losses(model, tokens, 9, segment, mem_len=4, same_length=True)
+    with common.evaluating_with(model, mem_len=4, same_length=True):
         wanted = model(tokens[:, :-1], None, tokens[:, 1:])[0]
     assert found.shape == (2, 10)
     assert_close(found.double(), wanted[:, 9:], "the losses", 1e-5)
@@ -131,8 +131,8 @@ def test_a_memory_is_what_one_pass_over_the_piece_sees(kind, segment):
 def test_a_window_gives_its_last_quarter(L, stride):
     """Each prediction from a window of its own, cut out by hand; 10 is no multiple of 3."""
     model = model_of("vaswani", mem_len=0)
-    tokens = study.pieces(torch.randint(7, (60,)), 12, 2, 10)
-    found, n = study.window_losses(model, tokens, 12, L), 10
+    tokens = common.pieces(torch.randint(7, (60,)), 12, 2, 10)
+    found, n = common.window_losses(model, tokens, 12, L), 10
     assert found.shape == (2, n)
     for j in range(n):
         end = min(12 + (j // stride + 1) * stride, 12 + n)  # behind the window's last input
@@ -149,7 +149,7 @@ def test_a_memory_ends_at_the_token(M):
     model, tokens = model_of("ours", n_layer=1), torch.randint(7, (1, 41))
     other = tokens.clone()
     other[0, 40 - 24] = (tokens[0, 40 - 24] + 1) % 7
-    one, two = (study.memory_losses(model, z, 0, 4, mem_len=M, same_length=True)[0, -1]
+    one, two = (common.memory_losses(model, z, 0, 4, mem_len=M, same_length=True)[0, -1]
                 for z in (tokens, other))
     assert (one != two) == (M == 23)
 
@@ -158,18 +158,18 @@ def test_a_memory_ends_at_the_token(M):
 
 def test_a_folder_is_locked_as_long_as_the_run_lives(tmp_path, monkeypatch):
     """It is named after experiment, size and text."""
-    monkeypatch.setattr(study, "RUNS", tmp_path)
-    monkeypatch.setattr(study.copies, "corpus", lambda: None)
-    flags = study.flags_of("name", "about", ("tiny", "laptop", "paper"))
-    given, _ = study.checked(flags.parse_args(["--dataset", "copies"]), "name")
+    monkeypatch.setattr(common, "RUNS", tmp_path)
+    monkeypatch.setattr(common.copies, "corpus", lambda: None)
+    flags = common.make_flags("name", "about", ("tiny", "laptop", "paper"))
+    given, _ = common.begin(flags.parse_args(["--dataset", "copies"]), "name")
     assert given.out == tmp_path / "name-laptop-copies" and given.synthetic
     with pytest.raises(ValueError, match="belongs to a run.*name.py"):
-        study.checked(flags.parse_args(["--dataset", "copies"]), "name")
+        common.begin(flags.parse_args(["--dataset", "copies"]), "name")
 
 
 def test_ctrl_c_says_how_to_go_on(capsys):
     """Status 130."""
     def stop(argv):
         raise KeyboardInterrupt
-    assert study.ended("name", stop, []) == 130
+    assert common.run("name", stop, []) == 130
     assert "the same command goes on" in capsys.readouterr().err

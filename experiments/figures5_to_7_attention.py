@@ -11,9 +11,8 @@ A query's attention is a probability for each of the M + 1 keys that it sees, at
 
 An average hides what a single query picks: (a) can be sharp for each and yet uniform over all.
 
-    python experiments/attention_maps.py           trains a model for a minute first, and keeps it
-    python experiments/attention_maps.py --checkpoint runs/stdlib-laptop     a run of train.py
-    python experiments/attention_maps.py --checkpoint runs/wt103-wt103-standard --memory 640
+    python experiments/figures5_to_7_attention.py    trains a model for a minute first, and keeps it
+    python experiments/figures5_to_7_attention.py --checkpoint runs/stdlib-laptop --memory 640
 
 The last one is the paper's.  The text is the validation split of the model's own corpus, read with
 same_length on the CPU; colours are logarithmic.  One model is described and nothing compared:
@@ -30,11 +29,12 @@ import torch
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-import study
-from study import checkpoint, command_line, corpora, lanes, lesson_1, train
+import common
+from common import checkpoint, command_line, corpora, lanes, lesson_1, train
 
 rel_shift = import_module("04_rel_shift").rel_shift
-NAME, HERE = "attention_maps", study.RUNS / "attention_maps"
+NAME = "figures5_to_7_attention"
+HERE = common.RUNS / NAME
 PIECES, SEGMENT = 8, 64  # places of the split that are read side by side; tokens at a time
 PARTS = {"whole": "k-", "(a) alone": "C0:", "(b) alone": "C1--", "(d) alone": "C2-."}
 
@@ -240,7 +240,7 @@ def experiment(argv):
 
 def main(argv=None):
     """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return study.ended(NAME, experiment, argv)
+    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ seen before them; one with a memory can.  How many stand again in each of these 
     true continuation  what goes on in the test split
     chance             the texts with memory, and names of other prompts that their own lacks
 
-    python experiments/generation.py --checkpoint runs/stdlib-laptop    a run of train.py, or a file
-    python experiments/generation.py     trains for two minutes first, in --out (runs/generation)
+    python experiments/appendix_e_generation.py --checkpoint runs/stdlib-laptop    a run, or a file
+    python experiments/appendix_e_generation.py     trains two minutes first, in runs/generation
 
 Rules.  A name is an identifier of four characters or more, or a word like that, not among the 500
 most common of the training split (its first ten million tokens).  A prompt's names count once each,
@@ -36,8 +36,8 @@ from statistics import mean
 import torch
 from matplotlib.figure import Figure
 
-import study
-from study import RUNS, checkpoint, command_line, corpora, fast, train, validate
+import common
+from common import RUNS, checkpoint, command_line, corpora, fast, train, validate
 
 PROMPT, COMMON, COUNTED = 512, 500, 10_000_000
 NAME = re.compile(r"\b[A-Za-z_]\w{3,}", re.ASCII)
@@ -91,12 +91,12 @@ def shares(pairs, T):
     return [mean(part) if part else math.nan for part in parts]
 
 
-def measure(prompts, texts, common, T):
+def measure(prompts, texts, frequent, T):
     """Texts after their prompts -> [repetition, shares] of their own names; the same by chance."""
     own, others = [], []
     for before, new in zip(prompts, texts):
-        own += come_back(before, before, new, common)
-        known = common.union(name for name, *_ in names(before))  # none of `before` itself is left
+        own += come_back(before, before, new, frequent)
+        known = frequent.union(name for name, *_ in names(before))  # none of `before` is left
         others += [pair for other in prompts for pair in come_back(other, before, new, known)]
     repeated = mean(repetition(text, 16 if isinstance(text, str) else 4) for text in texts)
     return [repeated, *shares(own, T)], [math.nan, *shares(others, T)]
@@ -118,7 +118,7 @@ def without_memory(model, prompt, run, given):
 
 def parse(argv):
     """The command line, checked.  ValueError."""
-    parser = command_line.Parser(prog="experiments/generation.py", description=__doc__,
+    parser = command_line.Parser(prog="experiments/appendix_e_generation.py", description=__doc__,
                                  argument_default=None)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     for name, kind, default in (
@@ -154,7 +154,7 @@ def load(given):
 def draw(rows, T, path, title):
     """The table as bars, each the mean of its seeds, which are dots."""
     axes = Figure(figsize=(7.5, 4), layout="constrained").subplots()
-    study.bars(axes, rows, COLORS)
+    common.bars(axes, rows, COLORS)
     axes.set(xticks=range(4), ylabel="share", ylim=(0, None), title=title, xticklabels=(
         "n-grams\nthat repeat", "names that\ncome back: all",
         f"... last seen in\nthe last {T} tokens", "... last seen\nbefore these"))
@@ -176,7 +176,7 @@ def experiment(argv):
     given.out.mkdir(parents=True, exist_ok=True)
     new, reader = {}, fast.Reader(model)  # kind: (B, n) for each seed
     for kind, sample in zip(COLORS, (train.continue_text, without_memory)):
-        bar = study.Bar(len(seeds) * n)
+        bar = common.Bar(len(seeds) * n)
         # each token that is made is read by one call of the embedding
         hook = model.embedding.register_forward_hook(lambda *_: bar.advance(kind))
         new[kind] = [sample(reader, tokens[:, :PROMPT], run, vars(given) | {"seed": seed})
@@ -188,8 +188,8 @@ def experiment(argv):
     counts, parts = Counter(), corpus.train[:COUNTED].split(2**20)
     for part in train.progress(parts, "counting names", len(parts)):
         counts.update(name for name, *_ in names(as_text(part, vocab)))
-    common = {name for name, _ in counts.most_common(COMMON)}
-    both = {kind: [measure(prompts, [as_text(z, vocab) for z in texts], common, T)
+    frequent = {name for name, _ in counts.most_common(COMMON)}
+    both = {kind: [measure(prompts, [as_text(z, vocab) for z in texts], frequent, T)
                    for texts in new[kind]] for kind in new}
     rows = {kind: [own for own, _ in values] for kind, values in both.items()}
     rows["chance"] = [others for _, others in both["with memory"]]
@@ -200,21 +200,21 @@ def experiment(argv):
                      lambda file: file.write("\n".join(samples).encode()), "wb")
     draw(rows, T, given.out / "generation.png", f"{n:,} new tokens after each of {B} prompts")
 
-    ages = [age for z in prompts for age, _ in come_back(z, z, z[:0], common)]
+    ages = [age for z in prompts for age, _ in come_back(z, z, z[:0], frequent)]
     print(f"{samples[0]}===\n{corpus.name}\n{B} prompts of {PROMPT} tokens, {n:,} new ones each, "
           f"top-{given.top_k}, temperature {given.temperature}, seeds {seeds}\n"
           f"M {run.eval_mem_len}, T {T}; {len(ages)} names, {sum(age < T for age in ages)} of them "
           f"among the last T tokens\n"
           f"{'':17}{'repetition':>15}{'names back: all':>17}{'in the last T':>15}{'before':>15}")
     for kind, values in rows.items():
-        print(f"{kind:17}" + "".join("-".rjust(w) if math.isnan(z[0]) else study.spread(z).rjust(w)
+        print(f"{kind:17}" + "".join("-".rjust(w) if math.isnan(z[0]) else common.spread(z).rjust(w)
                                      for z, w in zip(zip(*values), (15, 17, 15, 15))))
     print(f"samples: {given.out / 'samples.txt'}\nfigure: {given.out / 'generation.png'}")
 
 
 def main(argv=None):
     """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return study.ended("generation", experiment, argv)
+    return common.run("appendix_e_generation", experiment, argv)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Penn Treebank: recipes, going on, the choice on valid, one reading of test, the figures.
 
-    pytest tests/experiments/test_ptb.py
+    pytest tests/experiments/test_table5_ptb.py
 """
 import json
 import math
@@ -13,15 +13,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-ptb, lesson_5 = import_module("ptb"), import_module("05_full_model")
-study, train, corpora, checkpoint = ptb.study, ptb.train, ptb.corpora, ptb.checkpoint
+ptb, lesson_5 = import_module("table5_ptb"), import_module("05_full_model")
+common, train, corpora, checkpoint = ptb.common, ptb.train, ptb.corpora, ptb.checkpoint
 TINY = ptb.SIZES["tiny"]
 
 
 @pytest.fixture
 def setting(words, monkeypatch):
     """(config, run, corpus) of a tiny run of some 26 steps."""
-    monkeypatch.setattr(study.Bar, "advance", lambda *_: None)
+    monkeypatch.setattr(common.Bar, "advance", lambda *_: None)
     corpus = corpora.load("ptb", root=words)
     corpus = replace(corpus, train=corpus.train[:401])
     return (replace(TINY.config, vocab_size=len(corpus.vocab)),
@@ -68,10 +68,10 @@ def test_going_on_to_the_bit(setting, tmp_path, monkeypatch):
     recipe = replace(ptb.SMALL, average_from=0.3, word=0.2, vary=True, connect=0.1)
     whole, curve = fit(setting, recipe, tmp_path / "a")
     ticks = iter(range(0, 10**9, 100))  # a clock by which saving takes 100 s: every 21 steps
-    monkeypatch.setattr(study, "EVERY", 0)
+    monkeypatch.setattr(common, "EVERY", 0)
     with monkeypatch.context() as patch:
         stop_at(patch, 24)
-        patch.setattr(study, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+        patch.setattr(common, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
         with pytest.raises(KeyboardInterrupt):
             fit(setting, recipe, tmp_path / "b")
     saved = checkpoint.read(tmp_path / "b" / "model.pt")

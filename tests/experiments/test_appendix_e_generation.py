@@ -1,6 +1,6 @@
 """The measures of a generated text by hand; what a token is drawn from; the table is true.
 
-    pytest tests/experiments/test_generation.py
+    pytest tests/experiments/test_appendix_e_generation.py
 """
 import math
 import re
@@ -13,7 +13,8 @@ import torch
 
 from helpers import randomized, run_examples
 
-generation, generation_copies = import_module("generation"), import_module("generation_copies")
+generation, generation_copies = (import_module(name) for name in (
+    "appendix_e_generation", "generation_copies"))
 train, corpora, copies = generation.train, generation.corpora, generation_copies.copies
 lesson_5 = train.lesson_5
 SMALL = ["--prompts", "2", "--n-tokens", "60", "--top-k", "9", "--seeds", "3", "5"]

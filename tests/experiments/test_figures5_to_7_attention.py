@@ -1,6 +1,6 @@
 """Attention maps: the terms are the model's, by distance, and what is shown is what was read.
 
-    pytest tests/experiments/test_attention_maps.py
+    pytest tests/experiments/test_figures5_to_7_attention.py
 """
 from dataclasses import replace
 from importlib import import_module
@@ -11,7 +11,7 @@ import torch.nn as nn
 
 from helpers import assert_close
 
-maps = import_module("attention_maps")
+maps = import_module("figures5_to_7_attention")
 train, lesson_3 = maps.train, import_module("03_relative_attention")
 lesson_5 = import_module("05_full_model")
 
