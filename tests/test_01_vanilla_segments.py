@@ -90,7 +90,7 @@ def listed(result):
 
 
 def joined(result):
-    """One segment behind another, x above y: (2, B, ...)."""
+    """One segment after another, x above y: (2, B, ...)."""
     return torch.cat([torch.stack([x, y]) for x, y in listed(result)], dim=-1)
 
 
@@ -137,7 +137,7 @@ def test_start_is_a_column(segments):
 @pytest.mark.parametrize("B, L, T, start", [
     (2, 11, 4, 0), (3, 12, 4, 0), (2, 3, 7, 0), (5, 6, 1, 0), (1, 9, 2, 4), (3, 12, 5, 3)])
 def test_all_tokens_in_their_order(segments, B, L, T, start):
-    """One segment behind another, x is all inputs from `start` on, and y all their targets."""
+    """One segment after another, x is all inputs from `start` on, and y all their targets."""
     stream = torch.randint(1000, (B, L + 1))
     assert same(joined(segments(stream.clone(), T, start)),
                 joined(oracles.segments(stream, T, start)))

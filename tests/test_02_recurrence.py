@@ -38,7 +38,7 @@ def rows(first, end):
 
 
 def test_a_full_memory_moves_on(update_memory):
-    """First in, first out: the new rows go in behind the old ones, the oldest ones go out, and the
+    """First in, first out: the new rows go in after the old ones, the oldest ones go out, and the
     last M of both together stay."""
     assert same(update_memory(rows(0, 5), rows(5, 9), 5), rows(4, 9))
 
@@ -278,7 +278,7 @@ def test_attention_with_memory_equals_loops_forward_and_gradient(oracles_in_plac
 
 
 def test_masked_probabilities_are_exactly_zero(oracles_in_place):
-    """However low the visible scores are, a key of the future gets nothing, behind a memory too."""
+    """However low the visible scores are, a key of the future gets nothing, after a memory too."""
     attention = lesson.Attention(10, 3, 4).double()
     nn.init.normal_(attention.W_q.weight, std=1e6)
     attention.W_k.weight.data = -attention.W_q.weight  # query 0 gives itself about -10^13
@@ -291,7 +291,7 @@ def test_masked_probabilities_are_exactly_zero(oracles_in_place):
 def test_segments_with_memory_equal_one_loop_over_the_stream(oracles_in_place, T, M):
     """Each layer remembers its own input; forward and gradient of every weight, SG included.
 
-    Wrong here: the memory of another layer, memory behind the segment, T rows kept in place of M,
+    Wrong here: the memory of another layer, memory after the segment, T rows kept in place of M,
     zeros for a memory that is not there, a mask without the memory, a gradient into the past.
     """
     model, x = tiny_model(M=M), torch.randint(11, (2, 3 * T + 1))

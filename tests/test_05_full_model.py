@@ -192,7 +192,7 @@ def test_attention_of_any_size(relative_attention, B, H, T, K, C):
 @pytest.mark.parametrize("dtype, size", [
     (torch.float64, 1e100), (torch.float32, 1e18), (torch.bfloat16, 1e18), (torch.float16, 100)])
 def test_a_hidden_key_gets_nothing_at_all(relative_attention, dtype, size):
-    """However low the scores of the keys that a query sees, and in every number type: a hidden key
+    """However low the scores of the keys that a query sees, and in every dtype: a hidden key
     gets exactly 0.  No large number will do, only -inf."""
     q, k, value, Q, u, v = (z.to(dtype) for z in inputs(torch.zeros, B=1, H=1, T=2, K=2, C=4))
     # query 0 sees a key with a very low score, and not the other, which has a value

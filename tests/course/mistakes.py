@@ -40,7 +40,7 @@ BUGS = {
     12: "hidden scores are filled with a small or a merely large number",
     13: "the position term is not hidden where the shift leaves leftovers",
     14: "the stop-gradient is dropped",
-    15: "the memory is put behind the segment",
+    15: "the memory is put after the segment",
     16: "memory[-0:] keeps everything if mem_len is 0",
     17: "a memory of zeros that is attended to, in place of none",
     18: "mem_len and the segment length are mixed up",

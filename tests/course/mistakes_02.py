@@ -92,7 +92,7 @@ def causal_mask(T, M, device=None):
       ("j > M + i", "(j > M + i).flip(0)")),
     M("causal_mask", "the past is hidden and the future shows", ("j > M + i", "j < T - 1 - i")),
     M("causal_mask", "the past is hidden and the future shows", ("j > M + i", "j < M + i")),
-    M("causal_mask", "the memory stands behind the segment: the first M keys are the memory",
+    M("causal_mask", "the memory stands after the segment: the first M keys are the memory",
       ("j > M + i", "(j > i) & (j < T)")),
     M("causal_mask", "queries and keys have changed places: each row belongs to a query",
       ("arange(T, device=device)[:, None]", "arange(T, device=device)"),

@@ -31,7 +31,7 @@ TABLE = (
     M("rel_shift", "the rows went to the right, into the future: did you drop the first row or the "
       "last? The first one holds what nobody needs", ("x[..., 1:, :]", "x[..., :-1, :]"), bug=1),
     M("rel_shift", "every row is moved one too far: the pad cell goes in front of each row, not "
-      "behind it", ("(1, 0)", "(0, 1)")),
+      "after it", ("(1, 0)", "(0, 1)")),
     M("rel_shift", "nothing has moved: the padded numbers must be read in rows of T",
       ("*batch, K + 1, T", "*batch, T, K + 1"), ("x[..., 1:, :]", "x[..., :, 1:]")),
     M("rel_shift", "the numbers do not fit: (T, K + 1) padded numbers are as many as (K + 1, T); "

@@ -64,7 +64,7 @@ def seen_cells(T, m, most=None):
 def terms_by_distance(q, k, R, W_kR, u, v):
     """The four terms (4, B, H, T, K) of section 3.3, one distance after the other; future cells 0.
 
-    Queries that are `d` tokens behind their key stand on one diagonal of the table.
+    Queries that are `d` tokens after their key stand on one diagonal of the table.
     """
     (B, H, T, C), K = q.shape, k.shape[2]
     table = torch.zeros(4, B, H, T, K, dtype=q.dtype)

@@ -25,7 +25,7 @@ DAMAGE = {
 }
 FOR_RESUME = {
     "step is far below 0": lambda c: c["state"].update(step=-10**9),
-    "column is far behind": lambda c: c["state"].update(column=10**9),
+    "column is past the end": lambda c: c["state"].update(column=10**9),
     "memory of one layer": lambda c: c["state"]["memory"].pop(),
     "memory of other lanes": lambda c: c["state"].update(
         memory=[z[:3] for z in c["state"]["memory"]]),

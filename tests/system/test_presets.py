@@ -1,4 +1,4 @@
-"""What is decided and said around a run: flags, presets, estimates, number types, log lines.
+"""What is decided and said around a run: flags, presets, estimates, dtypes, log lines.
 
     pytest tests/system/test_presets.py
 """

@@ -384,7 +384,7 @@ def test_a_run_is_not_overwritten_and_not_changed(text, small, capsys, monkeypat
 
 
 def test_a_run_is_evaluated_as_it_was_trained(text, small, tmp_path, capsys):
-    """Another text or number type beside --eval-only would be passed over without a word."""
+    """Another text or dtype beside --eval-only would be passed over without a word."""
     out, other = small(), tmp_path / "other.txt"
     other.write_text(text.read_text())
     for flags, words in ((["--text", str(other)], "--text is "),
