@@ -259,4 +259,4 @@ if __name__ == "__main__":
 #   2. Position 0 predicts from one byte.  Which quantity of the text bounds its loss?
 # Change and watch
 #   1. T = 16, then 128 in main: what becomes of the loss and the work of both ways?
-#   2. Delete the line that adds U: which positions get worse, and why not all of them?
+#   2. Write h = E for h = E + U.to(E): which positions get worse, and why not all?

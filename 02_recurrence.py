@@ -17,18 +17,21 @@ affordable; but information flows.  If T divides M, each layer reaches M further
     h0    [x  x  x  x]   x  x  x  x                   11 back
 
 h0 are the embeddings, h1 is what layer 1 makes of h0, h2 what layer 2 makes of h1.
-Brackets: read from memory on the way to Q.  To make Q, layer 2 reads h1 of segment 3
+Drawn is only the way from Q to the oldest token, and in brackets what comes from memory
+on it; 7 back is what layer 2 sees by itself.  To make Q, layer 2 reads h1 of segment 3
 and, from memory, of segment 2.  That h1 was made one segment earlier, when layer 1 read
 h0 of segment 2 and, from its memory then, of segment 1.
 
 What it breaks: absolute positions.  An embedding at position j is E + U_j, in memory
-and in the segment, and attention is a sum over an unordered set of keys.  If the tokens
-at j in both change places, no later output of one layer moves: *temporal confusion*.
+and in the segment, and attention is a sum over an unordered set of keys.  Exchange the
+token at j in the memory with the one at j in the segment: with one layer, no output of
+the segment after j changes.  The paper calls it *temporal confusion*.
 
     python 02_recurrence.py      a few seconds: exact zeros, exact counts, one figure
 
-New letters:  M the longest memory, m <= M its length so far (the M of causal_mask), K =
-m + T keys.  NEW marks what the model adds to lesson 1's.
+New letters:  M the longest memory, m <= M its length so far, K = m + T keys.  (Where
+only one of the two is in sight, as in causal_mask and in lessons 3 and 4, it is called
+M.)  NEW marks what the model adds to lesson 1's.
 """
 import math
 from importlib import import_module
@@ -162,7 +165,8 @@ def gradient_into(model, x, y, T):
     loss_2 = stream_losses(model, x, y, T)[:, T:].sum()
     hook.remove()
     loss_2.backward()
-    # exactly 0 for segment 1: the memory is its only way into loss_2, and is detached
+    # exactly 0 for segment 1, as the memory is detached: not None, since its own losses
+    # stand in the same tensor, and the slice sends zeros back through them
     return [h.grad.abs().max().item() for h in inputs]
 
 

@@ -10,8 +10,10 @@ absolute score, W_q (E_i + U_i) times W_k (E_j + U_j), and replace term by term:
         absolute             relative (here)
     (a) W_q E_i . W_k E_j    q_i . k_j              does key j fit this query?
     (b) W_q E_i . W_k U_j    q_i . (W_kR R_(i-j))   does this query want that distance?
-    (c) W_q U_i . W_k E_j    u   . k_j              does key j interest any query?
-    (d) W_q U_i . W_k U_j    v   . (W_kR R_(i-j))   does that distance interest any?
+    (c) W_q U_i . W_k E_j    u   . k_j              how telling is key j at all?
+    (d) W_q U_i . W_k U_j    v   . (W_kR R_(i-j))   how telling is that distance?
+
+(c) and (d) are the same for all queries at that key or distance.
 
   * U_j, where key j stands, becomes R_(i-j), how far back: a fixed sinusoid.
   * W_q U_i, where the query stands, says nothing about the distance.  Learned vectors
@@ -70,7 +72,8 @@ def four_terms_all_pairs(q, k, R, W_kR, u, v):
     """The same for all heads at once in torch, R spelled out for every pair (i, j).
 
     q (B, H, T, C), k (B, H, K, C), R (K, D), W_kR (H, C, D), u, v (H, C) ->
-    (4, B, H, T, K).  To be masked: (a), (c) see future keys, at distance 0 in (b), (d).
+    (4, B, H, T, K).  Future cells must be masked: there (a) and (c) hold a future key's
+    score, (b) and (d) that of distance 0 (the clamp).
     """
     (B, H, T, C), K = q.shape, k.shape[2]
     i, j = torch.arange(T, device=q.device)[:, None], torch.arange(K, device=q.device)
@@ -136,7 +139,7 @@ class RelativeTransformer(nn.Module):
 
     def forward(self, x, memory=None):
         """x (B, T), N memories (B, m, D) or None -> logits (B, T, V), new memories."""
-        h = self.embedding(x) * math.sqrt(self.D)  # and no U                      # NEW
+        h = self.embedding(x) * math.sqrt(self.D)  # no U: R says where            # NEW
         if memory is None:
             memory = [h[:, :0]] * len(self.layers)
         new_memory = []

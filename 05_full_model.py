@@ -12,7 +12,8 @@ New are two options for reading with a longer memory than in training:
 
   * same_length: without it the first query of a segment sees M keys before it and the
     last one M + T - 1, so a loss depends on where the text was cut; with it each query
-    sees itself and the M keys before it, if any: the cut is free, train.py picks one;
+    sees itself and the M keys before it, if any, so that evaluation may cut where it is
+    fastest (training takes what a segment and its memory hold: the authors' way);
   * clamp_len: larger distances count as this one, so none is new to the trained model.
 
 This is the plain form; support/fast.py does the same work in a faster order.  Texts of
@@ -112,8 +113,8 @@ def hidden_keys(T, m, M, same_length, device=None):
 
 
 def distance_encoding(K, D, clamp_len=0, device=None):
-    """R (K, D): sinusoids of the distances K - 1, ..., 1, 0, descending as in lesson 4;
-    with clamp_len > 0 larger ones count as clamp_len.
+    """R (K, D): sinusoids of the distances K - 1, ..., 1, 0; with clamp_len > 0 larger
+    ones count as clamp_len.  Already descending, so W_kR(R) is lesson 4's Q: no flip.
     """
     distance = torch.arange(K - 1, -1, -1, device=device)
     return sinusoid(distance.clamp(max=clamp_len) if clamp_len > 0 else distance, D)
@@ -147,7 +148,7 @@ class RelativeAttention(nn.Module):
         """Weighted sums of the values, the heads joined: -> (B, T, H * C).
 
         q (B, H, T, C), k and value (B, H, K, C), Q (H, K, C) by descending distance;
-        hidden (T, K) bool says which keys a query must not see.
+        hidden (T, K) bool is the mask: which keys a query must not see.
         """
         score = relative_score(q, k, Q, u, v) / math.sqrt(self.C)  # (B, H, T, K)
         # -inf, not a large negative number: a hidden probability is exactly 0
@@ -328,15 +329,17 @@ def show_what_the_past_is_worth(model, tokens, T):
     """The loss over the memory length: one model, no weight changed."""
     x, y = tokens[None, :-1].long(), tokens[None, 1:].long()
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
+    print("bits per byte with a memory of", end="")
     for M in (1, 4, 16, 64, 256):
         model.config = replace(model.config, mem_len=M, same_length=True)
         bits = stream_losses(model, x, y, T).mean().item() / math.log(2)
         axes.bar_label(axes.bar(str(M), bits, color="tab:blue"), fmt="%.2f")
+        print(f"  {M}: {bits:.2f}", end="")
     axes.set(xlabel=f"M at evaluation: keys before each query (trained with {T})",
              ylabel="bits per byte", title="What the past is worth to one model")
     RUNS.mkdir(exist_ok=True)
     axes.figure.savefig(RUNS / "05_memory_length.png", dpi=120)
-    print(f"figure: {RUNS.name}/05_memory_length.png")
+    print(f"\nfigure: {RUNS.name}/05_memory_length.png")
 
 
 def main():

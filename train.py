@@ -58,7 +58,7 @@ class Run:
     eval_segment: int = 512  # segment length T of evaluation, or more: same loss
     eval_mem_len: int = 512  # memory length M of evaluation
     eval_clamp_len: int = 0  # the largest distance told apart there; 0: no clamp
-    optimizer: str = "adam"  # adam, or muon for the layers' matrices
+    optimizer: str = "adam"  # adam; muon: also Muon, for the matrices of the layers
     muon_lr: float = 0.02  # highest learning rate of Muon; lr is Adam's
     schedule: str = "cosine"  # how the rates fall to 0: cosine, or sqrt, steep at first
     eval_every: int = 1000  # steps between validations
@@ -99,6 +99,7 @@ RUNS_OF = {name: Run(*values, eval_every=4000, log_every=200,
 RUNS_OF |= {
     "tiny": Run(batch=4, segment=16, steps=200, eval_segment=16, eval_mem_len=32,
                 eval_every=100),
+    # Muon (support/optimizers.py) learns more in minutes; the paper's runs have Adam
     "laptop": Run(minutes=4.2, lr=0.012, optimizer="muon", schedule="sqrt", warmup=20,
                   clip=1.0),
     "laptop-words": Run("ptb", batch=32, segment=64, minutes=10, lr=3e-3, warmup=50,

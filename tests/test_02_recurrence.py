@@ -75,7 +75,7 @@ def test_no_gradient_goes_back(update_memory):
     """The gradient is stopped, SG in the paper: if the result hangs on the graph of its segment,
     the second backward() of a training loop fails.  detach() cuts it off, old rows and new."""
     old, new = (torch.randn(2, n, 3, requires_grad=True) for n in (3, 4))
-    assert not update_memory(old * 1, new * 1, 5).requires_grad
+    assert not update_memory(old * 1, new * 1, 5).requires_grad  # * 1: results, as in a model
 
 
 def test_the_segment_keeps_its_gradient(update_memory):

@@ -61,7 +61,8 @@ def gradient_into(model, x, y, T):
     loss_2 = stream_losses(model, x, y, T)[:, T:].sum()
     hook.remove()
     loss_2.backward()
-    # exactly 0 for segment 1: the memory is its only way into loss_2, and is detached
+    # exactly 0 for segment 1, as the memory is detached: not None, since its own losses
+    # stand in the same tensor, and the slice sends zeros back through them
     return [h.grad.abs().max().item() for h in inputs]
 
 
@@ -89,8 +90,8 @@ def rel_shift(x):
     *batch, T, K = x.shape
     x = F.pad(x, (1, 0))  # (..., T, K + 1): one zero in front of every row
     x = x.reshape(*batch, K + 1, T)  # the same numbers in the same order, in rows of T
-    # padded, cell (i, c) of x was number i * (K + 1) + 1 + c; without the first T it is
-    # number i * K + c - (T - 1 - i): row i has moved left by T - 1 - i
+    # number the cells row by row from 0: the pad moves the argument's cell (i, c) to
+    # i * (K + 1) + 1 + c; without the first T cells that is i * K + c - (T - 1 - i)
     return x[..., 1:, :].reshape(*batch, T, K)
 
 

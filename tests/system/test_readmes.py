@@ -161,7 +161,7 @@ def test_what_is_named_exists(path, flags):
 @pytest.mark.parametrize("text, part", [
     ("    python train.py --datset enwik8", "datset"),
     ("`python train.py --model enwik9`", "enwik9"),
-    ("`python tests/blank.py --lists`", "lists"),
+    ("`python tests/blank.py --lists`", "name --list"),
     ("`python experiments/kneser_ney.py --ordr 3`", "2"),
     ("    python nothing.py      says nothing", "nothing.py"),
     ("`pytest -k rel_shft`", "rel_shft")])
