@@ -139,16 +139,11 @@ def looks_like(state, configs):
     return ", ".join(f"{key} {value}" for key, value in found.items())
 
 
-@torch.no_grad()
-def load_official_weights(model, state, configs={}):
-    """Copy a state dict of the official code, or of the port, into our model.
+def compare(model, state, port):
+    """Hold a state dict against our model -> (what is wrong, a sentence each; bands untied there).
 
-    Every tensor must be there, once, in its shape, and a word's two rows must be equal; ValueError
-    otherwise, before anything is copied.  Projections that the model ties and the file does not
-    become two.  Float16 weights are taken into the model's dtype.  `configs` (see
-    looks_like) is for the refusal, which says what the weights belong to.
+    A band is untied if the file has two projections of it, where our model has one for both.
     """
-    port = is_port(state)
     table, prefix = places(model, port), "transformer." if port else ""
     wrong, filled, untied_bands = [], {}, []
     sines = prefix + "pos_emb.inv_freq"
@@ -179,6 +174,20 @@ def load_official_weights(model, state, configs={}):
     elif state[sines].shape != ours.shape or not torch.allclose(
             state[sines].double().cpu(), ours, rtol=1e-3 if state[sines].dtype == half else 1e-5):
         wrong.append(f"{sines} holds other frequencies")
+    return wrong, untied_bands
+
+
+@torch.no_grad()
+def load_official_weights(model, state, configs={}):
+    """Copy a state dict of the official code, or of the port, into our model.
+
+    Every tensor must be there, once, in its shape, and a word's two rows must be equal; ValueError
+    otherwise, before anything is copied.  Projections that the model ties and the file does not
+    become two.  Float16 weights are taken into the model's dtype.  `configs` (see
+    looks_like) is for the refusal, which says what the weights belong to.
+    """
+    port = is_port(state)
+    wrong, untied_bands = compare(model, state, port)
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         untied = description(state)["untie_r"]
