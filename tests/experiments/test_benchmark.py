@@ -4,6 +4,7 @@
 """
 import math
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -253,23 +254,39 @@ def test_what_is_kept_for_the_gradient():
     assert parts.megabytes_kept(lambda a, b: a @ b + a @ b, (a, b)) == 4 * (32 + 16) / 1e6
 
 
-def test_the_adaptive_softmax_builds_no_row_of_all_words():
+def test_the_adaptive_softmax_builds_no_row_of_all_words(monkeypatch, capsys):
     """T = 6, V = 500: the full one has the logits of every token at once; larger tensors without a
     row a token do not count.
     """
-    found = {}
-    for cutoffs in ((), (20, 100)):
-        config = lesson_5.Config(500, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8,
-                                 mem_len=6, cutoffs=cutoffs)
-        parameters, _, _, found[cutoffs] = parts.cost_of_a_step(config, threads=1)
-        assert parameters == lesson_5.count_parameters(config)
-    assert math.prod(found[()]) == 6 * 500 > 2 * math.prod(found[20, 100])
+    pool = SimpleNamespace(apply=lambda function, given: function(*given))  # in this process
+    monkeypatch.setattr(parts.multiprocessing, "get_context", lambda how: SimpleNamespace(
+        Pool=lambda n: nullcontext(pool)))
+    config = lesson_5.Config(500, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8, mem_len=6,
+                             cutoffs=(20, 100))
+    monkeypatch.setitem(benchmark.SIZES, "tiny", replace(benchmark.SIZES["tiny"], config=config))
+    assert benchmark.main(["--what", "softmax", "--size", "tiny", "--threads", "1"]) == 0
+    _, full, adaptive = capsys.readouterr().out.splitlines()
+    found = []
+    for line, c in ((full, replace(config, cutoffs=())), (adaptive, config)):
+        assert f" {lesson_5.count_parameters(c):,} parameters " in line
+        found.append(math.prod(map(int, re.search(r"activation \((.*)\),", line)[1].split(", "))))
+    assert found[0] == 6 * 500 > 2 * found[1]
 
 
 def test_what_arithmetic_allows_in_table_9():
     """By hand for N = 1, D = HC = 2, FF = 3."""
     config = lesson_5.Config(5, n_layer=1, d_model=2, n_head=1, d_head=2, d_inner=3)
     assert table9.allowed(config, 10, T=2) == 10 * (28 + 10 * 2) / (28 + 3 * 12 * 2)
+
+
+def test_table_9_takes_the_lanes_that_pay_most(monkeypatch):
+    """Four lanes in the time of two: a call of ours is 128 tokens of each, one of the window one.
+    """
+    seconds = iter([{side: [1.0] for side in table9.SIDES}, {side: [2.0] for side in table9.SIDES}])
+    monkeypatch.setattr(benchmark, "measure", lambda *_: next(seconds))
+    given = SimpleNamespace(lanes=[4, 1], dtype="float32", device="cpu", repetitions=1)
+    assert table9.milliseconds_a_token(benchmark.SIZES["tiny"], given) == {
+        "ours": [2000 / 4 / 128], "plain": [2000 / 4 / 128], "window": [2000 / 4]}
 
 
 @pytest.mark.slow
