@@ -291,11 +291,12 @@ def compare(size, given):
     if what in ("eval", "window"):
         sizes["ours"] = long_segments(size)
     if what == "window":
-        files["window"], sizes["window"] = (BASELINES, "SlidingWindow"), replace(
-            size, eval_segment=1)
+        files["window"] = BASELINES, "SlidingWindow"
+        sizes["window"] = replace(size, eval_segment=1)  # a call predicts one token of each lane
     made = {name: load(*file)(sizes[name], *where) for name, file in files.items()}
-    for z in made.values() if given.compile and what == "train" else ():
-        z.model = torch.compile(z.model, dynamic=False)
+    if given.compile and what == "train":
+        for z in made.values():
+            z.model = torch.compile(z.model, dynamic=False)
     calls = {name: getattr(z, METHODS[what]) for name, z in made.items()}
     tokens = {name: tokens_of(sizes[name], what) for name in files}
     in_a_row = {name: {"eval": tokens["ours"] // n, "generate": IN_A_ROW}.get(what, 1)
@@ -325,16 +326,17 @@ def experiment(argv):
     torch.set_num_threads(given.threads)
     size = replace(SIZES[given.size], micro_batch=given.micro_batch)
     if given.what == "dtype":
-        return benchmark_parts.compare_dtypes(given, others)
-    if given.what == "softmax":
-        return benchmark_parts.compare_softmax(size, given)
-    with torch.device(given.device):
-        if given.what == "parts":
+        benchmark_parts.compare_dtypes(given, others)
+    elif given.what == "softmax":
+        benchmark_parts.compare_softmax(size, given)
+    elif given.what == "parts":
+        with torch.device(given.device):
             benchmark_parts.compare_parts(size, given)
-        elif given.what == "reading":
+    elif given.what == "reading":
+        with torch.device(given.device):
             benchmark_parts.compare_reading(long_segments(size), given)
-        else:
-            compare(size, given)
+    else:
+        compare(size, given)
 
 
 def main(argv=None):
