@@ -3,49 +3,51 @@
 Ours is lesson 5's model in the fast form (support/fast.py: prepare for training, Reader for the
 others).  Another implementation, a file with `make(size, dtype, device)` that returns an object
 with the methods step(), evaluate() and generate(), is measured in the same run, turn by turn, so
-that both meet the same machine:
+that both meet the same machine; baselines.py makes the plain form, as public code has it:
 
     python experiments/benchmark.py --what train --size S
-    python experiments/benchmark.py --what eval --against experiments/plain.py
+    python experiments/benchmark.py --what eval --against experiments/baselines.py
+    python experiments/benchmark.py --what window      evaluation beside the sliding window
     python experiments/benchmark.py --size wt103-large --dtype bf16 --device cuda --micro-batch 32
+    python experiments/benchmark.py --what parts       also reading, softmax, dtype: the comparisons
+                                                       of benchmark_parts.py
 
 What is measured: all memories full, tokens as rare as 1 / rank; the middle of the repetitions after
 a warm-up and, in brackets, the fastest and the slowest.  A step is forward, backward, clip, Adam;
 generation is one token (sixteen in a row).  Evaluation is a stretch of one lane with its losses:
 others read it in segments of the size's T, ours in one, as train.py's `evaluate` does
-(`reading_length`), since under same_length the cut changes no loss.  Memory is what a process of
-its own takes at most, above what it takes at a tiny size.
+(`reading_length`), since under same_length the cut changes no loss; the window reads all of its
+eval_mem_len tokens for each.  Memory is what a process of its own takes at most, above what it
+takes at a tiny size.
 
-What the machine allows is measured in the same run, the best of seven.  Generation reads, for one
-token, P - N D HC weights (all but W_kR; P parameters), and N HC K (2 B + 1) keys, values and
-distances, K = M + 1, of 4 bytes each, 2 in bf16; beside it stand the rates of a plain read (a sum)
-and of a row times a matrix.  Training and evaluation are set beside the time of their matrix
-products alone, in ours's shapes: those of N layers and of the output; in training that of the
-forward pass times three.
+The limit is what this machine gives to the same work, measured in the same run, the best of seven.
+For training and evaluation it is the time of the matrix products alone, in ours's shapes: those of
+N layers and of the output; in training that of the forward pass times three.  Generation has to
+read, for one token, P - N D HC weights (all but W_kR; P parameters), and N HC K (2 B + 1) keys,
+values and distances, K = M + 1, of 4 bytes each, 2 in bf16; there the limit is the rate at which a
+row times a matrix reads (beside it stands that of a sum).
 
-FLOPs are the model's, the same for every implementation (support/estimate.py): for one token and
-layer, forward, 2 (2 D HC + 2 D FF + (K/T) 2 D HC + 3 K HC) with K = M + T keys, and 2 D V for the
-output; three times that in training.  A key that is read counts as projected, R's projection does
-not, cells behind the mask do.  So an implementation that keeps its keys may show more than it does.
+GFLOP/s and GB/s count what ours needs for a token over the time that a token takes, in the lines of
+the others, too.  So a share of the limit of 50% means: twice its time.
 """
-import argparse
 import math
 import statistics
 import sys
-import time
 from dataclasses import dataclass, replace
-from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
-from support import distributed, estimate, fast
+import common
+import benchmark_parts
+from benchmark_parts import measure, now, resident_peak
+from support import distributed, fast
+from support.estimate import bands
 
-lesson_1, lesson_5, train = (import_module(name) for name in (
-    "01_vanilla_segments", "05_full_model", "train"))
+NAME = "benchmark"
+lesson_5, train = common.lesson_5, common.train
 Config, CONFIGS, TransformerXL = lesson_5.Config, lesson_5.CONFIGS, lesson_5.TransformerXL
 
 
@@ -78,17 +80,13 @@ SIZES = {
     "lm1b-large": Size(CONFIGS["lm1b-large"], batch=512, segment=32, eval_segment=32,
                        eval_mem_len=128),
 }
-METHODS = {"train": "step", "eval": "evaluate", "generate": "generate"}
+METHODS = {"train": "step", "eval": "evaluate", "generate": "generate", "window": "evaluate"}
+# comparisons inside our model (benchmark_parts.py), and the size that each is for
+INSIDE = {"parts": "S", "reading": "enwik8-12L", "softmax": "wt103-large", "dtype": "S"}
 # tokens in a row: what one implementation leaves in the caches is of no use to the other, as it is
 # to the next token of its own
 IN_A_ROW = 16
-RATE_AT = {"cpu": 2048, "cuda": 8192}  # the sizes of the product that speeds are compared with
-FOLDER = Path(__file__).resolve().parent
-
-
-def make(size, dtype, device):
-    """Our model, as the benchmark calls it."""
-    return Ours(size, dtype, device)
+BASELINES = Path(__file__).resolve().parent / "baselines.py"
 
 
 class Ours:
@@ -148,14 +146,14 @@ class Ours:
         return self.read("generate", 1, with_losses=False).argmax()
 
 
-def flops(size, what):
-    """Operations of one call, and its tokens."""
+make = Ours  # as in the files of --against
+
+
+def tokens_of(size, what):
+    """Tokens of one call."""
     if what == "train":
-        B, T = size.batch, size.segment
-        return estimate.flops_per_step(size.config, B, T), B * T
-    B, T = size.eval_batch, size.eval_segment if what == "eval" else 1
-    config = replace(size.config, mem_len=size.eval_mem_len)
-    return estimate.flops_per_step(config, B, T) / 3, B * T
+        return size.batch * size.segment
+    return size.eval_batch * (1 if what == "generate" else size.eval_segment)
 
 
 def long_segments(size):
@@ -187,7 +185,8 @@ def products(size, what):
     parts = size.batch / B if what == "train" else 1
     return [(parts * n, *shape) for n, *shape in (
         (N, 1, B * T, D, HC), (N, 1, keys, D, 2 * HC), (N, 1, B * T, HC, D),
-        (N, 1, B * T, D, c.d_inner), (N, 1, B * T, c.d_inner, D), (1, 1, B * T, D, c.vocab_size),
+        (N, 1, B * T, D, c.d_inner), (N, 1, B * T, c.d_inner, D),
+        *((1, 1, math.ceil(share * B * T), width, rows) for width, rows, share in bands(c)),
         (blocks, H * B, t, C, K), (blocks, H, B * t, C, K + 1), (blocks, H * B, t, K, C))]
 
 
@@ -203,54 +202,42 @@ def best_seconds(call, device):
 
 def numbers(dtype, device, *shape):
     """Random numbers of the dtype that products have."""
-    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
-    return torch.randn(shape, device=device).to(kind)
+    return torch.randn(shape, device=device).to(benchmark_parts.DTYPES[dtype])
 
 
-def matmul_rate(dtype, device):
-    """Operations per second of a product (n, n) x (n, n) here."""
-    n = RATE_AT[device]
-    a, b = numbers(dtype, device, 2, n, n)
-    return 2 * n**3 / best_seconds(lambda: a @ b, device)
+def limit_of_reading(size, dtype, device):
+    """Bytes that a generated token needs, bytes a second of a row times a matrix, a line of both.
+    """
+    needed, matrix = bytes_of_a_token(size, dtype), numbers(dtype, device, 16, 2048, 2048)
+    row, bytes_ = matrix[0, :1], matrix.numel() * matrix.element_size()
+    a_sum = bytes_ / best_seconds(matrix.sum, device)
+    rate = bytes_ / best_seconds(lambda: [row @ z for z in matrix], device)
+    return needed, rate, (f"a token reads {needed / 1e6:,.1f} MB; a row times a matrix reads "
+                          f"{rate / 1e9:,.1f} GB/s, a sum {a_sum / 1e9:,.1f} GB/s")
 
 
-def limit(size, what, dtype, device):
-    """What the machine allows: the amount that a call needs, its unit, and a line about both."""
-    if what == "generate":
-        needed, matrix = bytes_of_a_token(size, dtype), numbers(dtype, device, 16, 2048, 2048)
-        row, bytes_ = matrix[0, :1], matrix.numel() * matrix.element_size()
-        read = bytes_ / best_seconds(matrix.sum, device)
-        times = bytes_ / best_seconds(lambda: [row @ z for z in matrix], device)
-        return needed, "GB/s", (f"a token reads {needed / 1e6:,.1f} MB; a plain read runs at "
-                                f"{read / 1e9:,.1f} GB/s, a row times a matrix at "
-                                f"{times / 1e9:,.1f} GB/s")
+def limit_of_products(size, what, dtype, device):
+    """Operations that a call needs, those a second of its products alone, a line of both."""
     needed = seconds = 0
     for many, batch, rows, inner, columns in products(size, what):
         a, b = (numbers(dtype, device, batch, *z) for z in ((rows, inner), (inner, columns)))
         needed += many * 2 * batch * rows * inner * columns
         seconds += many * best_seconds(lambda: a @ b, device)
-    passes, tokens = 3 if what == "train" else 1, flops(size, what)[1]
-    return passes * needed, "GFLOP/s", (
-        f"products of ours's shapes run at {needed / seconds / 1e9:,.0f} GFLOP/s, "
-        f"{1000 * passes * seconds / tokens:.3f} ms a token")
+    passes, rate = 3 if what == "train" else 1, needed / seconds
+    return passes * needed, rate, (
+        f"the matrix products alone run at {rate / 1e9:,.0f} GFLOP/s, "
+        f"{1000 * passes * seconds / tokens_of(size, what):.3f} ms a token")
 
 
-def now(device):
-    """Seconds, when all that was asked of the device is done."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def peak_memory(path, method, size, dtype, device):
+def peak_memory(path, name, method, size, dtype, device):
     """Largest memory of three calls in a process of its own, in GB (on a GPU: allocated there)."""
     with get_context("spawn").Pool(1) as pool:
-        return pool.apply(peak_here, (path, method, size, dtype, device))
+        return pool.apply(peak_here, (path, name, method, size, dtype, device))
 
 
-def peak_here(path, method, size, dtype, device):
+def peak_here(path, name, method, size, dtype, device):
     """The same in this process, above what it takes to do so at a tiny size (torch's own parts)."""
-    make = load(path)
+    make = load(path, name)
     getattr(make(SIZES["tiny"], dtype, device), method)()
     before = resident_peak()
     call = getattr(make(size, dtype, device), method)
@@ -261,18 +248,8 @@ def peak_here(path, method, size, dtype, device):
     return resident_peak() - before
 
 
-def resident_peak():
-    """The most memory that this process has had resident, in GB (Linux, macOS)."""
-    if sys.platform == "darwin":
-        import resource  # which Windows has not
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9
-    # not getrusage: on Linux a new process begins with the peak of the one that started it
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1e6
-
-
-def load(path):
-    """The function `make` of a file; ours if path is empty."""
+def load(path, name="make"):
+    """The function of this name in a file; our `make` if path is empty."""
     if not path:
         return make
     if not Path(path).is_file():
@@ -280,80 +257,91 @@ def load(path):
     spec = spec_from_file_location(Path(path).stem, path)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    if not hasattr(module, "make"):
-        raise ValueError(f"{path} has no function make(size, dtype, device)")
-    return module.make
-
-
-def measure(calls, repetitions, device, in_a_row=None):
-    """{name: call} -> {name: seconds of a call in each repetition}, turn by turn after a warm-up.
-
-    A repetition is the mean of so many calls in a row, {name: number}, else of one.
-    """
-    seconds = {name: [] for name in calls}
-    for i in lesson_1.progress(range(repetitions + 2), "repetition", repetitions + 2):
-        for name, call in calls.items():
-            start = now(device)
-            n = in_a_row[name] if in_a_row else 1
-            for _ in range(n):
-                call()
-            if i >= 2:
-                seconds[name].append((now(device) - start) / n)
-    return seconds
+    if not hasattr(module, name):
+        raise ValueError(f"{path} has no function {name}(size, dtype, device)")
+    return getattr(module, name)
 
 
 def options(argv):
-    """The flags."""
-    parser = argparse.ArgumentParser(description="Speed of training, evaluation and generation.")
-    parser.add_argument("--what", choices=METHODS, default="train")
-    parser.add_argument("--size", choices=SIZES, default="S")
-    parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--micro-batch", type=int, default=0, help="lanes at a time in training")
-    parser.add_argument("--compile", action="store_true", help="both models, in --what train")
-    parser.add_argument("--against", nargs="*", default=[], metavar="FILE.py")
-    return parser.parse_args(argv)
+    """The flags, and those of train.py that --what dtype takes."""
+    flags = common.command_line.Parser(prog=f"experiments/{NAME}.py", argument_default=None,
+                                       description="Speed of training, evaluation, generation.")
+    flags.add_argument("--what", choices=[*METHODS, *INSIDE], default="train")
+    flags.add_argument("--size", choices=SIZES, help="default: S; with --what reading enwik8-12L, "
+                       "softmax wt103-large; dtype takes train.py's flags instead")
+    flags.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
+    flags.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    flags.add_argument("--threads", type=int, default=torch.get_num_threads())
+    flags.add_argument("--repetitions", type=int, default=15)
+    flags.add_argument("--micro-batch", type=int, default=0, help="lanes at a time in training")
+    flags.add_argument("--compile", action="store_true", help="both models, in --what train")
+    flags.add_argument("--against", nargs="*", default=[], metavar="FILE.py")
+    given, others = flags.parse_known_args(argv)
+    if others and given.what != "dtype":
+        flags.error(f"unrecognized arguments: {' '.join(others)}")
+    given.size = given.size or INSIDE.get(given.what, "S")
+    return given, others
+
+
+def compare(size, given):
+    """Print what the machine allows, and a line for each implementation."""
+    what, where = given.what, (given.dtype, given.device)
+    files = {"ours": ("", "make"), **{Path(path).stem: (path, "make") for path in given.against}}
+    sizes = dict.fromkeys(files, size)
+    if what in ("eval", "window"):
+        sizes["ours"] = long_segments(size)
+    if what == "window":
+        files["window"] = BASELINES, "SlidingWindow"
+        sizes["window"] = replace(size, eval_segment=1)  # a call predicts one token of each lane
+    made = {name: load(*file)(sizes[name], *where) for name, file in files.items()}
+    if given.compile and what == "train":
+        for z in made.values():
+            z.model = torch.compile(z.model, dynamic=False)
+    calls = {name: getattr(z, METHODS[what]) for name, z in made.items()}
+    tokens = {name: tokens_of(sizes[name], what) for name in files}
+    in_a_row = {name: {"eval": tokens["ours"] // n, "generate": IN_A_ROW}.get(what, 1)
+                for name, n in tokens.items()}
+    if what == "generate":
+        unit, (needed, limit, line) = "GB/s", limit_of_reading(size, *where)
+    else:
+        unit, (needed, limit, line) = "GFLOP/s", limit_of_products(sizes["ours"], what, *where)
+    print(f"{what} {given.size}, {given.dtype}, {given.device}, {given.threads} threads\n"
+          f"limit: {line}")
+    seconds = measure(calls, given.repetitions, given.device, in_a_row)
+    ours = statistics.median(seconds["ours"]) / tokens["ours"]
+    for name, times in seconds.items():
+        fastest, middle, slowest = (f(times) / tokens[name] for f in (min, statistics.median, max))
+        rate = needed / tokens["ours"] / middle
+        memory = peak_memory(*files[name], METHODS[what], sizes[name], *where)
+        print(f"{name:10} {1 / middle:10,.0f} tok/s  {1000 * middle:8.3f} ms a token "
+              f"[{1000 * fastest:.3f} ... {1000 * slowest:.3f}]  "
+              f"{rate / 1e9:6.1f} {unit}, {rate / limit:4.0%} of the limit  {memory:5.2f} GB"
+              + (f"  ours is {middle / ours:.2f} times as fast" if name != "ours" else ""))
+
+
+def experiment(argv):
+    """Measure what is asked for."""
+    given, others = options(argv)
+    common.hardware.check(given.device)
+    torch.set_num_threads(given.threads)
+    size = replace(SIZES[given.size], micro_batch=given.micro_batch)
+    if given.what == "dtype":
+        benchmark_parts.compare_dtypes(given, others)
+    elif given.what == "softmax":
+        benchmark_parts.compare_softmax(size, given)
+    elif given.what == "parts":
+        with torch.device(given.device):
+            benchmark_parts.compare_parts(size, given)
+    elif given.what == "reading":
+        with torch.device(given.device):
+            benchmark_parts.compare_reading(long_segments(size), given)
+    else:
+        compare(size, given)
 
 
 def main(argv=None):
-    """Print what the machine allows, and a line for each implementation."""
-    given = options(argv)
-    torch.set_num_threads(given.threads)
-    size, what, where = SIZES[given.size], given.what, (given.dtype, given.device)
-    size = replace(size, micro_batch=given.micro_batch)
-    try:
-        files = {"ours": "", **{Path(path).stem: path for path in given.against}}
-        sizes = dict.fromkeys(files, size)
-        if what == "eval":
-            sizes["ours"] = long_segments(size)
-        made = {name: load(path)(sizes[name], *where) for name, path in files.items()}
-        for z in made.values() if given.compile and what == "train" else ():
-            z.model = torch.compile(z.model, dynamic=False)
-    except ValueError as error:
-        print(f"benchmark.py: {error}", file=sys.stderr)
-        return 1
-    rate, (needed, unit, line) = matmul_rate(*where), limit(sizes["ours"], what, *where)
-    print(f"{what} {given.size}, {given.dtype}, {given.device}, {given.threads} threads; "
-          f"a product of {RATE_AT[given.device]} squared runs at {rate / 1e9:,.0f} GFLOP/s\n{line}")
-    tokens = [flops(sizes[name], what)[1] for name in files]
-    operations, of_tokens = flops(size, what)
-    in_a_row = {name: IN_A_ROW if what == "generate" else max(tokens) // n
-                for name, n in zip(files, tokens)}
-    calls = {name: getattr(z, METHODS[what]) for name, z in made.items()}
-    seconds = measure(calls, given.repetitions, given.device, in_a_row)
-    ours = statistics.median(seconds["ours"]) / tokens[0]
-    for n, (name, times) in zip(tokens, seconds.items()):
-        fastest, middle, slowest = (f(times) / n for f in (min, statistics.median, max))
-        memory = peak_memory(files[name], METHODS[what], sizes[name], *where)
-        print(f"{name:10} {1 / middle:10,.0f} tok/s  {1000 * middle:8.3f} ms a token "
-              f"[{1000 * fastest:.3f} ... {1000 * slowest:.3f}]  "
-              f"{needed / tokens[0] / middle / 1e9:6.1f} {unit}  "
-              f"{operations / of_tokens / middle / rate:6.1%} of the product's rate  "
-              f"{memory:5.2f} GB"
-              + (f"  ours is {middle / ours:.2f} times as fast" if name != "ours" else ""))
-    return 0
+    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
+    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

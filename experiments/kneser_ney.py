@@ -19,16 +19,15 @@ across it.  For small corpora: the counts are dictionaries.
 Counted are the same tokens as for the neural models: all of the test split with `<eos>`, but for
 the first one.
 """
-import argparse
 import math
 import sys
 from collections import Counter, defaultdict
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
+import common
 from support import corpora
 from support.progress import progress
 
+NAME = "kneser_ney"
 EOS = 0  # the token of <eos>
 
 
@@ -98,25 +97,26 @@ class KneserNey:
         return -sum(math.log(self.probability(*pair)) for pair in pairs) / (len(tokens) - 1)
 
 
-def main(argv=None):
+def experiment(argv):
     """Print the perplexity of the test split."""
-    parser = argparse.ArgumentParser(description="An n-gram with Kneser-Ney smoothing.")
-    parser.add_argument("--dataset", default="ptb")
-    parser.add_argument("--data-dir", default=str(Path(__file__).parent.parent / "data"))
-    parser.add_argument("--order", type=int, default=5)
-    given = parser.parse_args(argv)
-    try:
-        corpus = corpora.load(given.dataset, root=given.data_dir)
-        if corpus.unit != "ppl":
-            raise ValueError(f"{corpus.name} is no text of words")
-        model = KneserNey(corpus.train.tolist(), len(corpus.vocab), given.order)
-    except ValueError as error:
-        print(f"kneser_ney.py: {error}", file=sys.stderr)
-        return 1
+    flags = common.command_line.Parser(prog=f"experiments/{NAME}.py", argument_default=None,
+                                       description="An n-gram with Kneser-Ney smoothing.")
+    flags.add_argument("--dataset", default="ptb")
+    flags.add_argument("--data-dir", default=common.RUNS.parent / "data", metavar="FOLDER")
+    flags.add_argument("--order", type=int, default=5)
+    given = flags.parse_args(argv)
+    corpus = corpora.load(given.dataset, root=given.data_dir)
+    if corpus.unit != "ppl":
+        raise ValueError(f"{corpus.name} is no text of words")
+    model = KneserNey(corpus.train.tolist(), len(corpus.vocab), given.order)
     value = math.exp(model.loss(corpus.test.tolist()))
     print(f"test {value:.2f} ppl ({given.order}-gram, interpolated modified Kneser-Ney, "
           f"{len(corpus.test) - 1:,} predictions; {corpus.name})")
-    return 0
+
+
+def main(argv=None):
+    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
+    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

@@ -10,24 +10,30 @@ the larger ones counted as the largest of training (clamp).  With same_length ea
 and exactly the M keys before it, as far as they exist; with M 0 only itself, and that loss is above
 the figure.  The figure shows the loss over the minutes of training, and over the memory.
 """
-import argparse
 import math
 import statistics
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
+import common
 from support import checkpoint, log
 
-train, lesson_1 = import_module("train"), import_module("01_vanilla_segments")
+NAME, train = "optimizers", common.train
 MEMORIES = 0, 32, 64, 128, 256, 512, 1024, 2048
 STYLES = {"adam": "C1", "muon": "C0"}
 FLAGS = {"muon": ["--optimizer", "muon"],  # the default; Adam with what was best for it
          "adam": "--optimizer adam --lr 3e-3 --warmup 100 --schedule cosine --clip 0.25".split()}
+
+
+def train_until_done(out, flags):
+    """Train a run in a folder, or what is left of it -> the lines of its metrics.tsv."""
+    resume = ["--resume"] if (out / "checkpoint.pt").exists() else []
+    if train.command([*flags, "--out", str(out), *resume]):
+        raise KeyboardInterrupt  # a signal has stopped it, and all is saved
+    return log.read_metrics(out / "metrics.tsv")
 
 
 def losses_over_memory(out, data_dir):
@@ -72,23 +78,22 @@ def draw(curves, losses, path):
     print(f"figure: {path}")
 
 
-def main(argv=None):
+def experiment(argv):
     """Train what is missing, evaluate all, print a table and draw."""
-    flags = argparse.ArgumentParser(description="Adam and Muon in the same time.",
-                                    epilog="further flags are train.py's")
+    flags = common.command_line.Parser(
+        prog=f"experiments/{NAME}.py", description="Adam and Muon in the same time.",
+        argument_default=None, epilog="further flags are train.py's")
     flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    flags.add_argument("--out", default=lesson_1.RUNS / "optimizers", metavar="FOLDER")
-    flags.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
+    flags.add_argument("--out", default=common.RUNS / NAME, metavar="FOLDER")
+    flags.add_argument("--data-dir", default=common.RUNS.parent / "data", metavar="FOLDER")
     given, others = flags.parse_known_args(argv)
+    common.check_seeds(given.seeds)
     curves, losses = {}, {}
     for seed in given.seeds:
         for name in STYLES:
             out = Path(given.out) / f"{name}-{seed}"
-            resume = ["--resume"] if (out / "checkpoint.pt").exists() else []
-            if train.main([*FLAGS[name], "--seed", str(seed), *others, "--out", str(out),
-                           "--data-dir", str(given.data_dir), *resume]):
-                return 1  # it has said why: another setting than the run's, for one
-            rows = log.read_metrics(out / "metrics.tsv")
+            rows = train_until_done(out, [*FLAGS[name], "--seed", str(seed), *others,
+                                          "--data-dir", str(given.data_dir)])
             curves[name, seed] = [(float(row["seconds"]) / 60, float(row["train"]))
                                   for row in rows if row["train"]]
             losses[name, seed] = losses_over_memory(out, given.data_dir)
@@ -101,7 +106,11 @@ def main(argv=None):
                  for name in STYLES]
         print(f"{M:<5} {'(c)' if clamped else '   '}" + " ".join(f"{z:14.4f}" for z in means))
     draw(curves, losses, Path(given.out) / "optimizers.png")
-    return 0
+
+
+def main(argv=None):
+    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
+    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Table 9 of the paper: how much slower is a sliding window than a memory?
 
 A model without memory can give each prediction a long context only by reading a window of it afresh
-(Al-Rfou et al. 2018; sliding_window.py, as fast as we can make it).  Ours reads segments of 128 on
-with a memory of that length, and keeps its keys and values projected (support/fast.py); the
-plain form, as public code writes it, projects the whole memory in every call (plain.py).
+(Al-Rfou et al. 2018; baselines.py, as fast as we can make it).  Ours reads segments of 128 on with
+a memory of that length, and keeps its keys and values projected (support/fast.py); the plain form,
+as public code writes it, projects the whole memory in every call (baselines.py).
 
     python experiments/table9_eval_speed.py                       a few minutes on two cores
     python experiments/table9_eval_speed.py --size enwik8-12L --repetitions 3      half an hour
@@ -30,17 +30,18 @@ from dataclasses import replace
 import torch
 from matplotlib.figure import Figure
 
-import benchmark
 import common
+import baselines
+import benchmark
 
 NAME = "table9_eval_speed"
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times slower
 SIZES = {"tiny": "tiny", "laptop": "S", "enwik8-12L": "enwik8-12L", "paper": "enwik8-24L"}
 SEGMENT = 128
-# name: file, its method, how it is drawn, what it is
-SIDES = {"ours": ("", "eval", "o-", "ours: the memory is projected once"),
-         "plain": ("plain.py", "eval", "s--", "plain: it is projected in every call"),
-         "window": ("sliding_window.py", "generate", "^:", "sliding window: no memory")}
+# name: what makes it, tokens of a lane in a call, how it is drawn, what it is
+SIDES = {"ours": (benchmark.Ours, SEGMENT, "o-", "ours: the memory is projected once"),
+         "plain": (baselines.PlainForm, SEGMENT, "s--", "plain: it is projected in every call"),
+         "window": (baselines.SlidingWindow, 1, "^:", "sliding window: no memory")}
 
 
 def allowed(config, L, T=SEGMENT):
@@ -56,15 +57,13 @@ def milliseconds_a_token(size, given):
     for lanes in sorted(set(given.lanes)):
         sized = replace(size, eval_batch=lanes)
         try:
-            calls = {side: getattr(benchmark.load(file and benchmark.FOLDER / file)(
-                sized, given.dtype, given.device), benchmark.METHODS[what])
-                for side, (file, what, *_) in SIDES.items()}
+            calls = {side: make(sized, given.dtype, given.device).evaluate
+                     for side, (make, *_) in SIDES.items()}
             seconds = benchmark.measure(calls, given.repetitions, given.device)
         except torch.OutOfMemoryError:
             break
-        for side, (_, what, *_) in SIDES.items():
-            tokens = benchmark.flops(sized, what)[1]
-            best[side] = min(best[side], [1000 * z / tokens for z in seconds[side]],
+        for side, (_, tokens, *_) in SIDES.items():
+            best[side] = min(best[side], [1000 * z / (lanes * tokens) for z in seconds[side]],
                              key=statistics.median)
     if best["window"] == [math.inf]:
         raise ValueError(f"out of memory at length {size.eval_mem_len:,} already with "

@@ -46,11 +46,11 @@ On two cores of the EPYC the 12-layer model, with its memory of 2,100, evaluates
 generates 17 times as fast as public code; its generation then reads 11.5 GB/s, where a
 row times a matrix reads 20.7.
 
-Commands: `python experiments/parts.py`, with --reading on one thread
-(OMP_NUM_THREADS=1), and `python experiments/benchmark.py --threads 1 --against
-experiments/plain.py --what train` (eval, generate: --size M, enwik8-12L).  Training: a
-core of an Intel Xeon with AMX; reading: one of an AMD EPYC with AVX512-bf16.  torch
-2.13; medians, since others used the machines (training: of processor time).
+Commands: `python experiments/benchmark.py --threads 1` and --what parts or reading with
+--repetitions 30; --what train (eval, generate: --size M, enwik8-12L) with --against
+experiments/baselines.py.  Training: a core of an Intel Xeon with AMX; reading: one of
+an AMD EPYC with AVX512-bf16.  torch 2.13; medians, since others used the machines
+(training: of processor time).
 """
 import math
 from types import MethodType

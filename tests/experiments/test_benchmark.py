@@ -4,6 +4,7 @@
 """
 import math
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -15,9 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from helpers import assert_close, gradients, randomized
 from support import fast
 
-benchmark, plain, sliding_window, parts, number_types, optimizers, softmax_cost, table9 = map(
-    import_module, ("benchmark", "plain", "sliding_window", "parts", "number_types", "optimizers",
-                    "softmax_cost", "table9_eval_speed"))
+benchmark, baselines, parts, common, optimizers, table9 = map(import_module, (
+    "benchmark", "baselines", "benchmark_parts", "common", "optimizers", "table9_eval_speed"))
 lesson_5 = import_module("05_full_model")
 
 
@@ -26,7 +26,7 @@ lesson_5 = import_module("05_full_model")
 
 def same_weights(config):
     """Our model and the plain form of it, float64, with the same random weights."""
-    ours, theirs = randomized(lesson_5.TransformerXL(config)), plain.Plain(config).double()
+    ours, theirs = randomized(lesson_5.TransformerXL(config)), baselines.Plain(config).double()
     theirs.embedding.weight.data = ours.embedding.weight.data
     theirs.bias.data, theirs.u.data, theirs.v.data = (
         ours.embedding.bias.data, ours.u.data[0], ours.v.data[0])
@@ -61,7 +61,7 @@ def test_the_plain_form_gives_our_losses_and_gradients():
     assert_close(found[1], wanted[1], "the gradient into W_kR", 1e-5)
 
 
-@pytest.mark.parametrize("make", [benchmark.make, plain.make], ids=["ours", "plain"])
+@pytest.mark.parametrize("make", [benchmark.make, baselines.make], ids=["ours", "plain"])
 def test_every_call_does_its_work(make):
     """A step changes the weights; evaluation and generation change nothing but their memory."""
     made = make(benchmark.SIZES["tiny"], "float32", "cpu")
@@ -73,13 +73,10 @@ def test_every_call_does_its_work(make):
     assert not torch.equal(made.evaluate(), made.evaluate())
 
 
-def test_operations_by_hand():
-    """N = 1, D = HC = 2, FF = 3, V = 5, T = 2, M = 4: K = 6, one lane."""
-    config = lesson_5.Config(5, n_layer=1, d_model=2, n_head=1, d_head=2, d_inner=3, mem_len=4)
-    size = benchmark.Size(config, batch=1, segment=2, eval_segment=2, eval_mem_len=4)
-    layer = 2 * (2 * 2 * 2 + 2 * 2 * 3 + 3 * 2 * 2 * 2 + 3 * 6 * 2)
-    assert benchmark.flops(size, "eval") == (2 * (layer + 2 * 2 * 5), 2)
-    assert benchmark.flops(size, "train") == (3 * 2 * (layer + 2 * 2 * 5), 2)
+def test_tokens_of_a_call():
+    """Of all lanes: a segment, or one token of each."""
+    size = replace(benchmark.SIZES["tiny"], eval_batch=3)
+    assert [benchmark.tokens_of(size, what) for what in benchmark.METHODS] == [32, 24, 3, 24]
 
 
 def test_what_a_token_reads_by_hand():
@@ -117,60 +114,82 @@ def test_the_products_are_those_that_the_model_makes(what, monkeypatch):
     assert parts * (counter.get_total_flops() - projected) == wanted
 
 
+def test_the_products_of_an_adaptive_softmax():
+    """V = 100, cut at 10: every token asks for 10 words and the tail, half of them for its 90."""
+    size = benchmark.SIZES["tiny"]
+    size = replace(size, config=replace(size.config, vocab_size=100, cutoffs=(10,)))
+    assert benchmark.products(size, "train")[5:7] == [(1, 1, 32, 32, 11), (1, 1, 16, 32, 90)]
+
+
 def test_what_evaluation_reads_at_a_time():
     """train.py's length, in whole segments of what is asked for."""
     for name, wanted in (("tiny", 32), ("S", 512), ("enwik8-12L", 480), ("lm1b-large", 128)):
         assert benchmark.long_segments(benchmark.SIZES[name]).eval_segment == wanted
 
 
-@pytest.mark.parametrize("what, unit", [("train", "GFLOP/s"), ("eval", "GFLOP/s"),
-                                        ("generate", "GB/s")])
-def test_what_the_machine_allows(what, unit, monkeypatch):
+@pytest.mark.parametrize("what", ["train", "eval", "generate"])
+def test_what_the_machine_allows(what, monkeypatch):
     """Operations and bytes of a call over the seconds of the best."""
     monkeypatch.setattr(benchmark, "best_seconds", lambda call, device: (call(), 0.001)[1])
-    needed, found, line = benchmark.limit(benchmark.SIZES["tiny"], what, "bf16", "cpu")
-    assert found == unit and needed > 0
+    size = benchmark.SIZES["tiny"]
     if what == "generate":
+        needed, rate, line = benchmark.limit_of_reading(size, "bf16", "cpu")
+        assert needed == benchmark.bytes_of_a_token(size, "bf16")
+        assert rate == pytest.approx(16 * 2048**2 * 2 / 0.001)
         assert f"a token reads {needed / 1e6:.1f} MB" in line
         assert line.count(f"{16 * 2048**2 * 2 / 1e6:.1f} GB/s") == 2
     else:
-        many = sum(z[0] for z in benchmark.products(benchmark.SIZES["tiny"], what))
+        needed, rate, line = benchmark.limit_of_products(size, what, "bf16", "cpu")
+        many = sum(z[0] for z in benchmark.products(size, what))
+        operations = sum(2 * math.prod(z) for z in benchmark.products(size, what))
         passes, tokens = (3, 32) if what == "train" else (1, 8)
+        assert needed == passes * operations and rate == pytest.approx(operations / many / 0.001)
         assert f"{passes * many / tokens:.3f} ms a token" in line
 
 
 @pytest.mark.parametrize("what, tokens, others", [
-    ("train", 32, 32), ("eval", 32, 8), ("generate", 1, 1)])
+    ("train", 32, 32), ("eval", 32, 8), ("generate", 1, 1), ("window", 32, 1)])
 def test_a_line_for_each_implementation(what, tokens, others, capsys, monkeypatch):
-    """The middle of three repetitions behind the warm-up, for each token, and the ratio."""
-    clock, now = {"": iter([9, 9, 2, 4, 3]), "plain.py": iter(
-        z for z in (9, 9, 12, 12, 12) for _ in range(tokens // others))}, [0.0]
+    """The middle of three repetitions after the warm-up, for each token, and the ratio."""
+    name = "window" if what == "window" else "plain"
+    in_a_row = 1 if what == "window" else tokens // others
+    clock, now = {"ours": iter([9, 9, 2, 4, 3]), name: iter(
+        z for z in (9, 9, 12, 12, 12) for _ in range(in_a_row))}, [0.0]
 
-    def load(path):
+    def load(path, function):
+        assert (str(path), function) in (("", "make"), ("plain.py", "make"),
+                                         (str(benchmark.BASELINES), "SlidingWindow"))
+
         def call():
-            now[0] += next(clock[path])
+            now[0] += next(clock[name if path else "ours"])
         return lambda *_: SimpleNamespace(**{benchmark.METHODS[what]: call})
 
+    def limit(*_):
+        return 6e9 * tokens, 12e9, "the work"
+
     monkeypatch.setattr(benchmark, "peak_memory", lambda *_: 0.25)
-    monkeypatch.setattr(benchmark, "matmul_rate", lambda *_: 1e9)
-    monkeypatch.setattr(benchmark, "now", lambda device: now[0])
+    monkeypatch.setattr(parts, "now", lambda device: now[0])
     monkeypatch.setattr(benchmark, "IN_A_ROW", 1)
-    monkeypatch.setattr(benchmark, "limit", lambda *_: (6e9 * tokens, "things", "the limit"))
+    monkeypatch.setattr(benchmark, "limit_of_products", limit)
+    monkeypatch.setattr(benchmark, "limit_of_reading", limit)
     monkeypatch.setattr(benchmark, "load", load)
+    against = [] if what == "window" else ["--against", "plain.py"]
     assert benchmark.main(["--what", what, "--size", "tiny", "--repetitions", "3", "--threads", "1",
-                           "--against", "plain.py"]) == 0
+                           *against]) == 0
     _, line, ours, other = capsys.readouterr().out.splitlines()
-    assert line == "the limit"
+    unit = "GB/s" if what == "generate" else "GFLOP/s"
+    assert line == "limit: the work"
     assert ours.startswith("ours ") and f"{1000 * 3 / tokens:.3f} ms a token" in ours
-    assert f" {6 * tokens / 3:.1f} things" in ours and f" {6 * others / 12:.1f} things" in other
-    assert other.startswith("plain ") and f"{1000 * 12 / others:.3f} ms a token" in other
+    for rate, found in ((6 * tokens / 3, ours), (6 * others / 12, other)):
+        assert f" {rate:.1f} {unit}, {rate / 12:4.0%} of the limit " in found
+    assert other.startswith(f"{name} ") and f"{1000 * 12 / others:.3f} ms a token" in other
     assert other.endswith(f"ours is {4 * tokens // others}.00 times as fast")
 
 
 def test_the_window_reads_all_of_it_and_keeps_the_last_position():
     """Its fused, shortened form is what attention over the window gives for the last position."""
     size = replace(benchmark.SIZES["tiny"], eval_mem_len=7, eval_batch=3)
-    model = randomized(sliding_window.make(size, "float32", "cpu"))
+    model = randomized(baselines.SlidingWindow(size, "float32", "cpu"))
     h = torch.randn(3, 7, 32).double()
     for last_only in (False, True):
         layer = model.layers[0]
@@ -181,6 +200,9 @@ def test_the_window_reads_all_of_it_and_keeps_the_last_position():
         wanted = layer.norm_1(h + layer.W_o(out))
         wanted = layer.norm_2(wanted + layer.W_2(layer.W_1(wanted).relu()))
         assert_close(layer(h, last_only), wanted[:, -1:] if last_only else wanted, "a layer", 1e-10)
+    read = []
+    model.layers[0].register_forward_hook(lambda _, given, out: read.append(given[0].shape))
+    assert model.float().evaluate().shape == (3,) and read == [(3, 7, 32)]
 
 
 # ---- the smaller comparisons --------------------------------------------------------------------
@@ -203,24 +225,52 @@ def test_every_form_is_lesson_5s_attention(name):
 
 def test_every_form_of_reading_gives_the_same():
     """What is compared is equal; a layer's call only has to run."""
-    for forms in parts.reading(torch.float64, N=2, D=8, FF=6, H=2, K=5).values():
+    size = replace(benchmark.SIZES["tiny"], eval_mem_len=4)
+    for forms in parts.reading_forms(size, torch.float64).values():
         first, *others = (form() for form in forms.values())
         for other in others:
             for a, b in zip(first or (), other or (), strict=True):
                 assert_close(a, b, "another layout", 1e-12)
 
 
-def test_the_adaptive_softmax_builds_no_row_of_all_words():
+@pytest.mark.parametrize("what, forms", [("parts", 10), ("reading", 7)])
+def test_a_line_for_each_form(what, forms, capsys, monkeypatch):
+    """The middle of its repetitions, and the first form's over it."""
+    def measured(calls, *_):
+        return {name: (call(), [2 / i, 4 / i, 3 / i])[1]
+                for i, (name, call) in enumerate(calls.items(), 1)}
+    monkeypatch.setattr(parts, "measure", measured)
+    assert benchmark.main(["--what", what, "--size", "tiny", "--dtype", "bf16"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert sum("ms" in line for line in lines) == forms
+    for number, name in ((1, lines[1]), (2, lines[2])):
+        assert f" {3000 / number:.2f} ms {number}.00 times as fast" in name
+        assert name.endswith("MB kept") == (what == "parts")
+
+
+def test_what_is_kept_for_the_gradient():
+    """A product keeps both its factors, each once."""
+    a, b = torch.randn(4, 8, requires_grad=True), torch.randn(8, 2, requires_grad=True)
+    assert parts.megabytes_kept(lambda a, b: a @ b + a @ b, (a, b)) == 4 * (32 + 16) / 1e6
+
+
+def test_the_adaptive_softmax_builds_no_row_of_all_words(monkeypatch, capsys):
     """T = 6, V = 500: the full one has the logits of every token at once; larger tensors without a
     row a token do not count.
     """
-    found = {}
-    for cutoffs in ((), (20, 100)):
-        config = lesson_5.Config(500, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8,
-                                 mem_len=6, cutoffs=cutoffs)
-        parameters, _, _, found[cutoffs] = softmax_cost.measure(config)
-        assert parameters == lesson_5.count_parameters(config)
-    assert math.prod(found[()]) == 6 * 500 > 2 * math.prod(found[20, 100])
+    pool = SimpleNamespace(apply=lambda function, given: function(*given))  # in this process
+    monkeypatch.setattr(parts.multiprocessing, "get_context", lambda how: SimpleNamespace(
+        Pool=lambda n: nullcontext(pool)))
+    config = lesson_5.Config(500, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8, mem_len=6,
+                             cutoffs=(20, 100))
+    monkeypatch.setitem(benchmark.SIZES, "tiny", replace(benchmark.SIZES["tiny"], config=config))
+    assert benchmark.main(["--what", "softmax", "--size", "tiny", "--threads", "1"]) == 0
+    _, full, adaptive = capsys.readouterr().out.splitlines()
+    found = []
+    for line, c in ((full, replace(config, cutoffs=())), (adaptive, config)):
+        assert f" {lesson_5.count_parameters(c):,} parameters " in line
+        found.append(math.prod(map(int, re.search(r"activation \((.*)\),", line)[1].split(", "))))
+    assert found[0] == 6 * 500 > 2 * found[1]
 
 
 def test_what_arithmetic_allows_in_table_9():
@@ -229,24 +279,37 @@ def test_what_arithmetic_allows_in_table_9():
     assert table9.allowed(config, 10, T=2) == 10 * (28 + 10 * 2) / (28 + 3 * 12 * 2)
 
 
+def test_table_9_takes_the_lanes_that_pay_most(monkeypatch):
+    """Four lanes in the time of two: a call of ours is 128 tokens of each, one of the window one.
+    """
+    seconds = iter([{side: [1.0] for side in table9.SIDES}, {side: [2.0] for side in table9.SIDES}])
+    monkeypatch.setattr(benchmark, "measure", lambda *_: next(seconds))
+    given = SimpleNamespace(lanes=[4, 1], dtype="float32", device="cpu", repetitions=1)
+    assert table9.milliseconds_a_token(benchmark.SIZES["tiny"], given) == {
+        "ours": [2000 / 4 / 128], "plain": [2000 / 4 / 128], "window": [2000 / 4]}
+
+
 @pytest.mark.slow
-def test_the_distance_of_two_number_types(tmp_path, monkeypatch, capsys):
-    """The printed one is that of the two metrics files."""
-    monkeypatch.setattr(number_types.lesson_1, "RUNS", tmp_path)
+def test_the_distance_of_two_dtypes(tmp_path, monkeypatch, capsys):
+    """The printed one is that of the two metrics files; a second call trains nothing."""
+    monkeypatch.setattr(common, "RUNS", tmp_path)
     (tmp_path / "notes.txt").write_text("the cat sat on the mat, and then the other cat. " * 60)
-    assert number_types.main(["--steps", "40", "--model", "tiny", "--log-every", "2", "--text",
-                              str(tmp_path / "notes.txt"), "--device", "cpu"]) == 0
+    argv = ["--what", "dtype", "--steps", "40", "--model", "tiny", "--log-every", "2", "--text",
+            str(tmp_path / "notes.txt")]
+    assert benchmark.main(argv) == 0
     printed = re.search("^largest.* ([^ ]+)$", capsys.readouterr().out, re.MULTILINE)[1]
-    curves = [[float(row["train"]) for row in number_types.log.read_metrics(
-        tmp_path / f"number_types-{dtype}" / "metrics.tsv") if row["train"]]
+    curves = [[float(row["train"]) for row in optimizers.log.read_metrics(
+        tmp_path / f"dtype-{dtype}" / "metrics.tsv") if row["train"]]
         for dtype in ("float32", "bf16")]
     wanted = max(abs(a - b) for a, b in zip(*(curve[2:] for curve in curves), strict=True))
     assert float(printed) == pytest.approx(wanted, abs=1e-4) and wanted > 0
+    monkeypatch.setattr(optimizers.train, "train_step", None)
+    assert benchmark.main(argv) == 0 and (tmp_path / "dtype.png").stat().st_size > 10_000
 
 
 def test_adam_and_muon_and_what_a_memory_brings(tmp_path, monkeypatch, capsys):
     """The printed losses are those of the models; a second call trains nothing."""
-    monkeypatch.setattr(optimizers.lesson_1, "RUNS", tmp_path)
+    monkeypatch.setattr(common, "RUNS", tmp_path)
     monkeypatch.setattr(optimizers, "MEMORIES", (0, 16, 120))
     notes = tmp_path / "notes.txt"
     notes.write_text("the cat sat on the mat, and then the other cat. " * 60)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 common, train = import_module("common"), import_module("train")
-WITHOUT_OUT = "scaling", "kneser_ney", "benchmark", "number_types", "optimizers"
-WITH_TRAIN = "number_types", "optimizers"  # train.py refuses
+WITHOUT_OUT = "scaling", "kneser_ney", "benchmark", "optimizers"
 SMALL = "--size tiny --text {short} "
 RUN, PTB = "--checkpoint {run} ", "--size tiny --data-dir {words} "
 REFUSED = {
@@ -52,17 +51,18 @@ REFUSED = {
         (RUN + "--memory 20 --queries 8 --position 19", "--position must be 20 to {last}, "),
         (RUN + "--memory 20 --queries 8 --position {behind}", "--position must be 20 to {last}, ")],
     "scaling": [
-        ("--gpus 0", "--gpus must be at least 1, got 0"),
-        ("--card inf", "--card must be above 0, got inf"), ("--model laptop", "trains for minutes"),
-        ("--tokens-per-second 1000", "goes with one --model"),
-        ("--tokens-per-second 1e9 --model enwik8-12L", "lower --fixed"),
+        ("--gpus 0", "--gpus must be above 0, got 0"),
+        ("--card inf", "--card must be above 0, got inf"), ("--model laptop", "invalid choice"),
         ("--model lm1b-large --card 10", "shard the model")],
     "kneser_ney": [("--dataset {short}", "no text of words"),
                    ("--data-dir {words} --order 0", "at least 1")],
     "benchmark": [("--size tiny --against nowhere.py", "is no file"),
-                  ("--size tiny --against {short}", "no function make")],
-    "number_types": [("--model huge", "unknown model 'huge'")],
-    "optimizers": [("--optimizer sgd", "--optimizer must be adam or muon")]}
+                  ("--size tiny --against {short}", "no function make"),
+                  ("--device cuda", "no CUDA device"), ("--model huge", "unrecognized arguments"),
+                  ("--what softmax --size tiny", "no adaptive softmax"),
+                  ("--what dtype --model huge", "unknown model 'huge'")],
+    "optimizers": [("--optimizer sgd", "--optimizer must be adam or muon"),
+                   ("--seeds 1 1", "--seeds must be different")]}
 
 
 @pytest.mark.parametrize("script, flags, part", [
@@ -77,7 +77,8 @@ def test_one_line(script, flags, part, run_folder, words, tmp_path, monkeypatch,
     monkeypatch.setattr(common.Bar, "there", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(train, "train_step", None)
-    monkeypatch.setattr(import_module("01_vanilla_segments"), "RUNS", tmp_path / "runs")
+    for module in (common, import_module("01_vanilla_segments")):
+        monkeypatch.setattr(module, "RUNS", tmp_path / "runs")
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "number_type").write_text("float32")  # else it is measured
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
@@ -87,6 +88,6 @@ def test_one_line(script, flags, part, run_folder, words, tmp_path, monkeypatch,
     error = capsys.readouterr().err.rpartition("\r")[2]  # behind the progress that slow ones show
     lines = [line for line in error.split("\n") if line.strip()]
     assert len(lines) == 1 and part.format(**names) in lines[0], lines
-    assert lines[0].startswith(main.__module__ + ".py: ") or script in WITH_TRAIN
+    assert lines[0].startswith(main.__module__ + ".py: ")
     after = {path for path in tmp_path.rglob("*") if path.is_file()}
     assert {path.name for path in after - before} <= {"lock"}

@@ -1,11 +1,19 @@
-"""The plain form: Transformer-XL as public code writes it, to compare the speed of ours with.
+"""What the speed of ours is compared with: the plain form, and the sliding window.
 
-Written from the paper in the way that implementations have followed since: time comes first,
-(T, B, D); every call projects the keys and values of the whole memory anew, and R in every layer;
-the shift pads and copies; the score is made by four-letter einsums.  The same weights give the same
-losses as our model (tests/experiments/test_benchmark.py), so only the speed differs.
+The plain form is Transformer-XL as public code writes it.  Written from the paper in the way that
+implementations have followed since: time comes first, (T, B, D); every call projects the keys and
+values of the whole memory anew, and R in every layer; the shift pads and copies; the score is made
+by four-letter einsums.  The same weights give the same losses as our model
+(tests/experiments/test_benchmark.py), so only the speed differs.
 
-    python experiments/benchmark.py --against experiments/plain.py
+The sliding window is how a model without memory evaluates: every prediction reads a window of
+eval_mem_len tokens afresh and keeps the last position only, as in Al-Rfou et al. (2018), the
+baseline of the paper's table 9.  Written to be as fast as such a model can be: absolute positions,
+torch's fused causal attention, and of the last layer nothing but what the last position needs.  Its
+losses mean nothing here (no such model is trained): only what it has to compute counts.
+
+    python experiments/benchmark.py --against experiments/baselines.py      the plain form
+    python experiments/benchmark.py --what window                           the sliding window
 """
 import math
 
@@ -13,6 +21,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+
+# ---- the plain form -----------------------------------------------------------------------------
 
 class PlainLayer(nn.Module):
     """Attention over the memory and the segment, then feed-forward; both post-norm."""
@@ -30,9 +40,9 @@ class PlainLayer(nn.Module):
 
     def forward(self, h, memory, R, u, v, hidden):
         """h (T, B, D), memory (M, B, D), R (K, D), u, v (H, C), hidden (T, K) -> (T, B, D)."""
-        rows = torch.cat([memory, h])  # (K, B, D)
-        (T, B, _), K = h.shape, len(rows)
-        q, k, value = (z.view(K, B, self.H, self.C) for z in self.qkv_net(rows).chunk(3, dim=-1))
+        states = torch.cat([memory, h])  # (K, B, D)
+        (T, B, _), K = h.shape, len(states)
+        q, k, value = (z.view(K, B, self.H, self.C) for z in self.qkv_net(states).chunk(3, dim=-1))
         q, r = q[-T:], self.r_net(R).view(K, self.H, self.C)
         content = torch.einsum("ibhc,jbhc->ijbh", q + u, k)  # (T, K, B, H)
         position = torch.einsum("ibhc,jhc->ijbh", q + v, r)
@@ -75,8 +85,8 @@ class Plain(nn.Module):
         gap = torch.arange(K - T, K, device=x.device)[:, None] - torch.arange(K, device=x.device)
         hidden, kept = (gap < 0) | (gap > M), []
         for layer, past in zip(self.layers, memory):
-            rows = torch.cat([past, h]).detach()
-            kept.append(rows[max(0, len(rows) - M) :])
+            states = torch.cat([past, h]).detach()
+            kept.append(states[max(0, len(states) - M) :])
             h = layer(h, past, R, self.u, self.v, hidden)
         logits = F.linear(self.drop(h), self.embedding.weight, self.bias)
         if y is None:
@@ -85,7 +95,7 @@ class Plain(nn.Module):
         return loss.view_as(y), kept
 
 
-class Speed:
+class PlainForm:
     """One training step, one segment of evaluation, one generated token; memories are full."""
 
     def __init__(self, size, dtype, device):
@@ -127,4 +137,51 @@ class Speed:
                          last=True).argmax()
 
 
-make = Speed
+make = PlainForm  # what benchmark.py --against calls
+
+
+# ---- the sliding window -------------------------------------------------------------------------
+
+class WindowLayer(nn.Module):
+    """Causal attention within the window, then feed-forward; both post-norm."""
+
+    def __init__(self, config):
+        super().__init__()
+        D, HC, FF = config.d_model, config.n_head * config.d_head, config.d_inner
+        self.C = config.d_head
+        self.W_q, self.W_kv = nn.Linear(D, HC, bias=False), nn.Linear(D, 2 * HC, bias=False)
+        self.W_o = nn.Linear(HC, D, bias=False)
+        self.norm_1, self.norm_2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.W_1, self.W_2 = nn.Linear(D, FF), nn.Linear(FF, D)
+
+    def forward(self, h, last_only):
+        """(B, L, D) -> (B, L, D), or only its last position, (B, 1, D)."""
+        states, h = h, h[:, -1:] if last_only else h
+        q, k, value = (z.unflatten(-1, (-1, self.C)).transpose(1, 2) for z in (
+            self.W_q(h), *self.W_kv(states).chunk(2, dim=-1)))  # (B, H, n, C)
+        out = F.scaled_dot_product_attention(q, k, value, is_causal=not last_only)
+        h = self.norm_1(h + self.W_o(out.transpose(1, 2).flatten(-2)))
+        return self.norm_2(h + self.W_2(F.relu(self.W_1(h))))
+
+
+class SlidingWindow(nn.Module):
+    """The model; each call predicts one token for each lane.  It does not train."""
+
+    def __init__(self, size, dtype, device):
+        super().__init__()
+        config, self.size, self.dtype, self.device = size.config, size, dtype, device
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.position = nn.Parameter(torch.randn(size.eval_mem_len, config.d_model))
+        self.layers = nn.ModuleList(WindowLayer(config) for _ in range(config.n_layer))
+        self.to(device)
+
+    @torch.no_grad()
+    def evaluate(self):
+        """The last position of a window of random tokens: one token for each lane, (B,)."""
+        x = torch.randint(self.size.config.vocab_size, (self.size.eval_batch, len(self.position)),
+                          device=self.device)
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == "bf16"):
+            h = self.embedding(x) + self.position
+            for n, layer in enumerate(self.layers):
+                h = layer(h, last_only=n == len(self.layers) - 1)
+            return F.linear(h, self.embedding.weight)[:, 0].argmax(-1)
