@@ -1,4 +1,4 @@
-"""The same model in another order of work: faster, and equal (tests/system/test_fast.py).
+"""The same model in another order of work: faster, and equal (tests: test_fast.py).
 
 Lesson 5 is written to be read; for those who want to know, here is what costs time.
 
@@ -10,14 +10,15 @@ Training, 1.3 times as fast as public code in float32, 1.5 in bf16.  Attention r
 writes its (T, K) scores once for each step that makes, moves, scales or masks them:
 
                                                                    float32   bf16
-    attend, against lesson 5's                                       1.17    1.10
-      of it: shift as a view, nothing is padded or copied            1.04    1.05
+    attend, against lesson 5's                                       1.23    1.29
+      of it: shift as a view, nothing is padded or copied            1.11    1.02
              heads in front, one product for all lanes of a head;
-               the scale on q, T * C numbers instead of T * K        1.07    1.04
-             sum and mask in place                                   1.05    1.01
-    forward: keys and values in one product (whole step, size S)     1.0     1.1
-    Dropout from 16 random bits a number, against torch's            2.8     2.5
-    DropoutReLU: one tensor is kept, not two                         1.03    1.00
+               the scale on q, T * C numbers instead of T * K        1.06    1.11
+             sum and mask in place, no gradient through the mask     1.04    1.14
+    forward, against lesson 5's with attend: no gradient for the
+      rows of the memory                                             1.06    1.06
+    Dropout from 16 random bits a number, against torch's            3.2     3.5
+    DropoutReLU: one tensor is kept, not two                         1.00    1.01
 
 Reading.  In training each call projects all K = M + T positions to keys and values,
 since W_kE and W_v learn from all.  Without gradients earlier calls have projected M of
@@ -48,9 +49,7 @@ row times a matrix reads 20.7.
 
 Commands: `python experiments/benchmark.py --threads 1` and --what parts or reading with
 --repetitions 30; --what train (eval, generate: --size M, enwik8-12L) with --against
-experiments/baselines.py.  Training: a core of an Intel Xeon with AMX; reading: one of
-an AMD EPYC with AVX512-bf16.  torch 2.13; medians, since others used the machines
-(training: of processor time).
+experiments/baselines.py.  A core of an AMD EPYC with AVX512-bf16, torch 2.13, medians.
 """
 import math
 from types import MethodType
