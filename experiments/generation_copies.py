@@ -2,7 +2,7 @@
 
 A model of minutes brings no name of real prose back, with memory or without, so
 appendix_e_generation.py says nothing of memory there.  Here is the same question for the text of
-copies.py, which such a model learns: each new token should be, nine times in ten, the symbol that
+corpora.py (copies), which such a model learns: each new token should be, nine times in ten, the symbol that
 stood 24, 48, 72 or 96 tokens before it, by its kind.  How often is it?  A symbol is drawn from the
 eight of the kind whose turn it is: one of a wrong kind would shift all that follow.
 
@@ -18,9 +18,9 @@ from dataclasses import replace
 import torch
 from matplotlib.figure import Figure
 
-import copies
 import memory_length
 import common
+from common import corpora
 from ablation_model import lesson_5
 
 NAME, M = "generation_copies", 128
@@ -35,9 +35,9 @@ def repeated(tokens, start):
     """
     B, n = tokens.shape
     shares = []
-    for kind, d in enumerate(copies.DISTANCES):
+    for kind, d in enumerate(corpora.DISTANCES):
         places = torch.arange(start, n)
-        places = places[places % len(copies.DISTANCES) == kind]
+        places = places[places % len(corpora.DISTANCES) == kind]
         shares.append((tokens[:, places] == tokens[:, places - d]).double().mean().item())
     return shares
 
@@ -54,9 +54,9 @@ def continued(model, prompt, n, seed, T=0):
             logits, _ = model(tokens[:, -T:], last_only=True)
         else:
             logits, memory = model(x, memory, last_only=True)
-        kind = t % len(copies.DISTANCES)
-        of_kind = logits[:, 0].float().unflatten(-1, (-1, copies.EACH))[:, kind]  # (B, EACH)
-        x = copies.EACH * kind + torch.multinomial(of_kind.softmax(-1), 1, generator=draws)
+        kind = t % len(corpora.DISTANCES)
+        of_kind = logits[:, 0].float().unflatten(-1, (-1, corpora.EACH))[:, kind]  # (B, EACH)
+        x = corpora.EACH * kind + torch.multinomial(of_kind.softmax(-1), 1, generator=draws)
         tokens = torch.cat([tokens, x], dim=1)
     return tokens
 
@@ -65,8 +65,8 @@ def draw(found, path):
     """Bars for each distance, the mean of the seeds, which are dots."""
     axes = Figure(figsize=(7, 4.3), layout="constrained").subplots()
     common.bars(axes, found, COLORS)
-    axes.axhline(1 / copies.EACH, color="gray", linestyle=":", label="by chance")
-    axes.set(xticks=range(len(copies.DISTANCES)), ylim=(0, 1), xticklabels=copies.DISTANCES,
+    axes.axhline(1 / corpora.EACH, color="gray", linestyle=":", label="by chance")
+    axes.set(xticks=range(len(corpora.DISTANCES)), ylim=(0, 1), xticklabels=corpora.DISTANCES,
              xlabel="distance that a kind repeats (tokens)",
              ylabel="share of new tokens that repeat it",
              title="What a generated text repeats: memory of 128, or the last 64 tokens")
@@ -79,7 +79,7 @@ def experiment(argv):
     """Train what is missing, generate, print, draw."""
     given, corpus = common.begin(common.make_flags(NAME, __doc__, SIZES).parse_args(
         ["--dataset", "copies", *(sys.argv[1:] if argv is None else argv)]), NAME)
-    if not given.synthetic:
+    if given.dataset != "copies":
         raise ValueError("this is for --dataset copies; appendix_e_generation.py is for others")
     *_, setting = memory_length.SIZES["copies" if given.size == "laptop" else given.size]
     T, (B, P, n) = setting.run.segment, SIZES[given.size]
@@ -105,10 +105,10 @@ def experiment(argv):
     bar.clear()
     print(f"{corpus.name}; {B} prompts of {P} tokens, {n} new ones each, seeds {given.seeds}\n"
           f"{'share that repeats what stood':30}"
-          + "".join(f"{f'{d} before':>16}" for d in copies.DISTANCES))
+          + "".join(f"{f'{d} before':>16}" for d in corpora.DISTANCES))
     for kind, values in found.items():
         print(f"{kind:30}" + "".join(f"{common.spread(z):>16}" for z in zip(*values)))
-    print(f"{'by chance':30}{1 / copies.EACH:>8}")
+    print(f"{'by chance':30}{1 / corpora.EACH:>8}")
     draw(found, given.out / "generation_copies.png")
 
 

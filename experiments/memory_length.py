@@ -17,6 +17,7 @@ where does it end?  Two options of the authors' code are tried with it:
 Lesson 5's model, losses in nats a token on the validation split.  "ends at" is the shortest memory
 within 0.002 nats of the best; N layers reach N M + 1 tokens back.
 """
+import math
 import statistics
 import sys
 from dataclasses import replace
@@ -25,8 +26,7 @@ import torch
 from matplotlib.figure import Figure
 
 import common
-from ablation_model import lesson_5
-from common import Config, Setting, copies, train
+from common import Config, Setting, corpora, lesson_5, train
 
 NAME = "memory_length"
 SMALL = Config(2, d_model=128, n_head=4, d_head=32, d_inner=512)
@@ -45,6 +45,18 @@ SIZES = {
         lesson_5.CONFIGS["wt103-standard"], train.RUNS_OF["wt103-standard"],
         (40, 80, 150, 300, 450, 640, 900, 1200, 1600), count=16, n=12_000))}
 COLORS = ("tab:orange", "tab:blue", "tab:green")
+
+
+def best_loss(c):
+    """The lowest mean loss on the synthetic text that c tokens of context allow, in nats.
+
+    It falls by a step at each of its distances, and is flat after the last.
+    """
+    right = corpora.KEPT + (1 - corpora.KEPT) / corpora.EACH  # of the symbol that stood there
+    other = (1 - corpora.KEPT) / corpora.EACH  # and of each of the others
+    known = -right * math.log(right) - (corpora.EACH - 1) * other * math.log(other)
+    losses = [known if d <= c else math.log(corpora.EACH) for d in corpora.DISTANCES]
+    return statistics.mean(losses)
 
 
 def evaluate(model, setting, corpus, M, bar):
@@ -133,7 +145,7 @@ def experiment(argv):
     """Train what is missing, evaluate, print, draw."""
     given, corpus = common.begin(
         common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper")).parse_args(argv), NAME)
-    known = given.synthetic
+    known = given.dataset == "copies"
     depths, memories, setting = SIZES["copies" if known and given.size == "laptop" else given.size]
     config = replace(setting.config, vocab_size=len(corpus.vocab))
     common.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
@@ -158,7 +170,7 @@ def experiment(argv):
     bar.clear()
     print(f"{corpus.name}; segments of {setting.run.segment}, {setting.run.steps:,} steps of "
           f"{setting.run.batch} lanes, seeds {given.seeds}, {setting.run.dtype}")
-    floor = {M: copies.best_loss(M + 1) for M in setting.lengths} if known else {}
+    floor = {M: best_loss(M + 1) for M in setting.lengths} if known else {}
     report(results, setting, floor)
     draw(results, setting, floor, given.out / "memory_length.png", corpus.name.split(" (")[0])
 

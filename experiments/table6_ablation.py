@@ -91,7 +91,7 @@ SIZES = {
 def setting_of(given, corpus):
     """The setting for a corpus, and its name: two corpora have settings of their own."""
     own = given.size
-    if given.synthetic and own == "laptop":
+    if given.dataset == "copies" and own == "laptop":
         own = "copies"
     if given.dataset == "lm1b" and own == "paper":
         own = "lm1b"

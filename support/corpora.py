@@ -4,6 +4,7 @@ load("stdlib") is the text of the lessons: Python's own library, its .py files o
 some ten million bytes.  It needs no download, and uses a name again after thousands of bytes: just
 what a memory is for.  A token is one byte of it, written as that byte's place in the vocabulary.
 For benchmarks that are counted in words (wt103, wikitext-2, ptb, lm1b) a token is a word.
+load("copies") is a synthetic text, in which it is known what a memory can bring (draw_copies).
 
 What comes out is a `Corpus`:
 
@@ -16,6 +17,7 @@ Tokens are uint8, or int32 for words.  An embedding wants int64, eight bytes for
 segment becomes int64 (`.long()`) only when it is used: the text takes an eighth of the memory.
 
     python -m support.corpora               the built-in corpus
+    python -m support.corpora copies        the synthetic one
     python -m support.corpora enwik8        a benchmark: fetched into data/ once, and checked
     python -m support.corpora notes.txt     any file of yours
 
@@ -28,6 +30,7 @@ import hashlib
 import itertools
 import lzma
 import os
+import random
 import re
 import shutil
 import sys
@@ -93,7 +96,7 @@ def read(name, root):
         return unpack(SOURCES[name], root)[0].read_bytes(), name
     if Path(name).is_file():
         return Path(name).read_bytes(), Path(name).name
-    known = ["stdlib", *SOURCES]
+    known = ["stdlib", *SOURCES, "copies"]
     near = "".join(f"; did you mean {k}?" for k in difflib.get_close_matches(name, known, n=1))
     raise ValueError(f"{name!r} is neither a file that exists nor one of {', '.join(known)}{near}")
 
@@ -210,10 +213,43 @@ def sentence_corpus(name, root):
     return Corpus(train, test, test, list(token), name, token["<S>"])
 
 
+# ---- a synthetic text, of which all is known ----------------------------------------------------
+
+DISTANCES = (24, 48, 72, 96)  # multiples of the number of kinds: there stands the same kind
+EACH, KEPT = 8, 0.9  # symbols of a kind; how probable it is that a token repeats another
+
+
+def draw_copies(n, seed):
+    """Draw n tokens, (n,) uint8, whose dependencies have a known length.
+
+    Four kinds of symbols, eight of each, take turns; a token is, with probability KEPT, the symbol
+    that stood one of DISTANCES before, its kind's own, and else one of its kind drawn at random:
+
+        kind               A        a        M        m        A        a        M        m   ...
+        repeats what was   24       48       72       96       24       48       72       96  ago
+
+    So c tokens of context tell all about the kinds with a distance of at most c, and no more.
+    """
+    draw, tokens = random.Random(seed), []
+    for t in range(n):
+        kind = t % len(DISTANCES)
+        back = t - DISTANCES[kind]
+        tokens.append(tokens[back] if back >= 0 and draw.random() < KEPT
+                      else EACH * kind + draw.randrange(EACH))
+    return torch.tensor(tokens, dtype=torch.uint8)
+
+
+def synthetic_corpus():
+    """Return it as a Corpus: a million tokens to train on, 50,000 each to validate and to test."""
+    splits = (draw_copies(n, seed) for seed, n in enumerate((1_000_000, 50_000, 50_000)))
+    return Corpus(*splits, list(b"ABCDEFGHabcdefghMNOPQRSTmnopqrst"),
+                  f"copies (distances {', '.join(map(str, DISTANCES))})")
+
+
 # ---- any corpus --------------------------------------------------------------------------------
 
 def load(name_or_path, root="data", drop_newlines=False):
-    """Return a Corpus: "stdlib", a benchmark (kept in the folder root), or a file.
+    """Return a Corpus: "stdlib", "copies", a benchmark (kept in the folder root), or a file.
 
     drop_newlines counts enwik8 as the paper does, whose pipeline loses the newlines: 204 symbols in
     place of 205, 88,982,818 training tokens, and about 0.02 bpc more for the same model.
@@ -223,6 +259,8 @@ def load(name_or_path, root="data", drop_newlines=False):
     name = str(name_or_path)
     if drop_newlines and name != "enwik8":
         raise ValueError(f"drop_newlines is the official count of enwik8, not of {name}")
+    if name == "copies":
+        return synthetic_corpus()
     try:
         if name in SOURCES and SOURCES[name].vocabulary:
             return sentence_corpus(name, root)
@@ -341,7 +379,7 @@ def main(argv=None):
     """Print what a corpus holds, and how well two compressors do on a test split of bytes."""
     parser = argparse.ArgumentParser("python -m support.corpora", description="Show a corpus.")
     parser.add_argument("corpus", nargs="?", default="stdlib", metavar="NAME or FILE",
-                        help=f"stdlib (the default), {', '.join(SOURCES)}, or a file")
+                        help=f"stdlib (the default), {', '.join(SOURCES)}, copies, or a file")
     parser.add_argument("--data-dir", default="data", metavar="FOLDER",
                         help="where benchmarks are kept (default: data)")
     given = parser.parse_args(argv)

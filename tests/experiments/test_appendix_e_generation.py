@@ -15,7 +15,7 @@ from helpers import randomized, run_examples
 
 generation, generation_copies = (import_module(name) for name in (
     "appendix_e_generation", "generation_copies"))
-train, corpora, copies = generation.train, generation.corpora, generation_copies.copies
+train, corpora = generation.train, generation.corpora
 lesson_5 = train.lesson_5
 SMALL = ["--prompts", "2", "--n-tokens", "60", "--top-k", "9", "--seeds", "3", "5"]
 
@@ -155,12 +155,12 @@ def test_a_copy_is_of_the_kind_whose_turn_it_is(T, read):
         32, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=40, same_length=True))
     for weight in model.eval().parameters():
         torch.nn.init.normal_(weight, std=2.0)  # so sharp that the best symbol is drawn always
-    prompt, lengths = copies.text(48, 1).view(2, 24).long(), []
+    prompt, lengths = corpora.draw_copies(48, 1).view(2, 24).long(), []
     hook = model.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
     tokens = generation_copies.continued(model, prompt, 9, 3, T)
     hook.remove()
     assert lengths == read and tokens[:, :24].equal(prompt)
-    assert (tokens[:, 24:] // copies.EACH).equal((torch.arange(9) % 4).expand(2, -1))
+    assert (tokens[:, 24:] // corpora.EACH).equal((torch.arange(9) % 4).expand(2, -1))
     for t in range(24, 33):
         logits, _ = model(tokens[:, max(0, t - T) if T else 0 : t])
         best = logits[:, -1].unflatten(-1, (4, 8))[:, t % 4].softmax(-1).max(-1)

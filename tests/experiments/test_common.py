@@ -159,10 +159,10 @@ def test_a_memory_ends_at_the_token(M):
 def test_a_folder_is_locked_as_long_as_the_run_lives(tmp_path, monkeypatch):
     """It is named after experiment, size and text."""
     monkeypatch.setattr(common, "RUNS", tmp_path)
-    monkeypatch.setattr(common.copies, "corpus", lambda: None)
+    monkeypatch.setattr(common.corpora, "load", lambda name, root: None)
     flags = common.make_flags("name", "about", ("tiny", "laptop", "paper"))
     given, _ = common.begin(flags.parse_args(["--dataset", "copies"]), "name")
-    assert given.out == tmp_path / "name-laptop-copies" and given.synthetic
+    assert given.out == tmp_path / "name-laptop-copies"
     with pytest.raises(ValueError, match="belongs to a run.*name.py"):
         common.begin(flags.parse_args(["--dataset", "copies"]), "name")
 

@@ -2,6 +2,7 @@
 
     pytest tests/experiments/test_tables.py
 """
+import math
 from collections import Counter
 from importlib import import_module
 from types import SimpleNamespace
@@ -83,7 +84,7 @@ def seen(monkeypatch):
 
 def test_evaluation_sees_what_it_says(seen):
     """With recurrence M = L - 1 and same_length; without, windows of L; al-rfou not beyond T."""
-    setting, corpus = table6.SIZES["tiny"], common.copies.corpus(4_000)
+    setting, corpus = table6.SIZES["tiny"], SimpleNamespace(valid=torch.arange(200) % 7)
     for row, wanted in ((table6.ROWS[0], [(8, {})] + [
             (64, {"mem_len": L - 1, "same_length": True}) for L in setting.lengths]),
             (table6.ROWS[3], [8, *setting.lengths]), (table6.ROWS[8], [8, 4, 8])):
@@ -98,11 +99,26 @@ def test_the_memories_that_are_tried(seen):
     """
     *_, setting = memory_length.SIZES["tiny"]
     free, clamped, *others = memory_length.evaluate(
-        None, setting, common.copies.corpus(4_000), 8, common.Bar(100))
+        None, setting, SimpleNamespace(valid=torch.arange(200) % 7), 8, common.Bar(100))
     wanted = [(64, {"mem_len": M, "clamp_len": clamp, "same_length": True})
               for clamp in (0, 15) for M in setting.lengths]
     assert seen == [*wanted, (8, {"mem_len": 12, "same_length": True}), (8, {})]
     assert [*free.values(), *clamped.values(), *others] == [*range(1, 9), 10, 9]
+
+
+def test_the_best_loss_is_that_of_a_counter_who_knows_the_rule():
+    """ln 8 for a kind whose distance is too far, the entropy of a copy for the others."""
+    tokens, n = corpora.draw_copies(60_000, 4).long(), len(corpora.DISTANCES)
+    right = corpora.KEPT + (1 - corpora.KEPT) / corpora.EACH
+    for c in (23, 24, 47, 48, 72, 95, 96, 200):
+        total = 0.0
+        for kind, d in enumerate(corpora.DISTANCES):
+            places = torch.arange(200 + kind, 60_000, n)
+            same = tokens[places] == tokens[places - d]
+            wrong = (1 - right) / (corpora.EACH - 1)
+            losses = torch.where(same, -math.log(right), -math.log(wrong))
+            total += (losses.mean().item() if d <= c else math.log(corpora.EACH)) / n
+        assert memory_length.best_loss(c) == pytest.approx(total, abs=0.01), c
 
 
 def test_kept_for_backward_counts_bytes():
