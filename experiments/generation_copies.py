@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 import memory_length
 import common
 from common import corpora
-from ablation_model import lesson_5
+from common import lesson_5
 
 NAME, M = "generation_copies", 128
 # prompts, their length, and new tokens after each

@@ -11,7 +11,7 @@ import torch
 
 from helpers import assert_close, randomized
 
-common, ablation_model = import_module("common"), import_module("ablation_model")
+common, table6 = import_module("common"), import_module("table6_ablation")
 corpora, lesson_5 = import_module("support.corpora"), import_module("05_full_model")
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6,
                          dropout=0.2)
@@ -63,7 +63,7 @@ def test_another_run_or_a_damaged_one_is_not_taken(tmp_path):
     path, corpus, run = tmp_path / "m.pt", text(60), replace(RUN, steps=1)
 
     def fit(config=CONFIG, corpus=corpus, run=run, half_loss=False):
-        model = ablation_model.AblationModel(config, 5, "ours", half_loss)
+        model = table6.AblationModel(config, 5, "ours", half_loss)
         common.fit(model, corpus, run, path, common.Bar(1))
 
     fit()
@@ -101,7 +101,7 @@ def model_of(kind, **changes):
     config = replace(CONFIG, dropout=0.0, **changes)
     if kind == "ours":
         return randomized(lesson_5.TransformerXL(config)).eval()
-    return randomized(ablation_model.AblationModel(config, 4, kind)).eval()
+    return randomized(table6.AblationModel(config, 4, kind)).eval()
 
 
 def test_pieces_are_spread_and_carry_their_context():

@@ -22,7 +22,7 @@ REFUSED = {
         (SMALL + "--out {short}", "another folder with --out")],
     "table6_ablation": [
         (SMALL + "--tables 6", "10 tokens, 85 are needed"), (SMALL, "fewer than 200"),
-        ("--size tiny --dataset copies", "has none: leave out table 7")],
+        ("--size tiny --dataset copies", "fewer than 200 in a split: leave out table 7")],
     "table8_recl": [(SMALL, "10 tokens, 202 are needed")],
     "memory_length": [(SMALL, "10 tokens, 77 are needed")],
     "generation_copies": [(SMALL, "two corpora"), ("--dataset {short}", "is for others")],
