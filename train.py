@@ -49,7 +49,7 @@ TransformerXL, count_parameters = lesson_5.TransformerXL, lesson_5.count_paramet
 class Run:
     """Data and training.  Lengths are in tokens."""
 
-    dataset: str = "stdlib"  # stdlib, enwik8, text8, wt103, wikitext-2, ptb or lm1b
+    dataset: str = "stdlib"  # stdlib copies enwik8 text8 wt103 wikitext-2 ptb lm1b
     batch: int = 16  # lanes B
     segment: int = 128  # segment length T
     steps: int = 0  # length of the run in steps (or --tokens, or --minutes)
@@ -113,7 +113,7 @@ MODELS_OF = {
     "stdlib": ("laptop", "laptop"), "enwik8": ("enwik8-12L", "laptop"),
     "text8": ("text8-12L", "laptop"), "wt103": ("wt103-standard", "laptop-words"),
     "lm1b": ("lm1b-base", "laptop-words"), "ptb": ("ptb", "laptop-words"),
-    "wikitext-2": ("ptb", "laptop-words")}
+    "wikitext-2": ("ptb", "laptop-words"), "copies": ("laptop", "laptop")}
 
 
 def settings(given, device):

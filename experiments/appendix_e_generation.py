@@ -1,4 +1,4 @@
-"""Does a generated text come back to what its prompt introduced?  Samples, and a measure of it.
+"""Appendix E of the paper: does a generated text come back to what its prompt introduced?
 
 The problem.  Section 4.4 and appendix E show samples that keep to their subject for 1,000 tokens,
 drawn from the 40 best symbols after a prompt of 512 test tokens.  A sample can convince by chance.
@@ -6,14 +6,16 @@ drawn from the 40 best symbols after a prompt of 512 test tokens.  A sample can 
 The idea.  A prompt introduces names.  A model that reads the last T tokens cannot know those last
 seen before them; one with a memory can.  How many stand again in each of these texts?
 
-    with memory        lesson 5's generate; M is that of the run's evaluation, or --memory
+    with memory        one token after the other is read; M is that of the run's evaluation, or
+                       --memory
     without memory     same weights and seeds, but each token from the last T alone, read anew; T is
                        the segment of training (which had a memory; for models without see table 6)
     true continuation  what goes on in the test split
     chance             the texts with memory, and names of other prompts that their own lacks
 
     python experiments/appendix_e_generation.py --checkpoint runs/stdlib-laptop    a run, or a file
-    python experiments/appendix_e_generation.py     trains two minutes first, in runs/generation
+    python experiments/appendix_e_generation.py     trains two minutes first
+    python experiments/appendix_e_generation.py --dataset copies     where all is known; 3 minutes
 
 Rules.  A name is an identifier of four characters or more, or a word like that, not among the 500
 most common of the training split (its first ten million tokens).  A prompt's names count once each,
@@ -24,6 +26,12 @@ over the names of all prompts.  Repetition is the share of n-grams that stood in
 
 Minutes of training are too few: after 4 and 20 of them (one core of a busy machine; test 2.10 and
 1.81 bpc) not one name in a hundred came back, with memory or without; in the true text 35 did.
+
+The synthetic text is one that such a model learns: each new token should be, nine times in ten, the
+symbol that stood 24, 48, 72 or 96 tokens before it, by its kind.  How often is it, with M = 128 and
+from the last 64 alone?  A symbol is drawn from the eight of the kind whose turn it is: one of a
+wrong kind would shift all that follow.  A seed is that of a model, too; they are the models of
+memory_length.py --dataset copies, and taken from there if --out names its folder.
 """
 import math
 import re
@@ -37,12 +45,22 @@ import torch
 from matplotlib.figure import Figure
 
 import common
-from common import RUNS, checkpoint, command_line, corpora, fast, train, validate
+from common import (
+    Config, checkpoint, command_line, corpora, fast, hardware, lesson_5, train, validate)
 
-PROMPT, COMMON, COUNTED = 512, 500, 10_000_000
-NAME = re.compile(r"\b[A-Za-z_]\w{3,}", re.ASCII)
+NAME = "appendix_e_generation"
+COMMON, COUNTED = 500, 10_000_000
+IDENTIFIER = re.compile(r"\b[A-Za-z_]\w{3,}", re.ASCII)
 COLORS = {"with memory": "tab:blue", "without memory": "tab:orange", "true continuation": "black",
           "chance": "tab:gray"}
+# prompts, their length, and new tokens after each
+SIZES = {"tiny": (2, 100, 20), "laptop": (8, 512, 1000), "copies": (16, 200, 500)}
+# what is trained on the synthetic text, and how
+COPIES = {"tiny": (Config(32, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16, mem_len=8),
+                   train.Run(batch=4, segment=8, steps=6)),
+          "laptop": (Config(32, n_layer=2, d_model=64, n_head=4, d_head=32, d_inner=128,
+                            mem_len=64),
+                     train.Run(batch=16, segment=64, steps=700))}
 
 
 # ---- the measures: a text is a str with a character for each byte, or a list of words -----------
@@ -66,8 +84,8 @@ def repetition(text, n):
 def names(text):
     """The names in a text, in order -> [(name, where it begins, where it ends)]."""
     if isinstance(text, str):
-        return [(match[0], *match.span()) for match in NAME.finditer(text)]
-    return [(word, i, i + 1) for i, word in enumerate(text) if NAME.fullmatch(word)]
+        return [(match[0], *match.span()) for match in IDENTIFIER.finditer(text)]
+    return [(word, i, i + 1) for i, word in enumerate(text) if IDENTIFIER.fullmatch(word)]
 
 
 def come_back(prompt, before, new, left_out):
@@ -102,119 +120,202 @@ def measure(prompts, texts, frequent, T):
     return [repeated, *shares(own, T)], [math.nan, *shares(others, T)]
 
 
-# ---- the experiment -----------------------------------------------------------------------------
+def measure_names(prompts, new, corpus, T):
+    """What comes back in real text: names of the columns, and a row for each kind of text, the
+    columns of each seed; new {kind: (B, n) for each seed}, prompts (B, P).
+    """
+    prompts, counts = [as_text(z, corpus.vocab) for z in prompts], Counter()
+    parts = corpus.train[:COUNTED].split(2**20)
+    for part in train.progress(parts, "counting names", len(parts)):
+        counts.update(name for name, *_ in names(as_text(part, corpus.vocab)))
+    frequent = {name for name, _ in counts.most_common(COMMON)}
+    both = {kind: [measure(prompts, [as_text(z, corpus.vocab) for z in texts], frequent, T)
+                   for texts in new[kind]] for kind in new}
+    rows = {kind: [own for own, _ in values] for kind, values in both.items()}
+    rows["chance"] = [others for _, others in both["with memory"]]
+    ages = [age for z in prompts for age, _ in come_back(z, z, z[:0], frequent)]
+    print(f"{len(ages)} names, {sum(age < T for age in ages)} of them among the last T tokens")
+    return ("repetition", "names back: all", f"in the last {T}", "before"), rows
 
-@torch.no_grad()
-def without_memory(model, prompt, run, given):
-    """As train.continue_text, (B, P) -> (B, n), but each token from the last T alone."""
-    tokens = prompt.to(model.u.device)
-    generator = torch.Generator(tokens.device).manual_seed(given["seed"])
-    for _ in range(given["n_tokens"]):  # the model's config is still that of training
-        logits, _ = model(tokens[:, -run.segment :], last_only=True)
-        tokens = torch.cat([tokens, train.lesson_5.sample_top_k(
-            logits[:, -1], given["top_k"], given["temperature"], generator)], dim=1)
-    return tokens[:, prompt.shape[1] :].cpu()
 
+def repeated(tokens, start):
+    """The share of tokens (B, n) from column `start` on that repeat what stood their kind's
+    distance before: one for each of DISTANCES.  Column 0 is of the first kind; start >= 96.
+    """
+    places, shares = torch.arange(start, tokens.shape[1]), []
+    for kind, d in enumerate(corpora.DISTANCES):
+        mine = places[places % len(corpora.DISTANCES) == kind]
+        shares.append((tokens[:, mine] == tokens[:, mine - d]).double().mean().item())
+    return shares
+
+
+def measure_copies(prompts, new):
+    """As measure_names, for the synthetic text: what stands again at the known distances."""
+    rows = {kind: [repeated(torch.cat([prompts, texts], dim=1), prompts.shape[1])
+                   for texts in new[kind]] for kind in new}
+    rows["chance"] = [[1 / corpora.EACH] * len(corpora.DISTANCES)]
+    return [f"{d} before" for d in corpora.DISTANCES], rows
+
+
+# ---- models and samples -------------------------------------------------------------------------
 
 def parse(argv):
     """The command line, checked.  ValueError."""
-    parser = command_line.Parser(prog="experiments/appendix_e_generation.py", description=__doc__,
-                                 argument_default=None)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    for name, kind, default in (
-            ("checkpoint", Path, None), ("data-dir", Path, RUNS.parent / "data"),
-            ("out", Path, RUNS / "generation"), ("prompts", int, 8), ("n-tokens", int, 1000),
-            ("top-k", int, 40), ("temperature", float, 1.0), ("memory", int, None)):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=f"default: {default}")
+    parser = common.make_flags(NAME, __doc__, ("tiny", "laptop"))
+    parser.add_argument("--checkpoint", type=Path, help="a run's folder, or a file in it")
+    for name, default in (("prompts", "8; 16 of copies"), ("n-tokens", "1000; 500 of copies"),
+                          ("top-k", "40"), ("memory", "the run's; 128 for copies")):
+        parser.add_argument(f"--{name}", type=int, help=f"default: {default}")
+    parser.add_argument("--temperature", type=float, default=1.0, help="default: 1")
     given = parser.parse_args(argv)
-    if len(set(given.seeds)) < len(given.seeds):
-        raise ValueError(f"--seeds must be different, got {given.seeds}")
-    for name, values, least in (("seeds", given.seeds, 0), ("prompts", [given.prompts], 2),
-                                ("n-tokens", [given.n_tokens], 1), ("memory", [given.memory], 0)):
-        if values != [None] and not least <= min(values) <= max(values) <= validate.MOST:
-            raise ValueError(f"--{name} must be from {least} to {validate.MOST}, got {values}")
+    if given.checkpoint and (given.dataset or given.text):
+        raise ValueError("--checkpoint has its own text: leave out --dataset and --text")
+    for name, value, least in (("prompts", given.prompts, 2), ("n-tokens", given.n_tokens, 1),
+                               ("memory", given.memory, 0)):
+        if value is not None and not least <= value <= validate.MOST:
+            raise ValueError(f"--{name} must be from {least} to {validate.MOST}, got {value}")
     return given
 
 
-def load(given):
-    """The model to sample from, its run and its corpus; one is trained first if none is named."""
-    path = given.checkpoint or given.out
+def load_run(given):
+    """The model of a run, its Run and its corpus; a run is made first if none is named."""
+    path = given.checkpoint or given.out / "run"
     if not given.checkpoint and not (path / "curve.png").exists():  # drawn when a run has ended
-        if status := train.main(["--minutes", "2", "--out", str(path)]):
+        source = ["--text", given.text] if given.text else ["--dataset", given.dataset]
+        flags = ["--resume"] if any(path.glob("*.pt")) else ["--minutes", "2", *source]
+        if status := train.main([*flags, "--data-dir", str(given.data_dir), "--out", str(path),
+                                 "--device", given.device]):
             raise SystemExit(status)  # train.py has said why
     if not (path.is_file() or any(path.glob("*.pt"))):
         raise ValueError(f"no checkpoint at {path}: name the folder of a run of train.py")
     content = checkpoint.newest(path) if path.is_file() else checkpoint.best(path)
-    model, run, _ = train.restored(content, "cuda" if torch.cuda.is_available() else "cpu")
-    if given.memory is not None:
-        run = replace(run, eval_mem_len=given.memory)
+    model, run, _ = train.restored(content, given.device)
     return model, run, train.read_corpus({"data_dir": given.data_dir}, run, content)
 
 
-def draw(rows, T, path, title):
+def train_copies(given, corpus):
+    """A model of the synthetic text for each seed, {seed: model}, and how they were trained."""
+    config, run = COPIES[given.size]
+    run = common.choose_dtype(lesson_5.TransformerXL(config).to(given.device), run, given.out)
+    bar, models = common.Bar(run.steps * len(given.seeds)), {}
+    for seed in given.seeds:
+        torch.manual_seed(seed)
+        model = lesson_5.TransformerXL(config).to(given.device)
+        models[seed] = common.fit(model, corpus, replace(run, seed=seed),
+                                  given.out / f"N2-M{config.mem_len}-{seed}.pt", bar)
+    bar.clear()
+    return models, replace(run, dataset="copies", eval_mem_len=128)
+
+
+@torch.no_grad()
+def continued(model, prompts, given, seed, T=0, in_turn=False):
+    """Prompts (B, P) -> what the model makes after them, (B, n_tokens): with the memory of its
+    config or, T above 0, each token from the last T alone.
+
+    in_turn: only symbols of the kind whose turn it is in the synthetic text; the first kind begins.
+    """
+    text, x, memory = prompts, prompts, None
+    draws = torch.Generator(prompts.device).manual_seed(seed)
+    for t in train.progress(range(given.n_tokens), "sampling token", given.n_tokens):
+        if T:
+            logits, _ = model(text[:, -T:], last_only=True)
+        else:
+            logits, memory = model(x, memory, last_only=True)
+        logits = logits[:, -1]  # (B, V)
+        if in_turn:
+            kinds = torch.arange(logits.shape[1], device=x.device) // corpora.EACH
+            logits = logits.masked_fill(kinds != t % len(corpora.DISTANCES), float("-inf"))
+        x = lesson_5.sample_top_k(logits, given.top_k, given.temperature, draws)  # (B, 1)
+        text = torch.cat([text, x], dim=1)
+    return text[:, prompts.shape[1] :]
+
+
+def sample(models, prompts, run, given):
+    """{kind: what each seed makes of the prompts (B, P), (B, n)}, with memory and without."""
+    new, in_turn = {"with memory": [], "without memory": []}, run.dataset == "copies"
+    prompts = prompts.to(given.device)
+    for seed, model in models.items():
+        reader = fast.Reader(model)
+        with hardware.finite_logits():
+            with train.evaluating(reader, run):
+                text = continued(reader, prompts, given, seed, in_turn=in_turn)
+            new["with memory"].append(text.cpu())
+            text = continued(reader, prompts, given, seed, run.segment, in_turn)
+            new["without memory"].append(text.cpu())
+    return new
+
+
+# ---- the experiment -----------------------------------------------------------------------------
+
+def prompts_of(corpus, given, run):
+    """Prompts of the test split and their true continuations, (B, P) and (B, n).
+
+    Completes the flags that the text decides.  ValueError if they do not fit it.
+    """
+    synthetic = run.dataset == "copies"
+    B, P, n = SIZES["copies" if synthetic and given.size == "laptop" else given.size]
+    B, given.n_tokens = given.prompts or B, given.n_tokens or n
+    given.top_k = min(40, len(corpus.vocab)) if given.top_k is None else given.top_k
+    command_line.check_sampling(vars(given), len(corpus.vocab))
+    turns = len(corpora.DISTANCES) if synthetic else 1
+    stride = len(corpus.test) // B // turns * turns  # each prompt begins with the first kind
+    if stride < P + given.n_tokens:
+        raise ValueError(f"the test split has {len(corpus.test):,} tokens; {B} prompts of {P} and "
+                         f"their continuations of {given.n_tokens} take "
+                         f"{B * (P + given.n_tokens):,}")
+    tokens = corpus.test[: B * stride].view(B, stride)[:, : P + given.n_tokens].long()
+    return tokens.tensor_split([P], dim=1)
+
+
+def write_samples(prompts, new, vocab, path):
+    """All texts after their prompts, into a file; print the first."""
+    samples = [f"=== prompt {i + 1}, {kind} {k + 1}\n{corpora.decode(prompt, vocab)}>>>"
+               f"{corpora.decode(texts[i], vocab)}\n" for i, prompt in enumerate(prompts)
+               for kind in new for k, texts in enumerate(new[kind])]
+    checkpoint.write(path, lambda file: file.write("\n".join(samples).encode()), "wb")
+    print(f"{samples[0]}===\nsamples: {path}")
+
+
+def draw(columns, rows, path, title):
     """The table as bars, each the mean of its seeds, which are dots."""
     axes = Figure(figsize=(7.5, 4), layout="constrained").subplots()
     common.bars(axes, rows, COLORS)
-    axes.set(xticks=range(4), ylabel="share", ylim=(0, None), title=title, xticklabels=(
-        "n-grams\nthat repeat", "names that\ncome back: all",
-        f"... last seen in\nthe last {T} tokens", "... last seen\nbefore these"))
+    axes.set(xticks=range(len(columns)), xticklabels=columns, ylabel="share", ylim=(0, None),
+             title=title)
     axes.figure.legend(loc="outside upper center", ncols=4)
-    checkpoint.write(path, lambda file: axes.figure.savefig(file, dpi=120), "wb")
+    axes.figure.savefig(path, dpi=120)
+    print(f"figure: {path}")
 
 
 def experiment(argv):
-    """Sample with and without memory, measure, write, draw, print."""
-    given = parse(argv)
-    model, run, corpus = load(given)
-    B, n, T, vocab, seeds = given.prompts, given.n_tokens, run.segment, corpus.vocab, given.seeds
-    command_line.check_sampling(vars(given), len(vocab))
-    stride = len(corpus.test) // B
-    if stride < PROMPT + n:
-        raise ValueError(f"the test split has {len(corpus.test):,} tokens; {B} prompts of {PROMPT} "
-                         f"and their continuations of {n} take {B * (PROMPT + n):,}")
-    tokens = corpus.test[: B * stride].view(B, stride)[:, : PROMPT + n].long()
-    given.out.mkdir(parents=True, exist_ok=True)
-    new, reader = {}, fast.Reader(model)  # kind: (B, n) for each seed
-    for kind, sample in zip(COLORS, (train.continue_text, without_memory)):
-        bar = common.Bar(len(seeds) * n)
-        # each token that is made is read by one call of the embedding
-        hook = model.embedding.register_forward_hook(lambda *_: bar.advance(kind))
-        new[kind] = [sample(reader, tokens[:, :PROMPT], run, vars(given) | {"seed": seed})
-                     for seed in seeds]
-        hook.remove()
-        bar.clear()
-    new["true continuation"] = [tokens[:, PROMPT:]]
-    prompts = [as_text(z, vocab) for z in tokens[:, :PROMPT]]
-    counts, parts = Counter(), corpus.train[:COUNTED].split(2**20)
-    for part in train.progress(parts, "counting names", len(parts)):
-        counts.update(name for name, *_ in names(as_text(part, vocab)))
-    frequent = {name for name, _ in counts.most_common(COMMON)}
-    both = {kind: [measure(prompts, [as_text(z, vocab) for z in texts], frequent, T)
-                   for texts in new[kind]] for kind in new}
-    rows = {kind: [own for own, _ in values] for kind, values in both.items()}
-    rows["chance"] = [others for _, others in both["with memory"]]
-    samples = [f"=== prompt {i + 1}, {kind} {k + 1}\n{corpora.decode(z[:PROMPT], vocab)}>>>"
-               f"{corpora.decode(texts[i], vocab)}\n" for i, z in enumerate(tokens)
-               for kind in new for k, texts in enumerate(new[kind])]
-    checkpoint.write(given.out / "samples.txt",
-                     lambda file: file.write("\n".join(samples).encode()), "wb")
-    draw(rows, T, given.out / "generation.png", f"{n:,} new tokens after each of {B} prompts")
-
-    ages = [age for z in prompts for age, _ in come_back(z, z, z[:0], frequent)]
-    print(f"{samples[0]}===\n{corpus.name}\n{B} prompts of {PROMPT} tokens, {n:,} new ones each, "
-          f"top-{given.top_k}, temperature {given.temperature}, seeds {seeds}\n"
-          f"M {run.eval_mem_len}, T {T}; {len(ages)} names, {sum(age < T for age in ages)} of them "
-          f"among the last T tokens\n"
-          f"{'':17}{'repetition':>15}{'names back: all':>17}{'in the last T':>15}{'before':>15}")
+    """Sample with and without memory, measure, write, print, draw."""
+    given, corpus = common.begin(parse(argv), NAME)
+    if given.dataset == "copies":
+        models, run = train_copies(given, corpus)
+    else:
+        model, run, corpus = load_run(given)
+        models = dict.fromkeys(given.seeds, model)
+    if given.memory is not None:
+        run = replace(run, eval_mem_len=given.memory)
+    prompts, true = prompts_of(corpus, given, run)
+    (B, P), n = prompts.shape, given.n_tokens
+    new = sample(models, prompts, run, given) | {"true continuation": [true]}
+    write_samples(prompts, new, corpus.vocab, given.out / "samples.txt")
+    print(f"{corpus.name}\n{B} prompts of {P} tokens, {n:,} new ones each, top-{given.top_k}, "
+          f"temperature {given.temperature}, seeds {given.seeds}\n"
+          f"M {run.eval_mem_len}, T {run.segment}")
+    columns, rows = measure_copies(prompts, new) if run.dataset == "copies" else measure_names(
+        prompts, new, corpus, run.segment)
+    print(" " * 17 + "".join(f"{column:>17}" for column in columns))
     for kind, values in rows.items():
-        print(f"{kind:17}" + "".join("-".rjust(w) if math.isnan(z[0]) else common.spread(z).rjust(w)
-                                     for z, w in zip(zip(*values), (15, 17, 15, 15))))
-    print(f"samples: {given.out / 'samples.txt'}\nfigure: {given.out / 'generation.png'}")
+        print(f"{kind:17}" + "".join(f"{'-' if math.isnan(z[0]) else common.spread(z):>17}"
+                                     for z in zip(*values)))
+    draw(columns, rows, given.out / "generation.png", f"{n:,} new tokens after each of {B} prompts")
 
 
 def main(argv=None):
     """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return common.run("appendix_e_generation", experiment, argv)
+    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

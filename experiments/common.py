@@ -18,7 +18,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 from support import checkpoint, command_line, corpora, fast, hardware, log, validate
-import copies
 
 lesson_1, lesson_5, train = (import_module(name) for name in (
     "01_vanilla_segments", "05_full_model", "train"))
@@ -47,7 +46,8 @@ def make_flags(name, about, sizes):
     flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     flags.add_argument("--dataset", help="stdlib (default; with --size paper wt103), copies (a "
                        f"synthetic text), {', '.join(corpora.SOURCES)}")
-    flags.add_argument("--text", metavar="FILE", help="this file instead, as bytes")
+    flags.add_argument("--text", metavar="FILE", type=os.path.abspath,  # so it is no name
+                       help="this file instead, as bytes")
     flags.add_argument("--data-dir", default=RUNS.parent / "data", metavar="FOLDER")
     flags.add_argument("--out", metavar="FOLDER", help="where the trained models are kept "
                        f"(default: runs/{name}-SIZE-DATASET)")
@@ -69,9 +69,7 @@ def begin(given, name):
     check_seeds(given.seeds)
     hardware.check(given.device)
     given.dataset = given.text or given.dataset or ("wt103" if given.size == "paper" else "stdlib")
-    given.synthetic = given.dataset == "copies" and not given.text
-    corpus = copies.corpus() if given.synthetic else corpora.load(
-        given.dataset, root=given.data_dir)
+    corpus = corpora.load(given.dataset, root=given.data_dir)
     given.out = Path(given.out or RUNS / f"{name}-{given.size}-{Path(given.dataset).stem}")
     given.out.mkdir(parents=True, exist_ok=True)
     given.lock = checkpoint.Lock(given.out)  # until this process ends

@@ -72,15 +72,13 @@ def averages(model, tokens, n):
 
     past, counted = (part.split(SEGMENT, dim=1) for part in tokens.long().tensor_split([-n], dim=1))
     parts = [*past, *counted]
-    try:
-        for i, x in enumerate(lesson_1.progress(parts, "reading segment", len(parts))):
-            if i == len(past):  # lesson 5 hands out no scores: take what it makes them from
-                for number, layer in enumerate(model.layers):
-                    layer.attention.attend = partial(look, number)
-            _, memory = model(x, memory, last_only=True)  # logits of one token are enough
-    finally:
-        for layer, attend in zip(model.layers, attends):
-            layer.attention.attend = attend
+    for i, x in enumerate(lesson_1.progress(parts, "reading segment", len(parts))):
+        if i == len(past):  # lesson 5 hands out no scores: take what it makes them from
+            for number, layer in enumerate(model.layers):
+                layer.attention.attend = partial(look, number)
+        _, memory = model(x, memory, last_only=True)  # logits of one token are enough
+    for layer in model.layers:
+        del layer.attention.attend  # what remains is the class's own
     return sums / (n * len(tokens))
 
 
@@ -107,14 +105,14 @@ def draw_heads(p, names):
 
 
 def label(symbol):
-    """A symbol of the vocabulary, visible: a character for a byte, a word and the gap behind it."""
+    """A symbol of the vocabulary, visible: a character for a byte, a word and the gap after it."""
     if isinstance(symbol, str):
         return "¶" if symbol in corpora.SEPARATORS else symbol + " "
     return {9: "→", 10: "¶", 32: "·"}.get(symbol, chr(symbol) if 32 < symbol < 127 else "▯")
 
 
 def draw_text(p, labels, names, title, width=80):
-    """Figure 6: p (heads, M + 1) behind the M + 1 labels, in lines that end at width or at a ¶."""
+    """Figure 6: p (heads, M + 1) colors the M + 1 labels, in lines that end at width or at a ¶."""
     places, row, column = [], 0, 0
     for text in labels:
         if column and column + len(text) > width:
@@ -155,7 +153,7 @@ def draw_terms(p, names):
 
 # ---- the experiment -----------------------------------------------------------------------------
 
-def checked(given, tokens):
+def position_of(given, tokens):
     """The position to show, if the flags fit the split to read, tokens (n,); else ValueError."""
     M, n = given.memory, len(tokens)
     if M < 1 or given.queries < 1:
@@ -166,26 +164,35 @@ def checked(given, tokens):
     position = n // 2 if given.position is None else given.position
     if not M <= position <= n - 2:
         raise ValueError(f"--position must be {M} to {n - 2}, with a memory before it and a target "
-                         f"behind it, got {position}")
+                         f"after it, got {position}")
     return position
 
 
-def trained(given):
-    """The content of the checkpoint to look at; without --checkpoint one is trained first."""
-    path = Path(given.checkpoint or HERE)
+def load(path):
+    """The content of the checkpoint to look at; if no path is given one is trained first."""
+    path, named = path or HERE, path is not None
     if path.is_file():
         return checkpoint.load(path)
     kept = any(path.glob("*.pt"))
-    if given.checkpoint and not kept:
+    if named and not kept:
         raise ValueError(f"no checkpoint at {path}; python train.py --out {path} makes one")
-    if not kept or not given.checkpoint and not (path / "curve.png").exists():  # drawn at the end
-        checked(given, corpora.load("stdlib").valid)  # before a minute is gone
+    if not named and not (path / "curve.png").exists():  # drawn when a run has ended
         flags = ["--resume"] if kept else ["--minutes", "1"]
-        presets = {train.Run: train.RUNS_OF, train.Config: train.CONFIGS}
-        given = command_line.parse([*flags, "--out", str(path)], "", presets)
-        if train.train(given, "cuda" if torch.cuda.is_available() else "cpu"):
-            raise KeyboardInterrupt  # it was stopped, and has saved
+        if status := train.main([*flags, "--out", str(path)]):
+            raise SystemExit(status)  # train.py has said why
     return checkpoint.best(path)
+
+
+def report(numbers, names, wide, M):
+    """Print the measures (4, N * H, 3): the mean of all heads, and those that look furthest."""
+    print(f"{'':35}entropy (bits)   mean distance   apart from the whole\n"
+          f"{'all keys alike':35}{log2(M + 1):14.2f}{M / 2:16.1f}")
+    for name, rows in [(f"mean of {len(names)} heads", numbers.mean(1)),
+                       *((names[i], numbers[:, i]) for i in wide)]:
+        for part, row in zip(PARTS, rows.tolist()):
+            print("{:24} {:10}{:14.2f}{:16.1f}{:23.2f}".format(name, part, *row))
+    print("the paper (16 layers of 10 heads, WikiText-103, M 640): (a) almost uniform, (b) like "
+          "the whole, (d) flatter and longer")
 
 
 def experiment(argv):
@@ -193,17 +200,18 @@ def experiment(argv):
     flags = command_line.Parser(prog=f"experiments/{NAME}.py", description=__doc__,
                                 argument_default=None)
     for name, kind, default, text in (
-            ("checkpoint", str, None, "a run's folder or a file in it (default: train one)"),
+            ("checkpoint", Path, None, "a run's folder or a file in it (default: train one)"),
             ("memory", int, 256, "M, in tokens (default: 256)"),
             ("queries", int, 4096, "how many are averaged (default: 4096)"),
             ("position", int, None, "the token that looks in figure 6 (default: the middle one)"),
-            ("out", Path, HERE, "folder for the figures (default: runs/attention_maps)")):
+            ("out", Path, HERE, f"folder for the figures (default: runs/{NAME})")):
         flags.add_argument(f"--{name}", type=kind, default=default, help=text)
     given = flags.parse_args(argv)
-    content = trained(given)
+    content = load(given.checkpoint)
     model, run, state = train.restored(content, "cpu")
     config, corpus = model.config, train.read_corpus({}, run, content)
-    tokens, M, H, position = corpus.valid, given.memory, config.n_head, checked(given, corpus.valid)
+    tokens, M, H = corpus.valid, given.memory, config.n_head
+    position = position_of(given, tokens)
     given.out.mkdir(parents=True, exist_ok=True)
     model.config = replace(config, mem_len=M, same_length=True, clamp_len=run.eval_clamp_len)
 
@@ -213,15 +221,8 @@ def experiment(argv):
     wide = numbers[0, :, 1].topk(min(3, p.shape[1])).indices.tolist()
     names = [f"layer {i // H + 1} head {i % H + 1}" for i in range(p.shape[1])]
     print(f"{content.path}: step {state.step:,}, {corpus.name}\n{PIECES * n:,} queries of the "
-          f"validation split, each with M = {M} tokens before it\n"
-          f"{'':35}entropy (bits)   mean distance   apart from the whole\n"
-          f"{'all keys alike':35}{log2(M + 1):14.2f}{M / 2:16.1f}")
-    mean = f"mean of {len(names)} heads"
-    for name, rows in [(mean, numbers.mean(1)), *((names[i], numbers[:, i]) for i in wide)]:
-        for part, row in zip(PARTS, rows.tolist()):
-            print("{:24} {:10}{:14.2f}{:16.1f}{:23.2f}".format(name, part, *row))
-    print("the paper (16 layers of 10 heads, WikiText-103, M 640): (a) almost uniform, (b) like "
-          "the whole, (d) flatter and longer")
+          f"validation split, each with M = {M} tokens before it")
+    report(numbers, names, wide, M)
 
     first = max(0, position - config.n_layer * M)  # N layers reach N * M tokens back
     seen = averages(model, tokens[None, first : position + 1], 1)[0].flatten(0, 1)[wide]
@@ -233,7 +234,7 @@ def experiment(argv):
     for name, figure in (
             ("5_heads", draw_heads(p[0], [z + " *" * (i in wide) for i, z in enumerate(names)])),
             ("6_text", draw_text(seen, labels, chosen, title)),
-            ("7_terms", draw_terms(rows, [mean, *chosen]))):
+            ("7_terms", draw_terms(rows, [f"mean of {len(names)} heads", *chosen]))):
         figure.savefig(given.out / f"figure{name}.png", dpi=120)
         print(f"figure: {given.out / f'figure{name}.png'}")
 

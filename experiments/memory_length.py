@@ -17,6 +17,7 @@ where does it end?  Two options of the authors' code are tried with it:
 Lesson 5's model, losses in nats a token on the validation split.  "ends at" is the shortest memory
 within 0.002 nats of the best; N layers reach N M + 1 tokens back.
 """
+import math
 import statistics
 import sys
 from dataclasses import replace
@@ -25,8 +26,7 @@ import torch
 from matplotlib.figure import Figure
 
 import common
-from ablation_model import lesson_5
-from common import Config, Setting, copies, train
+from common import Config, Setting, corpora, lesson_5, train
 
 NAME = "memory_length"
 SMALL = Config(2, d_model=128, n_head=4, d_head=32, d_inner=512)
@@ -45,6 +45,18 @@ SIZES = {
         lesson_5.CONFIGS["wt103-standard"], train.RUNS_OF["wt103-standard"],
         (40, 80, 150, 300, 450, 640, 900, 1200, 1600), count=16, n=12_000))}
 COLORS = ("tab:orange", "tab:blue", "tab:green")
+
+
+def best_loss(c):
+    """The lowest mean loss on the synthetic text that c tokens of context allow, in nats.
+
+    It falls by a step at each of its distances, and is flat after the last.
+    """
+    right = corpora.KEPT + (1 - corpora.KEPT) / corpora.EACH  # of the symbol that stood there
+    other = (1 - corpora.KEPT) / corpora.EACH  # and of each of the others
+    known = -right * math.log(right) - (corpora.EACH - 1) * other * math.log(other)
+    losses = [known if d <= c else math.log(corpora.EACH) for d in corpora.DISTANCES]
+    return statistics.mean(losses)
 
 
 def evaluate(model, setting, corpus, M, bar):
@@ -66,16 +78,9 @@ def evaluate(model, setting, corpus, M, bar):
     return *by_length, loss(segment=T), same
 
 
-def where(losses):
-    """{memory length: loss} -> the lowest loss, and the shortest memory within 0.002 of it."""
-    lowest = min(losses.values())
-    return lowest, next(length for length, loss in losses.items() if loss <= lowest + 0.002)
-
-
-def mean(results, part):
-    """The mean over the seeds of one of the tables by length."""
-    return {length: statistics.mean(result[part][length] for result in results)
-            for length in results[0][part]}
+def mean(tables):
+    """Tables by length, one for each seed -> their mean."""
+    return {length: statistics.mean(z[length] for z in tables) for length in tables[0]}
 
 
 def report(results, setting, floor):
@@ -86,15 +91,18 @@ def report(results, setting, floor):
           f"{'ends at M':>11}{'above best':>16}{'..., clamped':>16}"
           f"{'same_length, keys as trained':>30}")
     for (N, M), seeds in results.items():
-        best = [min(*free.values(), *clamped.values()) for free, clamped, *_ in seeds]
-        both = {length: min(mean(seeds, part)[length] for part in (0, 1))
+        free, clamped, trained, same = zip(*seeds)
+        best = [min(*a.values(), *b.values()) for a, b in zip(free, clamped)]
+        gain = [min(a[shortest], b[shortest]) - low for a, b, low in zip(free, clamped, best)]
+        above, above_clamped = ([z[longest] - low for z, low in zip(part, best)]
+                                for part in (free, clamped))
+        both = {length: min(z[length] for z in (mean(free), mean(clamped)))
                 for length in setting.lengths}
-        numbers = [best, [min(z[0][shortest], z[1][shortest]) - low for z, low in zip(seeds, best)],
-                   *([z[part][longest] - low for z, low in zip(seeds, best)] for part in (0, 1)),
-                   [same - trained for *_, trained, same in seeds]]
-        low, gain, *others = map(common.spread, numbers)
-        print(f"{N:2}{M:15}{low:>16}{gain:>18}{where(both)[1]:11}{others[0]:>16}{others[1]:>16}"
-              f"{others[2]:>30}")
+        end = next(length for length, z in both.items() if z <= min(both.values()) + 0.002)
+        change = [a - b for a, b in zip(same, trained)]
+        print(f"{N:2}{M:15}{common.spread(best):>16}{common.spread(gain):>18}{end:11}"
+              f"{common.spread(above):>16}{common.spread(above_clamped):>16}"
+              f"{common.spread(change):>30}")
     if floor:
         print("what M + 1 tokens tell: " + ", ".join(
             f"M {M}: {loss:.3f}" for M, loss in floor.items()))
@@ -106,11 +114,12 @@ def draw(results, setting, floor, path, title):
     figure = Figure(figsize=(4 * len(depths) + 1, 4), layout="constrained")
     panels = figure.subplots(1, len(depths), sharey=True, squeeze=False)[0]
     for axes, depth in zip(panels, depths):
-        for color, ((N, M), seeds) in zip(COLORS, (z for z in results.items() if z[0][0] == depth)):
-            for part, style, name in ((0, "o-", ""), (1, "x:", ", clamped")):
-                for z in seeds:
-                    axes.plot(*zip(*z[part].items()), style[1:], color=color, alpha=0.25)
-                axes.plot(*zip(*mean(seeds, part).items()), style, color=color, markersize=4,
+        models = {M: list(zip(*seeds)) for (N, M), seeds in results.items() if N == depth}
+        for color, (M, (free, clamped, *_)) in zip(COLORS, models.items()):
+            for part, style, name in ((free, "o-", ""), (clamped, "x:", ", clamped")):
+                for z in part:
+                    axes.plot(*zip(*z.items()), style[1:], color=color, alpha=0.25)
+                axes.plot(*zip(*mean(part).items()), style, color=color, markersize=4,
                           label=f"trained with M {M}{name}")
         if floor:
             axes.step(*zip(*floor.items()), color="black", where="post",
@@ -133,32 +142,30 @@ def experiment(argv):
     """Train what is missing, evaluate, print, draw."""
     given, corpus = common.begin(
         common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper")).parse_args(argv), NAME)
-    known = given.synthetic
-    depths, memories, setting = SIZES["copies" if known and given.size == "laptop" else given.size]
+    known = given.dataset == "copies"
+    size = "copies" if known and given.size == "laptop" else given.size
+    depths, memories, setting = SIZES[size]
     config = replace(setting.config, vocab_size=len(corpus.vocab))
     common.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
 
     def make(N, M):
         return lesson_5.TransformerXL(replace(config, n_layer=N, mem_len=M)).to(given.device)
 
-    setting = replace(setting, run=common.choose_dtype(make(depths[0], memories[-1]), setting.run,
-                                                     given.out))
-    runs = sum(depths) * len(memories) * len(given.seeds)  # a run takes as long as it is deep
-    models = len(depths) * len(memories) * len(given.seeds)
-    bar = common.Bar((runs + models / 4) * setting.run.steps)
-    results = {}
+    run = common.choose_dtype(make(depths[0], memories[-1]), setting.run, given.out)
+    each = len(memories) * len(given.seeds)  # models of a depth; a layer of one is a unit of time
+    bar, results = common.Bar((sum(depths) + len(depths) / 4) * each * run.steps), {}
     for N in depths:
         for M in memories:
             results[N, M] = []
             for seed in given.seeds:
                 torch.manual_seed(seed)
-                model = common.fit(make(N, M), corpus, replace(setting.run, seed=seed),
-                                  given.out / f"N{N}-M{M}-{seed}.pt", bar, weight=N)
+                model = common.fit(make(N, M), corpus, replace(run, seed=seed),
+                                   given.out / f"N{N}-M{M}-{seed}.pt", bar, weight=N)
                 results[N, M].append(evaluate(model, setting, corpus, M, bar))
     bar.clear()
-    print(f"{corpus.name}; segments of {setting.run.segment}, {setting.run.steps:,} steps of "
-          f"{setting.run.batch} lanes, seeds {given.seeds}, {setting.run.dtype}")
-    floor = {M: copies.best_loss(M + 1) for M in setting.lengths} if known else {}
+    print(f"{corpus.name}; segments of {run.segment}, {run.steps:,} steps of {run.batch} lanes, "
+          f"seeds {given.seeds}, {run.dtype}")
+    floor = {M: best_loss(M + 1) for M in setting.lengths} if known else {}
     report(results, setting, floor)
     draw(results, setting, floor, given.out / "memory_length.png", corpus.name.split(" (")[0])
 

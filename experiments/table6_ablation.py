@@ -13,6 +13,17 @@
     python experiments/table6_ablation.py --size paper --tables 6 10   WikiText-103; GPUs
     python experiments/table6_ablation.py --size paper --tables 7 --dataset lm1b
 
+The model is lesson 5's, with its recurrence, encoding and loss to be switched:
+
+    ours       R_i-j, a sinusoid of the distance, through W_kR; all four terms     lessons 3 and 4
+    shaw       a learned vector for each distance, in terms (a) and (b) only       lesson 3, preface
+    vaswani    a sinusoid of the place in the segment, added to the embedding      lesson 1
+    al-rfou    a learned vector for each place, added to the input of each layer
+
+Shaw et al. (2018) learn K vectors, those of training; what is farther counts as the farthest.  Of
+Al-Rfou et al. (2018) the two auxiliary losses are missing, as in the paper's row.  Recurrence is a
+mem_len above 0, and needs distances: lesson 2 shows what absolute places do to a memory.
+
 Each model reads pieces of the validation split with many attention lengths L.  With recurrence each
 query sees L keys, itself included, most of them in memory, and N layers reach N (L - 1) tokens
 back; without, a window of L tokens moves on by a quarter of L, and nothing beyond it is seen.
@@ -24,19 +35,22 @@ Losses are in nats a token.  A row also says how far it lies above the first; fo
 ln(perplexity / that of the first row).  Order and sign compare with ours, size does not: there a
 token is a word, about five bytes.
 """
+import math
 import statistics
 import sys
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import combinations
-from math import comb, log
 
 import torch
+import torch.nn as nn
 from matplotlib.figure import Figure
 
 import common
-from ablation_model import AblationModel, lesson_5
-from common import Config, Setting, corpora, train
+from common import Config, Setting, corpora, lesson_1, lesson_5, train
 
+update_memory = import_module("02_recurrence").update_memory
+rel_shift = import_module("04_rel_shift").rel_shift
 NAME = "table6_ablation"
 
 
@@ -49,6 +63,9 @@ class Row:
     encoding: str
     loss: str
     paper: tuple
+
+    def __str__(self):
+        return f"{self.encoding}, {self.loss}, {'recurrence' if self.recurrence else 'none'}"
 
 
 ROWS = (
@@ -88,30 +105,84 @@ SIZES = {
                     count=16, n=12_000)}
 
 
-def setting_of(given, corpus):
-    """The setting for a corpus, and its name: two corpora have settings of their own."""
-    own = given.size
-    if given.synthetic and own == "laptop":
-        own = "copies"
-    if given.dataset == "lm1b" and own == "paper":
-        own = "lm1b"
-    config = replace(SIZES[own].config, vocab_size=len(corpus.vocab))
-    return replace(SIZES[own], config=config), own
+# ---- the model: recurrence, encoding and loss, each to be switched ------------------------------
+
+class Attention(nn.Module):
+    """Lesson 5's without W_kR: so many learned distances in its place (Shaw's), or none."""
+
+    def __init__(self, attention, distances):
+        super().__init__()
+        a = attention
+        self.H, self.C, self.dropout_attention = a.H, a.C, a.dropout_attention
+        self.W_q, self.W_kE, self.W_v, self.W_o = a.W_q, a.W_kE, a.W_v, a.W_o
+        learned = torch.randn(a.H, distances, a.C) * 0.02
+        self.distances = nn.Parameter(learned) if distances else None
+
+    def forward(self, h, memory, R, u, v, hidden):
+        """h (B, T, D), memory (B, m, D), hidden (T, K) -> (B, T, D); R, u, v are for lesson 5's."""
+        rows = torch.cat([memory, h], dim=1)  # (B, K, D)
+        q, k, value = (z.unflatten(-1, (self.H, self.C)).transpose(1, 2) for z in (
+            self.W_q(h), self.W_kE(rows), self.W_v(rows)))  # (B, H, T, C), (B, H, K, C) twice
+        score = q @ k.transpose(-1, -2)  # term (a), (B, H, T, K)
+        if self.distances is not None:
+            distance = torch.arange(rows.shape[1] - 1, -1, -1, device=h.device)
+            Q = self.distances[:, distance.clamp(max=self.distances.shape[1] - 1)]  # (H, K, C)
+            score = score + rel_shift(q @ Q.to(q).transpose(-1, -2))  # term (b)
+        probability = (score / self.C**0.5).masked_fill(hidden, float("-inf")).softmax(-1)
+        out = self.dropout_attention(probability) @ value  # (B, H, T, C)
+        return self.W_o(out.transpose(1, 2).flatten(-2))
 
 
-def without_order(corpus):
-    """The same corpus with its lines shuffled: validation once, training anew in each epoch."""
-    if corpus.separator is not None:
-        return corpus  # One Billion Word is so already
-    ends = [symbol for symbol in (10, "<eos>") if symbol in corpus.vocab]
-    if not ends:
-        raise ValueError(f"table 7 shuffles lines, and {corpus.name} has none: leave out table 7")
-    separator = corpus.vocab.index(ends[0])
-    if min((split == separator).sum() for split in (corpus.train, corpus.valid)) < 200:
-        raise ValueError(f"table 7 shuffles lines, and {corpus.name} has fewer than 200 in a "
-                         "split: leave out table 7")
-    valid = corpora.SentenceLanes(corpus.valid, 1, separator, 0, 0)
-    return replace(corpus, separator=separator, valid=valid[:, : valid.shape[1]][0])
+class AblationModel(nn.Module):
+    """model(x, memory, y) -> losses (B, T) in nats, new memory: a list of N tensors (B, m, D).
+
+    T is the segment length of training, which the learned encodings need.  In training the half
+    loss counts the later half of each segment twice, and the earlier not at all.
+    """
+
+    def __init__(self, config, T, encoding="ours", half_loss=False):
+        super().__init__()
+        self.config, self.T, self.encoding, self.half_loss = config, T, encoding, half_loss
+        self.variant = f"{encoding}, {'half' if half_loss else 'full'} loss, T {T}"
+        self.embedding = (lesson_5.AdaptiveSoftmax if config.cutoffs else lesson_5.TiedEmbedding)(
+            config)
+        self.layers = nn.ModuleList(lesson_5.Layer(config) for _ in range(config.n_layer))
+        self.u = self.v = self.places = None
+        if encoding == "ours":
+            self.u, self.v = (nn.Parameter(torch.randn(config.n_head, config.d_head) * 0.02)
+                              for _ in range(2))
+        else:
+            distances = config.mem_len + T if encoding == "shaw" else 0
+            for layer in self.layers:
+                layer.attention = Attention(layer.attention, distances)
+        if encoding == "al-rfou":
+            self.places = nn.Parameter(torch.randn(config.n_layer, T, config.d_model) * 0.02)
+        self.dropout_embedding, self.dropout_R, self.dropout_final = (
+            nn.Dropout(config.dropout) for _ in range(3))
+
+    def forward(self, x, memory, y):
+        """x, y (B, T) int64, memory None or the list of the call before."""
+        c, D, T = self.config, self.config.d_model, x.shape[1]
+        h = self.dropout_embedding(self.embedding(x) * D**0.5)  # (B, T, D)
+        if self.encoding == "vaswani":
+            places = torch.arange(T, device=x.device)
+            h = h + self.dropout_R(lesson_1.sinusoid(places, D).to(h))
+        memory = memory or [h[:, :0]] * c.n_layer
+        m = min(memory[0].shape[1], c.mem_len)
+        R = lesson_5.distance_encoding(m + T, D, c.clamp_len, x.device)
+        R = self.dropout_R(R.to(h))  # (K, D)
+        hidden = lesson_5.hidden_keys(T, m, c.mem_len, c.same_length, x.device)  # (T, K)
+        new_memory = []
+        for n, layer in enumerate(self.layers):
+            if self.encoding == "al-rfou":
+                h = h + self.places[n, :T]
+            past = memory[n][:, memory[n].shape[1] - m :]
+            new_memory.append(update_memory(past, h, c.mem_len))
+            h = layer(h, past, R, self.u, self.v, hidden)
+        losses = self.embedding.losses(self.dropout_final(h), y)
+        if self.half_loss and self.training:
+            losses = 2 * losses * (torch.arange(T, device=x.device) >= T // 2)
+        return losses, new_memory
 
 
 def make(row, setting, given, T=0):
@@ -124,6 +195,29 @@ def make(row, setting, given, T=0):
 def stem(row):
     """What the file of a row's model is called, before its seed."""
     return f"{'recurrence' if row.recurrence else 'none'}-{row.encoding}-{row.loss}"
+
+
+# ---- texts and lengths --------------------------------------------------------------------------
+
+def setting_of(given, corpus):
+    """The setting for a corpus, and its name: two corpora have settings of their own."""
+    own = given.size
+    if (given.dataset, own) in (("copies", "laptop"), ("lm1b", "paper")):
+        own = given.dataset
+    config = replace(SIZES[own].config, vocab_size=len(corpus.vocab))
+    return replace(SIZES[own], config=config), own
+
+
+def without_order(corpus):
+    """The same corpus with its lines shuffled: validation once, training anew in each epoch."""
+    if corpus.separator is not None:
+        return corpus  # One Billion Word is so already
+    ends = [corpus.vocab.index(symbol) for symbol in (10, "<eos>") if symbol in corpus.vocab]
+    if not ends or min((z == ends[0]).sum() for z in (corpus.train, corpus.valid)) < 200:
+        raise ValueError(f"table 7 shuffles lines, and {corpus.name} has fewer than 200 in a "
+                         "split: leave out table 7")
+    valid = corpora.SentenceLanes(corpus.valid, 1, ends[0], 0, 0)
+    return replace(corpus, separator=ends[0], valid=valid[:, : valid.shape[1]][0])
 
 
 def kept_for_backward(function):
@@ -145,17 +239,13 @@ def kept_for_backward(function):
 
 
 def longest_segment(row, setting, given):
-    """T of a row of table 10, and its MiB: at most what the first model keeps.
-
-    What is measured is what autograd keeps between the two passes.
-    """
+    """T of a row of table 10, and its MiB: at most what autograd keeps of the first model."""
     def kept(row, T):
-        model, memory = make(row, setting, given, T), None
+        model = make(row, setting, given, T)
         x = (setting.config.vocab_size ** torch.rand(setting.run.batch, T)).long() - 1  # Zipf
         x = x.to(given.device)
-        if row.recurrence:
-            memory = [torch.zeros(len(x), T, setting.config.d_model, device=given.device)
-                      ] * setting.config.n_layer
+        with torch.no_grad():
+            _, memory = model(x, None, x)
         with train.autocast(setting.run, given.device):
             return kept_for_backward(lambda: model(x, memory, x)[0].mean())
 
@@ -167,27 +257,30 @@ def longest_segment(row, setting, given):
     return T, kept(row, T)
 
 
+# ---- the tables ---------------------------------------------------------------------------------
+
 def evaluate(model, row, setting, corpus, T, bar):
     """Mean losses in nats: as trained, and {attention length: loss}; none where al-rfou has no
     places.  In all it counts as a quarter of the steps of training.
     """
-    before = setting.lengths[-1]
+    before, lengths = setting.lengths[-1], setting.lengths
     tokens = common.pieces(corpus.valid, before, setting.count, setting.n)
-    losses = {}
-    for L in ("trained", *setting.lengths):
-        bar.advance(f"evaluating {row.encoding}, {L}", setting.run.steps / 4 / (
-            1 + len(setting.lengths)))
-        if row.recurrence and L == "trained":
-            loss = common.memory_losses(model, tokens, before, T)
-        elif row.recurrence:
-            loss = common.memory_losses(model, tokens, before, max(64, T), mem_len=L - 1,
-                                       same_length=True)
-        elif L == "trained" or L <= T or row.encoding != "al-rfou":
-            loss = common.window_losses(model, tokens, before, T if L == "trained" else L)
-        else:
-            continue
-        losses[L] = loss.mean().item()
-    return losses.pop("trained"), losses
+
+    def loss(L, segment, **changes):
+        bar.advance(f"evaluating {row.encoding}, {L}", setting.run.steps / 4 / (1 + len(lengths)))
+        if row.recurrence:
+            return common.memory_losses(model, tokens, before, segment, **changes).mean().item()
+        return common.window_losses(model, tokens, before, L).mean().item()
+
+    return loss(T, T), {L: loss(L, max(64, T), mem_len=L - 1, same_length=True)
+                        for L in lengths if L <= T or row.encoding != "al-rfou"}
+
+
+def mean(results):
+    """The mean over the seeds of what evaluate gives."""
+    as_trained, losses = zip(*results)
+    by_length = {L: statistics.mean(z[L] for z in losses) for L in losses[0]}
+    return statistics.mean(as_trained), by_length
 
 
 def best(as_trained, losses):
@@ -201,32 +294,31 @@ def report(table, rows, results, sizes):
     print(f"\ntable {table}, nats a token: mean ± half the range over the seeds\n"
           f"{'recurrence':11}{'encoding':9}{'loss':5}{'parameters':>11}{'trained':>15}{'best':>15}"
           f"{'at':>8}{'above row 1':>17} | paper{'best':>8}{'at':>5}{'above':>7}")
-    points, raw = [], {}
+    lowest = {row: [best(*result)[0] for result in results[row]] for row in rows}  # by seed
+    points = []
     for row in rows:
-        raw[row] = lowest = [best(*result)[0] for result in results[row]]
-        above = [mine - best(*first)[0] for mine, first in zip(lowest, results[rows[0]])]
-        paper = log(row.paper[1] / rows[0].paper[1])
-        at = best(*(statistics.mean(z) if isinstance(z[0], float) else
-                    {L: statistics.mean(loss[L] for loss in z) for L in z[0]}
-                    for z in zip(*results[row])))[1]
+        above = [mine - first for mine, first in zip(lowest[row], lowest[rows[0]])]
+        paper = math.log(row.paper[1] / rows[0].paper[1])
         print(f"{'yes' if row.recurrence else 'no':11}{row.encoding:9}{row.loss:5}{sizes[row]:11,}"
               f"{common.spread([result[0] for result in results[row]]):>15}"
-              f"{common.spread(lowest):>15}{at:>8}{common.spread(above):>17} | "
+              f"{common.spread(lowest[row]):>15}{best(*mean(results[row]))[1]:>8}"
+              f"{common.spread(above):>17} | "
               f"{row.paper[0]:5}{row.paper[1]:8}{row.paper[2]:>5}{paper:7.3f}")
         points.append((row, above, paper))
-    pairs = list(combinations(points, 2))
-    clear = [(a, b) for a, b in pairs if max(raw[a[0]]) < min(raw[b[0]])
-             or max(raw[b[0]]) < min(raw[a[0]])]
-    same = [(a, b) for a, b in clear if (raw[a[0]] < raw[b[0]]) == (a[2] < b[2])]
-    chance = 2 / comb(2 * len(lowest), len(lowest))  # that equal models are told apart
-    print(f"of {len(pairs)} pairs of rows the seeds, which do not overlap, tell {len(clear)} apart "
-          f"(by chance {chance * len(pairs):.0f}), {len(same)} of them in the paper's order")
+    count_order(points, lowest)
     return points
 
 
-def name(row):
-    """For figures and lines."""
-    return f"{row.encoding}, {row.loss}, {'recurrence' if row.recurrence else 'none'}"
+def count_order(points, lowest):
+    """Print how many pairs of rows the seeds tell apart, and how many of these as the paper."""
+    pairs = list(combinations(points, 2))
+    clear = [(a, b) for a, b in pairs if max(lowest[a[0]]) < min(lowest[b[0]])
+             or max(lowest[b[0]]) < min(lowest[a[0]])]
+    same = [(a, b) for a, b in clear if (lowest[a[0]] < lowest[b[0]]) == (a[2] < b[2])]
+    seeds = len(points[0][1])
+    chance = 2 / math.comb(2 * seeds, seeds)  # that equal models are told apart
+    print(f"of {len(pairs)} pairs of rows the seeds, which do not overlap, tell {len(clear)} apart "
+          f"(by chance {chance * len(pairs):.0f}), {len(same)} of them in the paper's order")
 
 
 def draw(points, results, path, title):
@@ -236,21 +328,19 @@ def draw(points, results, path, title):
     for y, (row, above, paper) in enumerate(points):
         left.plot(above, [y] * len(above), "o", color=COLORS[row.encoding], alpha=0.7)
         left.plot(paper, y, "k|", markersize=14)
-        lengths = list(results[row][0][1])  # al-rfou has only those of training
-        right.plot(lengths, [statistics.mean(r[1][L] for r in results[row]) for L in lengths],
-                   "o-" if row.recurrence else "^:", color=COLORS[row.encoding], markersize=4,
-                   fillstyle="full" if row.loss == "full" else "none", label=name(row))
-    left.set_yticks(range(len(points)), [name(row) for row, *_ in points])
+        right.plot(*zip(*mean(results[row])[1].items()), "o-" if row.recurrence else "^:",
+                   color=COLORS[row.encoding], markersize=4,
+                   fillstyle="full" if row.loss == "full" else "none", label=str(row))
+    left.set_yticks(range(len(points)), [str(row) for row, *_ in points])
     left.invert_yaxis()
     left.set(title=title, xlabel="nats above the first row; dots: seeds, bar: paper")
     left.grid(axis="x", alpha=0.4)
-    lowest = min(min(r[1].values()) for row, *_ in points for r in results[row])
+    lowest = min(min(z.values()) for row, *_ in points for _, z in results[row])
     highest = max(0.05, *(max(above) for _, above, _ in points))
     right.set(xlabel="attention length (log scale)", ylabel="nats a token (not from 0)",
               xscale="log", title="mean of the seeds",
               ylim=(lowest - 0.1 * highest, lowest + 2 * highest))
-    tried = list(results[points[0][0]][0][1])
-    ticks = [L for L in tried if L & (L - 1) == 0] if 16 in tried else tried[::2]  # powers of two
+    ticks = list(results[points[0][0]][0][1])[1::2]  # al-rfou has only the lengths of training
     right.set_xticks(ticks, ticks)
     right.minorticks_off()
     right.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
@@ -265,15 +355,15 @@ def experiment(argv):
     given, ordered = common.begin(flags.parse_args(argv), NAME)
     setting, _ = setting_of(given, ordered)
     setting = replace(setting, run=common.choose_dtype(make(ROWS[0], setting, given), setting.run,
-                                                     given.out))
+                                                       given.out))
     rows = [row for row in ROWS if row.table in given.tables]
     shuffled = without_order(ordered) if 7 in given.tables else ordered
     for corpus in (ordered, shuffled):
         common.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
     print(f"{ordered.name}; segments of {setting.run.segment}, {setting.run.steps:,} steps of "
           f"{setting.run.batch} lanes, seeds {given.seeds}, {setting.run.dtype}")
-    bar, results = common.Bar(len(rows) * len(given.seeds) * 1.25 * setting.run.steps), {}
-    sizes = {}
+    bar = common.Bar(len(rows) * len(given.seeds) * 1.25 * setting.run.steps)
+    results, sizes = {row: [] for row in rows}, {}
     for row in rows:
         corpus, T, ending = ordered, setting.run.segment, ""
         if row.table == 7:
@@ -282,19 +372,17 @@ def experiment(argv):
             T, MiB = longest_segment(row, setting, given)
             ending = f"-{T}" * (T > setting.run.segment)
             bar.clear()
-            print(f"{name(row)}: segments of {T} keep {MiB:.1f} MiB for the backward pass")
-        results[row] = []
+            print(f"{row}: segments of {T} keep {MiB:.1f} MiB for the backward pass")
         for seed in given.seeds:
             torch.manual_seed(seed)
             model = make(row, setting, given, T)
             model = common.fit(model, corpus, replace(setting.run, segment=T, seed=seed),
-                              given.out / f"{stem(row)}{ending}-{seed}.pt", bar)
+                               given.out / f"{stem(row)}{ending}-{seed}.pt", bar)
             sizes[row] = sum(z.numel() for z in model.parameters())
             results[row].append(evaluate(model, row, setting, corpus, T, bar))
     bar.clear()
     for table in dict.fromkeys(given.tables):
-        mine = [row for row in rows if row.table == table]
-        points = report(table, mine, results, sizes)
+        points = report(table, [row for row in rows if row.table == table], results, sizes)
         draw(points, results, given.out / f"table{table}.png",
              f"table {table}, {corpus.name.split(' (')[0]}")
 

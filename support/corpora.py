@@ -4,6 +4,7 @@ load("stdlib") is the text of the lessons: Python's own library, its .py files o
 some ten million bytes.  It needs no download, and uses a name again after thousands of bytes: just
 what a memory is for.  A token is one byte of it, written as that byte's place in the vocabulary.
 For benchmarks that are counted in words (wt103, wikitext-2, ptb, lm1b) a token is a word.
+load("copies") is a synthetic text, in which it is known what a memory can bring (draw_copies).
 
 What comes out is a `Corpus`:
 
@@ -16,6 +17,7 @@ Tokens are uint8, or int32 for words.  An embedding wants int64, eight bytes for
 segment becomes int64 (`.long()`) only when it is used: the text takes an eighth of the memory.
 
     python -m support.corpora               the built-in corpus
+    python -m support.corpora copies        the synthetic one
     python -m support.corpora enwik8        a benchmark: fetched into data/ once, and checked
     python -m support.corpora notes.txt     any file of yours
 
@@ -28,6 +30,7 @@ import hashlib
 import itertools
 import lzma
 import os
+import random
 import re
 import shutil
 import sys
@@ -36,71 +39,13 @@ import zlib
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from support.download import File, fetch, unpack, write
+from support.download import SOURCES, fetch, unpack, write
 from support.progress import progress
 
-
-class Source(NamedTuple):
-    """A benchmark: one file of bytes, three of words, or shards of sentences and a vocabulary."""
-    archive: File  # zip or tar.gz
-    files: tuple[File, ...]  # wanted from it: the text; train, valid, test; shards, held-out shard
-    folder: str = ""  # what stands before their names in the archive
-    counts: tuple[int, ...] = ()  # published: tokens of train, valid and test, words in vocabulary
-    counted: int = 3  # how many of the splits the vocabulary counts
-    vocabulary: File | None = None
-
-
-def wikitext(name, size, checksum, **more):
-    """The two WikiTexts differ in their sizes only."""
-    hosts = "https://wikitext.smerity.com", "https://s3.amazonaws.com/research.metamind.io/wikitext"
-    archive = File(f"{name}-v1.zip", size, checksum, tuple(f"{h}/{name}-v1.zip" for h in hosts))
-    files = tuple(File(f"{name}/wiki.{split}.tokens") for split in ("train", "valid", "test"))
-    return Source(archive, files, **more)
-
-
-LM1B = "1-billion-word-language-modeling-benchmark-r13output"
-SOURCES = {
-    "enwik8": Source(
-        File("enwik8.zip", 36_445_475,
-             "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
-             ("http://mattmahoney.net/dc/enwik8.zip",)),
-        (File("enwik8", 100_000_000),)),
-    "text8": Source(
-        File("text8.zip", 31_344_016,
-             "sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
-             ("http://mattmahoney.net/dc/text8.zip",)),
-        (File("text8", 100_000_000),)),
-    "wt103": wikitext(
-        "wikitext-103", 190_229_076,
-        "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-        counts=(103_227_021, 217_646, 245_569, 267_735), counted=1),
-    "wikitext-2": wikitext(
-        "wikitext-2", 4_475_746,
-        "sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
-        counts=(2_088_628, 217_646, 245_569, 33_278)),
-    "ptb": Source(
-        File("simple-examples.tgz", 34_869_662, "md5:30177ea32e27c525793142b6bf2c8e2d",
-             ("http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",)),
-        (File("ptb.train.txt", 5_101_618), File("ptb.valid.txt", 399_782),
-         File("ptb.test.txt", 449_945)),
-        "./simple-examples/data/", (929_589, 73_760, 82_430, 10_000)),
-    "lm1b": Source(
-        File(f"{LM1B}.tar.gz", 1_792_209_805,
-             "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
-             (f"http://www.statmt.org/lm-benchmark/{LM1B}.tar.gz",)),
-        (*(File(f"{LM1B}/training-monolingual.tokenized.shuffled/news.en-{i:05}-of-00100")
-           for i in range(1, 100)),
-         File(f"{LM1B}/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050")),
-        vocabulary=File(
-            "1b_word_vocab.txt", None,
-            "sha256:c758fee313a5c952995f391a659fe31cde50f2b11f5fae6c0e75a0a6e79fa34d",
-            ("https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt",))),
-}
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings",
            "pydoc_data", "lib2to3"}  # of the standard library: tests, tables, other people's code
 SEPARATORS = "<eos>", "<S>"  # what ends a line: <S> in lm1b, <eos> elsewhere
@@ -151,7 +96,7 @@ def read(name, root):
         return unpack(SOURCES[name], root)[0].read_bytes(), name
     if Path(name).is_file():
         return Path(name).read_bytes(), Path(name).name
-    known = ["stdlib", *SOURCES]
+    known = ["stdlib", *SOURCES, "copies"]
     near = "".join(f"; did you mean {k}?" for k in difflib.get_close_matches(name, known, n=1))
     raise ValueError(f"{name!r} is neither a file that exists nor one of {', '.join(known)}{near}")
 
@@ -185,29 +130,16 @@ def byte_corpus(name, root, drop_newlines):
 
 # ---- words: read line by line, because a text may be larger than memory -------------------------
 
-def lines_of(path):
-    """Yield the lines of a text.  Raises ValueError, with the line, if it is no plain UTF-8."""
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        for number, line in enumerate(file, 1):
-            if number == 1 and line.startswith("\ufeff"):
-                raise ValueError(f"{path}, line 1, begins with a byte order mark; plain UTF-8 is "
-                                 "needed")
-            if "\0" in line:
-                raise ValueError(f"{path}, line {number}, holds a NUL byte")
-            if not line.isascii() and re.search("[\udc80-\udcff]", line):
-                raise ValueError(f"{path}, line {number}, is not UTF-8")
-            yield line
-
-
 def tokenize(path, separator, token):
     """Return the tokens of a text from a {word: token}, (n,) int32: the separator ends each line.
 
     Raises ValueError if they are not enough to read one and predict one.
     """
-    lines = progress(lines_of(path), f"reading {path}", path.stat().st_size,
-                     lambda line: len(line.encode()))
-    words = itertools.chain.from_iterable((*line.split(), separator) for line in lines)
-    tokens = np.fromiter(map(token.__getitem__, words), np.int32)
+    with open(path, encoding="utf-8") as file:
+        lines = progress(file, f"reading {path}", path.stat().st_size,
+                         lambda line: len(line.encode()))
+        words = itertools.chain.from_iterable((*line.split(), separator) for line in lines)
+        tokens = np.fromiter(map(token.__getitem__, words), np.int32)
     if len(tokens) < 2:
         raise ValueError(f"{path} has {len(tokens)} tokens, but at least 2 are needed")
     return torch.from_numpy(tokens)
@@ -267,8 +199,9 @@ def sentence_corpus(name, root):
     vocabulary lacks are `<UNK>`.  The held-out shard is valid and test.
     """
     *shards, heldout = unpack(SOURCES[name], root)
-    listed = lines_of(fetch(SOURCES[name].vocabulary, root))  # a word, and perhaps its count
-    token = Closed((line.split()[0], number) for number, line in enumerate(listed))
+    with open(fetch(SOURCES[name].vocabulary, root), encoding="utf-8") as file:
+        # a line is a word, and perhaps its count
+        token = Closed((line.split()[0], number) for number, line in enumerate(file))
     encoded = Path(root, f"{name}.train.int32")
     if not encoded.is_file():
         encode_shards(shards, token, encoded)
@@ -280,27 +213,61 @@ def sentence_corpus(name, root):
     return Corpus(train, test, test, list(token), name, token["<S>"])
 
 
+# ---- a synthetic text, of which all is known ----------------------------------------------------
+
+DISTANCES = (24, 48, 72, 96)  # multiples of the number of kinds: there stands the same kind
+EACH, KEPT = 8, 0.9  # symbols of a kind; how probable it is that a token repeats another
+
+
+def draw_copies(n, seed):
+    """Draw n tokens, (n,) uint8, whose dependencies have a known length.
+
+    Four kinds of symbols, eight of each, take turns; a token is, with probability KEPT, the symbol
+    that stood one of DISTANCES before, its kind's own, and else one of its kind drawn at random:
+
+        kind               A        a        M        m        A        a        M        m   ...
+        repeats what was   24       48       72       96       24       48       72       96  ago
+
+    So c tokens of context tell all about the kinds with a distance of at most c, and no more.
+    """
+    draw, tokens = random.Random(seed), []
+    for t in range(n):
+        kind = t % len(DISTANCES)
+        back = t - DISTANCES[kind]
+        tokens.append(tokens[back] if back >= 0 and draw.random() < KEPT
+                      else EACH * kind + draw.randrange(EACH))
+    return torch.tensor(tokens, dtype=torch.uint8)
+
+
+def synthetic_corpus():
+    """Return it as a Corpus: a million tokens to train on, 50,000 each to validate and to test."""
+    splits = (draw_copies(n, seed) for seed, n in enumerate((1_000_000, 50_000, 50_000)))
+    return Corpus(*splits, list(b"ABCDEFGHabcdefghMNOPQRSTmnopqrst"),
+                  f"copies (distances {', '.join(map(str, DISTANCES))})")
+
+
 # ---- any corpus --------------------------------------------------------------------------------
 
 def load(name_or_path, root="data", drop_newlines=False):
-    """Return a Corpus: "stdlib", a benchmark (kept in the folder root), or a file.
+    """Return a Corpus: "stdlib", "copies", a benchmark (kept in the folder root), or a file.
 
     drop_newlines counts enwik8 as the paper does, whose pipeline loses the newlines: 204 symbols in
     place of 205, 88,982,818 training tokens, and about 0.02 bpc more for the same model.
 
-    Raises ValueError, one line, for whatever goes wrong: no such name or file, too little text, a
-    failed download, a full disk.
+    Raises ValueError, one line, for whatever goes wrong.
     """
     name = str(name_or_path)
     if drop_newlines and name != "enwik8":
         raise ValueError(f"drop_newlines is the official count of enwik8, not of {name}")
+    if name == "copies":
+        return synthetic_corpus()
     try:
         if name in SOURCES and SOURCES[name].vocabulary:
             return sentence_corpus(name, root)
         if name in SOURCES and len(SOURCES[name].files) > 1:
             return word_corpus(name, root)
         return byte_corpus(name, root, drop_newlines)
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{name} cannot be read ({error})") from None
 
 
@@ -376,12 +343,7 @@ def encode(text, vocab):
 
 def checked(tokens, vocab):
     """Return tokens as a tensor on the CPU; ValueError if one is not in vocab."""
-    try:
-        tokens = torch.as_tensor(tokens).cpu()
-    except Exception as error:  # for what cannot be a tensor torch has many types
-        raise ValueError(f"tokens cannot be made of {type(tokens).__name__} ({error})") from None
-    if tokens.dim() != 1 or tokens.dtype.is_floating_point and len(tokens) or tokens.is_complex():
-        raise ValueError(f"tokens must be integers (n,), got {tokens.dtype} {tuple(tokens.shape)}")
+    tokens = torch.as_tensor(tokens).cpu()
     for token in tokens.aminmax() if tokens.numel() else ():
         if not 0 <= int(token) < len(vocab):  # int, because 256 is 0 in uint8
             raise ValueError(f"token {token} outside vocabulary of {len(vocab)}")
@@ -417,7 +379,7 @@ def main(argv=None):
     """Print what a corpus holds, and how well two compressors do on a test split of bytes."""
     parser = argparse.ArgumentParser("python -m support.corpora", description="Show a corpus.")
     parser.add_argument("corpus", nargs="?", default="stdlib", metavar="NAME or FILE",
-                        help=f"stdlib (the default), {', '.join(SOURCES)}, or a file")
+                        help=f"stdlib (the default), {', '.join(SOURCES)}, copies, or a file")
     parser.add_argument("--data-dir", default="data", metavar="FOLDER",
                         help="where benchmarks are kept (default: data)")
     given = parser.parse_args(argv)
@@ -425,18 +387,13 @@ def main(argv=None):
         corpus = load(given.corpus, given.data_dir)
     except ValueError as error:
         raise SystemExit(f"corpora.py: {error}") from None
-    lines = [corpus.name,
-             f"  tokens: train {len(corpus.train):,}, valid {len(corpus.valid):,}, "
-             f"test {len(corpus.test):,}; vocabulary {len(corpus.vocab):,}",
-             f"  begins: {decode(corpus.train[:800], corpus.vocab)[:200]!r}"]
+    print(f"{corpus.name}\n  tokens: train {len(corpus.train):,}, valid {len(corpus.valid):,}, "
+          f"test {len(corpus.test):,}; vocabulary {len(corpus.vocab):,}\n"
+          f"  begins: {decode(corpus.train[:800], corpus.vocab)[:200]!r}")
     if corpus.unit == "bpc":
         bits = compressed_bits(corpus.test, corpus.vocab)
-        lines.append(f"  test split in bits per byte: zlib -9 {bits['zlib']:.3f}, xz "
-                     f"{bits['xz']:.3f} (neither has seen the training split)")
-    try:
-        print("\n".join(lines), flush=True)
-    except BrokenPipeError:
-        pass  # `| head` has read enough
+        print(f"  test split in bits per byte: zlib -9 {bits['zlib']:.3f}, xz {bits['xz']:.3f} "
+              "(neither has seen the training split)")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Fetch, check, unpack: a file appears under its name when it is whole and right, or not at all.
+"""The benchmarks, as published: fetched, checked, unpacked.
+
+A file appears under its name when it is whole and right, or not at all.
 
 A benchmark is published as an archive, whose size and checksum are known.  It is compared with both
 once: while it arrives, or, put there by hand, when it is found.  What comes out of an archive that
@@ -24,6 +26,66 @@ class File(NamedTuple):
     checksum: str | None = None  # "algorithm:hexadecimal digest"
     addresses: tuple[str, ...] = ()  # tried in order; a member of an archive has none
 
+
+class Source(NamedTuple):
+    """A benchmark: one file of bytes, three of words, or shards of sentences and a vocabulary."""
+    archive: File  # zip or tar.gz
+    files: tuple[File, ...]  # wanted from it: the text; train, valid, test; shards, held-out shard
+    folder: str = ""  # what stands before their names in the archive
+    counts: tuple[int, ...] = ()  # published: tokens of train, valid and test, words in vocabulary
+    counted: int = 3  # how many of the splits the vocabulary counts
+    vocabulary: File | None = None
+
+
+def wikitext(name, size, checksum, **more):
+    """The two WikiTexts differ in their sizes only."""
+    hosts = "https://wikitext.smerity.com", "https://s3.amazonaws.com/research.metamind.io/wikitext"
+    archive = File(f"{name}-v1.zip", size, checksum, tuple(f"{h}/{name}-v1.zip" for h in hosts))
+    files = tuple(File(f"{name}/wiki.{split}.tokens") for split in ("train", "valid", "test"))
+    return Source(archive, files, **more)
+
+
+LM1B = "1-billion-word-language-modeling-benchmark-r13output"
+SOURCES = {
+    "enwik8": Source(
+        File("enwik8.zip", 36_445_475,
+             "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+             ("http://mattmahoney.net/dc/enwik8.zip",)),
+        (File("enwik8", 100_000_000),)),
+    "text8": Source(
+        File("text8.zip", 31_344_016,
+             "sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+             ("http://mattmahoney.net/dc/text8.zip",)),
+        (File("text8", 100_000_000),)),
+    "wt103": wikitext(
+        "wikitext-103", 190_229_076,
+        "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+        counts=(103_227_021, 217_646, 245_569, 267_735), counted=1),
+    "wikitext-2": wikitext(
+        "wikitext-2", 4_475_746,
+        "sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+        counts=(2_088_628, 217_646, 245_569, 33_278)),
+    "ptb": Source(
+        File("simple-examples.tgz", 34_869_662, "md5:30177ea32e27c525793142b6bf2c8e2d",
+             ("http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",)),
+        (File("ptb.train.txt", 5_101_618), File("ptb.valid.txt", 399_782),
+         File("ptb.test.txt", 449_945)),
+        "./simple-examples/data/", (929_589, 73_760, 82_430, 10_000)),
+    "lm1b": Source(
+        File(f"{LM1B}.tar.gz", 1_792_209_805,
+             "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
+             (f"http://www.statmt.org/lm-benchmark/{LM1B}.tar.gz",)),
+        (*(File(f"{LM1B}/training-monolingual.tokenized.shuffled/news.en-{i:05}-of-00100")
+           for i in range(1, 100)),
+         File(f"{LM1B}/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050")),
+        vocabulary=File(
+            "1b_word_vocab.txt", None,
+            "sha256:c758fee313a5c952995f391a659fe31cde50f2b11f5fae6c0e75a0a6e79fa34d",
+            ("https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt",))),
+}
+
+
+# ---- fetch, check, unpack -----------------------------------------------------------------------
 
 def write(path, pieces):
     """Write pieces of bytes into path, which appears when it is whole.  Raises OSError."""

@@ -67,3 +67,18 @@ def words(tmp_path, monkeypatch):
     monkeypatch.setitem(corpora.SOURCES, "ptb", source._replace(
         files=tuple(file._replace(size=None, checksum=None) for file in source.files), counts=()))
     return data
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What common's losses were asked for, in order; each loss is the number of its call."""
+    calls, common = [], import_module("common")
+
+    def losses(given):
+        calls.append(given)
+        return torch.full((2, 30), float(len(calls)))
+
+    monkeypatch.setattr(common, "memory_losses", lambda model, tokens, before, segment, **lengths:
+                        losses((segment, lengths)))
+    monkeypatch.setattr(common, "window_losses", lambda model, tokens, before, L: losses(L))
+    return calls

@@ -7,15 +7,16 @@ import re
 from collections import Counter
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from helpers import randomized, run_examples
 
-generation, generation_copies = (import_module(name) for name in (
-    "appendix_e_generation", "generation_copies"))
-train, corpora, copies = generation.train, generation.corpora, generation_copies.copies
+generation, memory_length = (import_module(name) for name in (
+    "appendix_e_generation", "memory_length"))
+train, corpora = generation.train, generation.corpora
 lesson_5 = train.lesson_5
 SMALL = ["--prompts", "2", "--n-tokens", "60", "--top-k", "9", "--seeds", "3", "5"]
 
@@ -78,12 +79,15 @@ def test_each_token_is_drawn_after_what_its_kind_may_read(memory, P):
     bf16; the model stays as it is, so that a second call gives the same.
     """
     model, prompt = randomized(lesson_5.TransformerXL(CONFIG)).eval(), torch.randint(23, (2, P))
-    given = {"n_tokens": 12, "top_k": 6, "temperature": 0.7, "seed": 4}
-    sample = train.continue_text if memory else generation.without_memory
-    new = sample(model, prompt, RUN, given)
+    given = SimpleNamespace(n_tokens=12, top_k=6, temperature=0.7, device="cpu")
+
+    def sample(seed):
+        new = generation.sample({seed: model}, prompt, RUN, given)
+        return new["with memory" if memory else "without memory"][0]
+
+    new = sample(4)
     assert new.shape == (2, 12) and model.config == CONFIG and not model.training
-    assert sample(model, prompt, RUN, given).equal(new)
-    assert not sample(model, prompt, RUN, given | {"seed": 5}).equal(new)
+    assert sample(4).equal(new) and not sample(5).equal(new)
     text, draws = torch.cat([prompt, new], dim=1), torch.Generator().manual_seed(4)
     if memory:
         model.config = replace(CONFIG, mem_len=9, clamp_len=7, same_length=True)
@@ -99,13 +103,13 @@ def test_samples_and_table(run_folder, tmp_path, monkeypatch, capsys):
     """Both kinds get the same prompts of the test split, seeds, and the memory that was asked for;
     their texts are written behind the prompts, and the rows are what `measure` says of them.
     """
-    calls, measured = [], []
-    for module, name in ((train, "continue_text"), (generation, "without_memory")):
-        def sample(model, prompt, run, given, name=name, real=getattr(module, name)):
-            new = real(model, prompt, run, given)
-            calls.append((name, run.eval_mem_len, given["seed"], given["top_k"]))
-            return new
-        monkeypatch.setattr(module, name, sample)
+    calls, measured, real = [], [], generation.continued
+
+    def continued(model, prompts, given, seed, T=0, in_turn=False):
+        calls.append((seed, T, model.config.mem_len, given.top_k, in_turn))
+        return real(model, prompts, given, seed, T, in_turn)
+
+    monkeypatch.setattr(generation, "continued", continued)
 
     def measure(*given):
         measured.append(given)
@@ -117,8 +121,7 @@ def test_samples_and_table(run_folder, tmp_path, monkeypatch, capsys):
     out = tmp_path / "new" / "out"
     assert generation.main(["--checkpoint", str(run_folder), *SMALL, "--memory", "40", "--out",
                             str(out)]) == 0
-    assert calls == [(name, 40, seed, 9) for name in ("continue_text", "without_memory")
-                     for seed in (3, 5)]
+    assert calls == [(seed, T, M, 9, False) for seed in (3, 5) for T, M in ((0, 40), (16, 16))]
     text = (run_folder.parent / "notes.txt").read_text()
     n = len(text) // 20  # of the test split; its two prompts begin at its first and middle token
     starts = [-n, n // 2 - n]
@@ -145,7 +148,7 @@ def test_only_new_tokens_count_each_at_its_distance():
     tokens[0, 102] = tokens[0, 102 - 48]  # not the third kind's distance
     tokens[0, [103, 107]] = tokens[0, [7, 11]]  # 96 before
     tokens[0, 97] = tokens[0, 49]  # of the prompt
-    assert generation_copies.repeated(tokens, 100) == [0.0, 0.5, 0.0, 1.0]
+    assert generation.repeated(tokens, 100) == [0.0, 0.5, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("T, read", [(0, [24] + [1] * 8), (12, [12] * 9)])
@@ -155,14 +158,25 @@ def test_a_copy_is_of_the_kind_whose_turn_it_is(T, read):
         32, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=40, same_length=True))
     for weight in model.eval().parameters():
         torch.nn.init.normal_(weight, std=2.0)  # so sharp that the best symbol is drawn always
-    prompt, lengths = copies.text(48, 1).view(2, 24).long(), []
+    prompt, lengths = corpora.draw_copies(48, 1).view(2, 24).long(), []
+    given = SimpleNamespace(n_tokens=9, top_k=32, temperature=1.0)
     hook = model.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
-    tokens = generation_copies.continued(model, prompt, 9, 3, T)
+    new = generation.continued(model, prompt, given, 3, T, in_turn=True)
     hook.remove()
-    assert lengths == read and tokens[:, :24].equal(prompt)
-    assert (tokens[:, 24:] // copies.EACH).equal((torch.arange(9) % 4).expand(2, -1))
+    tokens = torch.cat([prompt, new], dim=1)
+    assert lengths == read and new.shape == (2, 9)
+    assert (tokens[:, 24:] // corpora.EACH).equal((torch.arange(9) % 4).expand(2, -1))
     for t in range(24, 33):
         logits, _ = model(tokens[:, max(0, t - T) if T else 0 : t])
         best = logits[:, -1].unflatten(-1, (4, 8))[:, t % 4].softmax(-1).max(-1)
         sure = best.values > 0.999
         assert tokens[sure, t].equal((t % 4 * 8 + best.indices)[sure]), t
+
+
+def test_the_models_are_those_of_memory_length():
+    """So they are trained once, if both experiments are given the same folder."""
+    for size, name in (("tiny", "tiny"), ("laptop", "copies")):
+        *_, setting = memory_length.SIZES[name]
+        config, run = generation.COPIES[size]
+        assert run == setting.run and config == replace(
+            setting.config, vocab_size=32, n_layer=2, mem_len=run.segment)

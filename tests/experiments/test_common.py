@@ -11,7 +11,7 @@ import torch
 
 from helpers import assert_close, randomized
 
-common, ablation_model = import_module("common"), import_module("ablation_model")
+common, table6 = import_module("common"), import_module("table6_ablation")
 corpora, lesson_5 = import_module("support.corpora"), import_module("05_full_model")
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6,
                          dropout=0.2)
@@ -63,7 +63,7 @@ def test_another_run_or_a_damaged_one_is_not_taken(tmp_path):
     path, corpus, run = tmp_path / "m.pt", text(60), replace(RUN, steps=1)
 
     def fit(config=CONFIG, corpus=corpus, run=run, half_loss=False):
-        model = ablation_model.AblationModel(config, 5, "ours", half_loss)
+        model = table6.AblationModel(config, 5, "ours", half_loss)
         common.fit(model, corpus, run, path, common.Bar(1))
 
     fit()
@@ -101,7 +101,7 @@ def model_of(kind, **changes):
     config = replace(CONFIG, dropout=0.0, **changes)
     if kind == "ours":
         return randomized(lesson_5.TransformerXL(config)).eval()
-    return randomized(ablation_model.AblationModel(config, 4, kind)).eval()
+    return randomized(table6.AblationModel(config, 4, kind)).eval()
 
 
 def test_pieces_are_spread_and_carry_their_context():
@@ -159,10 +159,10 @@ def test_a_memory_ends_at_the_token(M):
 def test_a_folder_is_locked_as_long_as_the_run_lives(tmp_path, monkeypatch):
     """It is named after experiment, size and text."""
     monkeypatch.setattr(common, "RUNS", tmp_path)
-    monkeypatch.setattr(common.copies, "corpus", lambda: None)
+    monkeypatch.setattr(common.corpora, "load", lambda name, root: None)
     flags = common.make_flags("name", "about", ("tiny", "laptop", "paper"))
     given, _ = common.begin(flags.parse_args(["--dataset", "copies"]), "name")
-    assert given.out == tmp_path / "name-laptop-copies" and given.synthetic
+    assert given.out == tmp_path / "name-laptop-copies"
     with pytest.raises(ValueError, match="belongs to a run.*name.py"):
         common.begin(flags.parse_args(["--dataset", "copies"]), "name")
 

@@ -13,7 +13,7 @@ WITHOUT_OUT = "scaling", "kneser_ney", "benchmark", "optimizers"
 SMALL = "--size tiny --text {short} "
 RUN, PTB = "--checkpoint {run} ", "--size tiny --data-dir {words} "
 REFUSED = {
-    "common": [  # its flags are those of table6, table7, memory_length, generation_copies
+    "common": [  # its flags are those of table6, table8, memory_length, appendix_e_generation
         ("--seeds 1 1", "--seeds must be different"), (f"--seeds {2**63}", "--seeds must be"),
         ("--text a --dataset ptb", "two corpora"), ("--text no.txt", "no.txt"),
         ("--dataset nothing", "'nothing' is neither a file"), ("--device cuda", "no CUDA device"),
@@ -21,10 +21,9 @@ REFUSED = {
         (SMALL + "--out {short}", "another folder with --out")],
     "table6_ablation": [
         (SMALL + "--tables 6", "10 tokens, 85 are needed"), (SMALL, "fewer than 200"),
-        ("--size tiny --dataset copies", "has none: leave out table 7")],
+        ("--size tiny --dataset copies", "fewer than 200 in a split: leave out table 7")],
     "table8_recl": [(SMALL, "10 tokens, 202 are needed")],
     "memory_length": [(SMALL, "10 tokens, 77 are needed")],
-    "generation_copies": [(SMALL, "two corpora"), ("--dataset {short}", "is for others")],
     "table9_eval_speed": [("--lanes 0", "at least 1")],
     "table5_ptb": [
         (PTB + "--model 16x380", "--model is for --size paper"), (PTB + "--epochs 0", "--epochs"),
@@ -39,6 +38,7 @@ REFUSED = {
     "appendix_e_generation": [
         ("--checkpoint nowhere", "no checkpoint at nowhere"),
         ("--checkpoint {short}", "is damaged or no checkpoint"),
+        (RUN + "--dataset copies", "has its own text"), (RUN + "--text a", "has its own text"),
         (RUN + "--prompts 9 --n-tokens 60 --top-k 9", "take 5,148"),
         (RUN + "--prompts 1", "--prompts"), (RUN + "--memory -1", "--memory"),
         (RUN + "--top-k 400", "--top-k must be from 1 to the"),

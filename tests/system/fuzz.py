@@ -200,7 +200,7 @@ def archive(draw, folder):
     texts = {part: bent(draw, NOTES) if draw.random() < 0.1 else NOTES for part in PARTS[name]}
     words = b"\n".join([b"<S>", b"<UNK>", *sorted(set(NOTES.split()))])
     contents = {form: pack(texts), "v": words}
-    table = mock.patch.object(corpora, "SOURCES", {name: corpora.Source(
+    table = mock.patch.object(corpora, "SOURCES", {name: download.Source(
         published(form, contents[form]),
         tuple(download.File(part, draw.choice((None, len(NOTES)))) for part in texts),
         vocabulary=published("v", words) if name == "lm1b" else None)})

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from support import corpora
-from support.corpora import File, Source, as_bytes, compressed_bits, decode, encode, load
+from support.corpora import as_bytes, compressed_bits, decode, encode, load
+from support.download import File, Source
 from system.archives import published, refusal, zipped
 
 # stands for enwik8; its lines grow longer, so that dropping newlines before or after a cut differs
@@ -97,8 +98,6 @@ def test_decode_refuses_what_are_no_tokens_of_the_corpus(vocab):
     for token in (-1, 3, 256, 300):
         message = refusal(decode, torch.tensor([0, token]), vocab)
         assert message == f"token {token} outside vocabulary of 3"
-    for tokens in ("x", [[1]], [0.5], [1j], torch.zeros(2, device="meta"), 10**30):
-        assert refusal(decode, tokens, vocab).startswith("tokens ")
 
 
 def test_compressed_bits_are_those_of_the_compressors():
@@ -136,6 +135,34 @@ def test_the_real_stdlib_says_exactly_what_it_is():
     version = sys.version.split()[0]
     assert corpus.name == f"stdlib (Python {version}, {len(data):,} bytes, sha256 {digest}…)"
     assert len(data) > 5_000_000
+
+
+# ---- the synthetic corpus -----------------------------------------------------------------------
+
+def test_each_kind_repeats_what_stood_its_distance_before():
+    """Nine times in ten, or by chance; and at no other distance more often than by chance."""
+    tokens = corpora.draw_copies(40_000, 3).long()
+    assert (tokens // corpora.EACH).equal(torch.arange(40_000) % len(corpora.DISTANCES))
+    for kind, d in enumerate(corpora.DISTANCES):
+        mine = tokens[kind :: len(corpora.DISTANCES)]
+        for back in (4, 16, 24, 48, 72, 96):
+            step = back // len(corpora.DISTANCES)
+            share = (mine[step:] == mine[:-step]).double().mean().item()
+            chance = 1 / corpora.EACH
+            if back % d == 0:  # k copies in a row
+                kept = corpora.KEPT ** (back // d)
+                assert share == pytest.approx(kept + (1 - kept) * chance, abs=0.02)
+            elif back < d:
+                assert share == pytest.approx(chance, abs=0.04)
+
+
+def test_the_synthetic_corpus_is_always_the_same():
+    """Its name and checksum stand in the models of the experiments that were trained on it."""
+    corpus = load("copies")
+    assert (corpus.name, corpora.checksum(corpus)) == (
+        "copies (distances 24, 48, 72, 96)", 4039732271)
+    assert [len(z) for z in (corpus.train, corpus.valid, corpus.test)] == [10**6, 50_000, 50_000]
+    assert corpus.unit == "bpc" and decode(corpus.train[:8], corpus.vocab) == "GgMqHgQt"
 
 
 # ---- benchmarks ---------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ import pytest
 
 import fuzz
 from support import download
-from support.corpora import Source
-from support.download import File, fetch, unpack
+from support.download import File, Source, fetch, unpack
 from system.archives import full_disk, published, refusal, tarred, zipped
 
 DATA = bytes(range(256)) * 3

@@ -79,10 +79,10 @@ def test_schedules_are_the_official_ones(name, lengths):
 def test_every_model_has_a_schedule_and_every_benchmark_a_model():
     """The tables fit each other."""
     assert CONFIGS.keys() == train.RUNS_OF.keys()
-    assert set(train.MODELS_OF) == {"stdlib", *corpora.SOURCES}
+    assert set(train.MODELS_OF) == {"stdlib", "copies", *corpora.SOURCES}
     for data, (large, small) in train.MODELS_OF.items():
         assert {large, small} <= CONFIGS.keys()
-        assert data == "wikitext-2" or train.RUNS_OF[large].dataset == data
+        assert data in ("wikitext-2", "copies") or train.RUNS_OF[large].dataset == data
 
 
 @pytest.mark.parametrize("library, device, asked", [
@@ -128,6 +128,7 @@ def test_a_dry_run_says_what_a_run_will_take_and_does_nothing(tmp_path, monkeypa
              ["151,107,538", "9,000 (60 lanes of 150)", "200,000 (1,800,000,000 tokens)",
               "10.0 at 50,000 tokens/s", "GB"]),
             (["--model", "laptop"], ["as many as 4.2 minutes give"]),
+            (["--dataset", "copies"], ["laptop on copies, vocabulary 32"]),
             (["--model", "enwik8-12L", "--drop-newlines"], ["41,055,436"])):
         assert train.main(["--dry-run", "--device", "cpu", *flags]) == 0
         said = capsys.readouterr().out

@@ -126,3 +126,16 @@ def test_a_sentence_corpus_is_shuffled_by_seed_and_epoch(tmp_path, monkeypatch):
     orders.clear()
     assert train.main([*given, "--out", str(tmp_path / "parts"), "--resume"]) == 0
     assert orders == [(5, 1)] and not runs_differ(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_the_synthetic_corpus_is_a_dataset(tmp_path, capsys):
+    """`--dataset copies`: trained and tested, gone on with, tested again and sampled."""
+    out = ["--device", "cpu", "--out", str(tmp_path / "run")]
+    long = ["--eval-segment", "1000", "--eval-tokens", "100"]  # in few calls
+    assert train.main([*FLAGS, *long, "--dataset", "copies", *out]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "49,999 predictions; copies (distances 24, 48, 72, 96))" in line
+    for act in (["--resume"], ["--eval-only", "--sample", "AaMm", "--n-tokens", "9"]):
+        assert train.main([*act, *out]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said[-1] == line and any("AaMm" in words for words in said) == ("--sample" in act)

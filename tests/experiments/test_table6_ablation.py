@@ -1,21 +1,28 @@
-"""The switchable model: lesson 5's in one position, lesson 1's in another, Shaw's by its formula.
+"""Tables 6, 7 and 10: the model, lesson 5's in one position, lesson 1's in another, Shaw's by its
+formula; what the rows are given and read; shuffled lines, equal memory, order.
 
-    pytest tests/experiments/test_ablation_model.py
+    pytest tests/experiments/test_table6_ablation.py
 """
+from collections import Counter
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from helpers import assert_close, gradients, randomized
 
-ablation_model = import_module("ablation_model")
+table6, common = import_module("table6_ablation"), import_module("common")
+corpora = import_module("support.corpora")
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
-AblationModel, Config = ablation_model.AblationModel, lesson_5.Config
+AblationModel, Config = table6.AblationModel, lesson_5.Config
 CONFIG = Config(11, n_layer=2, d_model=12, n_head=3, d_head=4, d_inner=10, mem_len=5)
 ABSOLUTE = replace(CONFIG, mem_len=0)
+ON_CPU = SimpleNamespace(device="cpu")
 
+
+# ---- the model ----------------------------------------------------------------------------------
 
 def made(encoding, half_loss=False, T=4):
     """A random model in float64."""
@@ -83,10 +90,9 @@ def test_shaws_score_is_terms_a_and_b_with_learned_distances():
     attention = made("shaw").layers[0].attention
     far = attention.distances.shape[1] - 1
     assert far == CONFIG.mem_len + 4 - 1
-    h, rows = torch.randn(1, 3, 12).double(), torch.randn(1, 12, 12).double()  # K = 12 > far + 1
-    hidden = ablation_model.hidden_keys(3, 9, 9, False)
-    none = torch.zeros(1, 1).double()
-    found = attention(h, rows, torch.zeros(12, 12).double(), none, none, hidden)
+    rows = torch.randn(1, 12, 12).double()  # K = 12 > far + 1
+    memory, h = rows[:, :9], rows[:, 9:]
+    found = attention(h, memory, None, None, None, lesson_5.hidden_keys(3, 9, 9, False))
     k, value = (W(rows)[0].detach().view(12, 3, 4) for W in (attention.W_kE, attention.W_v))
     table = attention.distances.detach()
     q, wanted = attention.W_q(h).detach()[0].view(3, 3, 4), torch.zeros(3, 12).double()
@@ -124,3 +130,81 @@ def test_the_half_loss_counts_the_later_half_twice_in_training_only():
     trained = half.train()(x, None, y)[0]
     wanted = full(x, None, y)[0] * torch.tensor([0.0, 0.0, 2.0, 2.0, 2.0])
     assert_close(trained, wanted, "in training")
+
+
+# ---- the tables ---------------------------------------------------------------------------------
+
+def test_a_model_is_what_its_row_says():
+    """Encoding, half or full loss, and a memory as long as a segment or none."""
+    for row in table6.ROWS[:9]:
+        model = table6.make(row, table6.SIZES["tiny"], ON_CPU)
+        assert (model.encoding, model.half_loss) == (row.encoding, row.loss == "half")
+        assert model.config.mem_len == (8 if row.recurrence else 0)
+
+
+def test_shuffled_lines_are_the_same_lines(notes):
+    """Validation keeps its lines, but for the last, cut one; training draws an order each epoch."""
+    corpus = corpora.load(notes)
+    shuffled = table6.without_order(corpus)
+    newline = corpus.vocab.index(10)
+    assert shuffled.separator == newline and shuffled.train.equal(corpus.train)
+
+    def lines(tokens):
+        text = corpora.decode(tokens.long(), corpus.vocab)
+        return Counter(line for line in text.split("\n")[1:-1] if line)
+
+    before, after = lines(corpus.valid), lines(shuffled.valid)
+    assert not shuffled.valid.equal(corpus.valid[: len(shuffled.valid)])
+    assert sum((before - after).values()) <= 2 and sum((after - before).values()) <= 1
+
+
+def test_equal_memory_is_measured():
+    """Without recurrence there is room for longer segments, and not for one step longer still."""
+    setting = table6.SIZES["tiny"]
+    with_memory, without, _ = (row for row in table6.ROWS if row.table == 10)
+    T, limit = table6.longest_segment(with_memory, setting, ON_CPU)
+    longer, MiB = table6.longest_segment(without, setting, ON_CPU)
+    assert T == setting.run.segment < longer and 0.8 * limit < MiB <= limit
+    step = table6.replace(setting, run=table6.replace(setting.run, segment=longer + 1))
+    assert table6.longest_segment(table6.replace(with_memory, recurrence=False), step, ON_CPU
+                                  )[1] > limit
+
+
+def test_kept_for_backward_counts_bytes():
+    """exp keeps its result, a product both factors, a sum nothing; what is kept twice counts once.
+
+    The unit is MiB, 2^20 bytes.
+    """
+    n = 1 << 16
+    a, b = (torch.randn(n, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    one = 8 * n / 2**20
+    for function, wanted in ((lambda: a.exp(), 1), (lambda: a * b, 2), (lambda: a + b, 0),
+                             (lambda: a.view(2, -1) * a.view(2, -1), 1)):
+        assert table6.kept_for_backward(function) == wanted * one
+
+
+def test_order_is_counted_against_the_paper(capsys):
+    """Three rows of two seeds: the second lies above the first, the third around both.  Two seeds
+    of equal models do not overlap in one of three cases: 3 pairs, 1.
+    """
+    rows = [row for row in table6.ROWS if row.table == 7]
+    losses = {rows[0]: (1.0, 1.05), rows[1]: (1.2, 1.3), rows[2]: (1.02, 1.4)}
+    results = {row: [(z, {8: z + 0.5, 16: z}) for z in seeds]  # as trained, and by length
+               for row, seeds in losses.items()}
+    points = table6.report(7, rows, results, dict.fromkeys(rows, 1234))
+    assert [above for _, above, _ in points] == [
+        pytest.approx(z) for z in ([0, 0], [0.2, 0.25], [0.02, 0.35])]
+    out = capsys.readouterr().out
+    assert "of 3 pairs of rows the seeds, which do not overlap, tell 1 apart (by chance 1), 1 of " \
+           "them in the paper's order" in out and "1.250 ± 0.050" in out
+
+
+def test_evaluation_sees_what_it_says(seen):
+    """With recurrence M = L - 1 and same_length; without, windows of L; al-rfou not beyond T."""
+    setting, corpus = table6.SIZES["tiny"], SimpleNamespace(valid=torch.arange(200) % 7)
+    for row, wanted in ((table6.ROWS[0], [(8, {})] + [
+            (64, {"mem_len": L - 1, "same_length": True}) for L in setting.lengths]),
+            (table6.ROWS[3], [8, *setting.lengths]), (table6.ROWS[8], [8, 4, 8])):
+        seen.clear()
+        table6.evaluate(None, row, setting, corpus, setting.run.segment, common.Bar(100))
+        assert seen == wanted

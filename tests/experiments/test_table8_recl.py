@@ -1,6 +1,6 @@
 """The relative effective context length on losses worked by hand, and the losses of table 8.
 
-    pytest tests/experiments/test_recl.py
+    pytest tests/experiments/test_table8_recl.py
 """
 import math
 from dataclasses import replace
@@ -11,8 +11,9 @@ import torch
 
 from helpers import assert_close, randomized, run_examples
 
-measure, table8, ablation_model = map(import_module, ("recl", "table8_recl", "ablation_model"))
-common, lesson_5 = table8.common, import_module("05_full_model")
+table8, common = import_module("table8_recl"), import_module("common")
+AblationModel = import_module("table6_ablation").AblationModel
+lesson_5 = import_module("05_full_model")
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=4)
 CONTEXTS = [100, 200, 300, 400]
 
@@ -29,30 +30,30 @@ def test_a_model_that_uses_200_tokens_gets_200():
     """Whatever r; one that never gains gets the first context, one that always does the last."""
     losses = planted([3.0, 2.0, 2.0, 2.0], [3.0, 3.0, 3.0, 3.0], [3.0, 2.5, 2.2, 1.9])
     for r in (0.1, 0.5, 1.0):
-        assert measure.recl(losses[:2], CONTEXTS, r) == [200, 100]
-    assert measure.recl(losses[1:], CONTEXTS, 1.0) == [100, 400]
+        assert table8.recl(losses[:2], CONTEXTS, r) == [200, 100]
+    assert table8.recl(losses[1:], CONTEXTS, 1.0) == [100, 400]
 
 
 def test_gains_count_against_the_best_of_the_group():
     """A weak model that only catches up gains nothing: its loss at c' is no lower than b(c)."""
     weak, strong = [4.0, 3.0, 2.5, 2.4], [2.0, 2.0, 2.0, 2.0]
-    assert measure.recl(planted(weak), CONTEXTS, 1.0) == [400]
-    assert measure.recl(planted(weak, strong), CONTEXTS, 1.0) == [100, 100]
+    assert table8.recl(planted(weak), CONTEXTS, 1.0) == [400]
+    assert table8.recl(planted(weak, strong), CONTEXTS, 1.0) == [100, 100]
 
 
 def test_a_gain_of_exactly_the_threshold_goes_on():
     """g < threshold stops, so equal does not: 1 - exp(0 - ln 2) is one half exactly."""
     losses = planted([math.log(2), 0.0, 0.0, 0.0])
     assert 1 - math.exp(0.0 - math.log(2)) == 0.5
-    assert measure.recl(losses, CONTEXTS, 1.0, threshold=0.5) == [200]
-    assert measure.recl(losses, CONTEXTS, 1.0, threshold=0.5000001) == [100]
+    assert table8.recl(losses, CONTEXTS, 1.0, threshold=0.5) == [200]
+    assert table8.recl(losses, CONTEXTS, 1.0, threshold=0.5000001) == [100]
 
 
 @pytest.mark.parametrize("factor, length", [(0.9899, 200), (0.9901, 100)])
 def test_the_rule_stops_below_one_percent(factor, length):
     """exp f falls by the factor from 100 to 200 tokens: 1.01 percent goes on, 0.99 stops."""
     second = 2.0 + math.log(factor)
-    assert measure.recl(planted([2.0, second, second, second]), CONTEXTS, 1.0) == [length]
+    assert table8.recl(planted([2.0, second, second, second]), CONTEXTS, 1.0) == [length]
 
 
 def test_the_hard_positions_are_those_of_the_best_model_and_change_with_c():
@@ -62,16 +63,16 @@ def test_the_hard_positions_are_those_of_the_best_model_and_change_with_c():
     losses[0, 0, 7] = 9.0  # ... this only for one, so b is 1
     losses[:, 1, 6] = 6.0  # hard at the second
     losses[:, 1, 4] = torch.tensor([2.0, 8.0])
-    assert [measure.hard_loss(losses, i, 0, 0, 0.1) for i in (0, 1)] == [5.0, 5.0]
-    assert measure.hard_loss(losses, 0, 0, 1, 0.1) == 2.0
-    assert measure.hard_loss(losses, 1, 0, 1, 0.1) == 5.0  # min: a worse loss does not count
-    assert measure.hard_loss(losses, 0, 1, 0, 0.1) == 1.0
-    assert measure.hard_loss(losses, 0, 0, 1, 0.2) == pytest.approx((2 + 1) / 2)
-    assert measure.hard_loss(losses, 0, 0, 1, 0.01) == 2.0  # at least one position
+    assert [table8.hard_loss(losses, i, 0, 0, 0.1) for i in (0, 1)] == [5.0, 5.0]
+    assert table8.hard_loss(losses, 0, 0, 1, 0.1) == 2.0
+    assert table8.hard_loss(losses, 1, 0, 1, 0.1) == 5.0  # min: a worse loss does not count
+    assert table8.hard_loss(losses, 0, 1, 0, 0.1) == 1.0
+    assert table8.hard_loss(losses, 0, 0, 1, 0.2) == pytest.approx((2 + 1) / 2)
+    assert table8.hard_loss(losses, 0, 0, 1, 0.01) == 2.0  # at least one position
 
 
 def test_the_docstrings_example():
-    run_examples(measure)
+    run_examples(table8)
 
 
 # ---- table 8 ------------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ def test_losses_are_after_exactly_so_many_tokens(kind):
     if kind == "lstm":
         model = table8.LSTM(CONFIG, 2000).double()
     else:
-        model = ablation_model.AblationModel(
+        model = AblationModel(
             CONFIG if kind == "ours" else replace(CONFIG, mem_len=0), 5, kind)
         model = randomized(model)
     model, tokens = model.eval(), torch.randint(7, (400,))
