@@ -164,11 +164,11 @@ def read_saved(path, settings):
 
 
 def choose_dtype(model, run, folder):
-    """The run with the number type that is faster here; measured once, and noted in the folder.
+    """The run with the dtype that is faster here; measured once, and noted in the folder.
 
     If several processes measure at the same time, what the first of them has noted counts.
     """
-    note, mine = folder / "number_type", folder / f"number_type.{os.getpid()}"
+    note, mine = folder / "dtype", folder / f"dtype.{os.getpid()}"
     if run.dtype != "auto":
         return run
     if not note.exists():
@@ -182,7 +182,7 @@ def choose_dtype(model, run, folder):
         finally:
             mine.unlink(missing_ok=True)
     if (dtype := note.read_text().strip()) not in ("float32", "bf16"):
-        raise ValueError(f"{note} names no number type ({dtype[:20]!r}); delete it")
+        raise ValueError(f"{note} names no dtype ({dtype[:20]!r}); delete it")
     return replace(run, dtype=dtype)
 
 

@@ -78,12 +78,12 @@ def test_another_run_or_a_damaged_one_is_not_taken(tmp_path):
     assert path.read_bytes() == broken
 
 
-def test_the_number_type_is_measured_once(tmp_path, monkeypatch):
-    """And noted, so that a folder holds models of one type; of two processes that measure at the
+def test_the_dtype_is_measured_once(tmp_path, monkeypatch):
+    """And noted, so that a folder holds models of one dtype; of two processes that measure at the
     same time the second takes what the first has noted.
     """
     def choose(*_):
-        (tmp_path / "number_type").write_text("bf16")  # the other process was faster
+        (tmp_path / "dtype").write_text("bf16")  # the other process was faster
         return "float32"
 
     monkeypatch.setattr(common.hardware, "choose_dtype", choose)

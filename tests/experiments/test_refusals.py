@@ -79,7 +79,7 @@ def test_one_line(script, flags, part, run_folder, words, tmp_path, monkeypatch,
     monkeypatch.setattr(train, "train_step", None)
     monkeypatch.setattr(import_module("01_vanilla_segments"), "RUNS", tmp_path / "runs")
     (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "number_type").write_text("float32")  # else it is measured
+    (tmp_path / "new" / "dtype").write_text("float32")  # else it is measured
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     out = [] if script in WITHOUT_OUT else ["--out", "new"]
     main = import_module("memory_length" if script == "common" else script).main

@@ -233,7 +233,7 @@ def test_the_figures_are_those_of_the_models(words, tmp_path, capsys):
     """
     out = tmp_path / "o"
     out.mkdir()
-    (out / "number_type").write_text("bf16")  # of training; figures are in full precision
+    (out / "dtype").write_text("bf16")  # of training; figures are in full precision
     flags = ["--size", "tiny", "--seeds", "1", "--data-dir", str(words), "--out", str(out)]
     assert ptb.main(flags) == 0 and "| test" not in capsys.readouterr().out
     assert ptb.main([*flags, "--test"]) == 0
