@@ -2,7 +2,7 @@
 
 An experiment trains some models, each with several seeds, and compares them.  Every finished model
 is saved in the folder of the experiment (--out), and an unfinished one every minute: after a stop
-the same command goes on.  Training is train.py's step and learning rate; evaluation is in float32,
+the same command goes on.  All train by `fit`, with train.py's step.  Evaluation is in float32,
 since the thresholds of the measures are finer than the rounding of bf16.
 """
 import os
@@ -18,6 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 from support import checkpoint, command_line, corpora, fast, hardware, log, validate
+from support.optimizers import optimizer_of
 import copies
 
 lesson_1, lesson_5, train = (import_module(name) for name in (
@@ -87,8 +88,7 @@ def run(name, experiment, argv):
         return 0
     except (ValueError, OSError, torch.OutOfMemoryError) as error:
         Bar.clear()
-        room = isinstance(error, OSError)
-        advice = "; make room, or name another folder with --out" if room else ""
+        advice = "; make room, or name another folder with --out" * isinstance(error, OSError)
         print(f"{name}.py: " + " ".join(str(error).split()) + advice, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -101,12 +101,9 @@ class Bar:
 
     there = False  # whether such a line stands on the screen
 
-    def __init__(self, total):
-        self.total, self.done, self.begun, self.shown = total, 0, time.monotonic(), 0.0
-
-    def skip(self, n):
-        """So many units of the total need not be done."""
-        self.total -= n
+    def __init__(self, total, label=""):
+        self.total, self.label, self.done = total, label, 0
+        self.begun, self.shown = time.monotonic(), 0.0
 
     def advance(self, text, n=1):
         """So many more are done."""
@@ -115,7 +112,7 @@ class Bar:
         if now - self.shown > 0.5:
             self.shown, gone, Bar.there = now, now - self.begun, True
             left = gone * (self.total - self.done) / self.done
-            print(f"\r{text} | {self.done / self.total:.0%} | {log.clock(gone)}, "
+            print(f"\r{self.label}{text} | {self.done / self.total:.0%} | {log.clock(gone)}, "
                   f"{log.clock(left)} left    ", end="", file=sys.stderr, flush=True)
 
     @classmethod
@@ -128,41 +125,6 @@ class Bar:
 
 # ---- training -----------------------------------------------------------------------------------
 
-class Pause:
-    """Between two savings: EVERY seconds, or twenty times as long as one took (a large model)."""
-
-    def __init__(self):
-        self.last, self.length = time.monotonic(), EVERY
-
-    def over(self):
-        """Whether it is time to save."""
-        return time.monotonic() - self.last > self.length
-
-    @contextmanager
-    def saving(self):
-        """Around a saving: the next pause begins at its end."""
-        begun = time.monotonic()
-        yield
-        self.last = time.monotonic()
-        self.length = max(EVERY, 20 * (self.last - begun))
-
-
-def read_saved(path, settings):
-    """What an earlier run has saved at path, None if nothing.  ValueError if it was another."""
-    if not path.exists():
-        return None
-    try:
-        content = checkpoint.read(path)
-        same = content["settings"] == settings and len(content["place"]) == 4
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:80]}); delete it, and "
-                         "this model is trained anew") from None
-    if not same:
-        raise ValueError(f"{path} was trained with other settings ({content['settings']}, now "
-                         f"{settings}); name another folder with --out")
-    return content
-
-
 def choose_dtype(model, run, folder):
     """The run with the dtype that is faster here; measured once, and noted in the folder.
 
@@ -172,62 +134,109 @@ def choose_dtype(model, run, folder):
     if run.dtype != "auto":
         return run
     if not note.exists():
-        x = torch.zeros(run.batch, run.segment, dtype=torch.int64,
-                        device=next(model.parameters()).device)
-        try:
-            mine.write_text(hardware.choose_dtype(
-                train.train_step, fast.prepare(model), run, x, x))
-            with suppress(FileExistsError):
-                os.link(mine, note)  # whole or not at all, and never over another's
-        finally:
-            mine.unlink(missing_ok=True)
-    if (dtype := note.read_text().strip()) not in ("float32", "bf16"):
-        raise ValueError(f"{note} names no dtype ({dtype[:20]!r}); delete it")
-    return replace(run, dtype=dtype)
+        device = next(model.parameters()).device
+        x = torch.zeros(run.batch, run.segment, dtype=torch.int64, device=device)
+        mine.write_text(hardware.choose_dtype(train.train_step, fast.prepare(model), run, x, x))
+        with suppress(FileExistsError):
+            os.link(mine, note)  # whole or not at all, and never over another's
+        mine.unlink()
+    return replace(run, dtype=note.read_text())
 
 
-def fit(model, corpus, run, path, bar, weight=1):
-    """Train for run.steps, or take what is saved at path -> the model, evaluating.
+class Training:
+    """What `fit` asks for: here train.py's way, in regularisers.py another one."""
 
-    A step counts as `weight` units of the bar.  ValueError if something else is saved there;
-    OSError if nothing can be written.
+    def __init__(self, model, run):
+        self.model, self.run, self.recipe = fast.prepare(model), run, ""
+        self.learner, self.optimizer = self.model, optimizer_of(model, run)
+
+    def length(self, step):
+        """T of the segment that a step reads."""
+        return self.run.segment
+
+    def rate(self, step, done, T):
+        """The learning rate of a step that reads T tokens; so much of the run is done, 0 to 1."""
+        return train.learning_rate(self.run, step, done)
+
+    def after_step(self, state, done):
+        """What else a step does; `done` is that of its beginning."""
+
+    def keep(self, finished):
+        """What is saved: all that going on needs, or, of a finished run, the model."""
+        content = {"model": self.model.state_dict()}
+        if not finished:
+            content["optimizer"] = self.optimizer.state_dict()
+            content |= checkpoint.random_state(next(self.model.parameters()).device.type)
+        return content
+
+    def restore(self, content):
+        """The same back."""
+        self.model.load_state_dict(content["model"])
+        if "optimizer" in content:
+            self.optimizer.load_state_dict(content["optimizer"])
+            checkpoint.set_random_state(content, self.run.seed)
+
+
+def resume(path, settings, training):
+    """Go on with what is saved at path, if anything -> State.  ValueError if it was another run."""
+    if not path.exists():
+        return checkpoint.State()
+    try:
+        content = checkpoint.read(path)
+        same, state = content["settings"] == settings, checkpoint.State(**content["state"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:80]}); delete it, and "
+                         "this model is trained anew") from None
+    if not same:
+        raise ValueError(f"{path} was trained with other settings ({content['settings']}, now "
+                         f"{settings}); name another folder with --out")
+    training.restore(content)
+    return state
+
+
+def fit(model, corpus, run, path, bar, weight=1, training=None):
+    """Train as long as run says, or take what is saved at path -> the model, evaluating.
+
+    A step (a token, if run.tokens is the length) is `weight` units of the bar.  ValueError if
+    another run is saved there, or after ten steps that are not finite; OSError if saving fails.
     """
-    device = next(fast.prepare(model).parameters()).device
-    step, epoch, column, memory = 0, 0, 0, None
-    optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
-    settings = " ".join(map(str, (type(model).__name__, getattr(model, "variant", ""), model.config,
-                                  run, corpus.name, corpora.checksum(corpus))))
-    content = read_saved(path, settings)
-    if content:
-        step, epoch, column, memory = content["place"]
-        memory = memory and [z.to(device) for z in memory]
-        model.load_state_dict(content["model"])
-        bar.skip(weight * step)
-    if step < run.steps:
-        stream = train.training_lanes(corpus, run, epoch, device)
-        pause = Pause()
-        if content:
-            optimizer.load_state_dict(content["optimizer"])
-            checkpoint.set_random_state(content, run.seed)
+    training = training or Training(model, run)
+    device = next(model.parameters()).device
+    settings = " ".join(map(str, (
+        type(model).__name__, getattr(model, "variant", ""), model.config, run, training.recipe,
+        corpus.name, corpora.checksum(corpus))))
+    state = resume(path, settings, training)  # steps, tokens, the place in the text, the memory
+    state.memory = state.memory and [z.to(device) for z in state.memory]
+    bar.total -= weight * (state.tokens if run.tokens else state.step)
+    if (done := train.fraction_done(run, state)) == 1:
+        return model.eval()
+    stream = train.training_lanes(corpus, run, state.epoch, device)
+    learner, optimizer = training.learner, training.optimizer
+    due = time.monotonic() + EVERY
     model.train()
-    while step < run.steps:
-        if column >= stream.shape[1] - 1:  # the text begins again, without a past
-            epoch, column, memory = epoch + 1, 0, None
+    while done < 1:
+        begun = time.perf_counter()
+        x, y = next(segments(stream, training.length(state.step), state.column))  # (B, T)
+        optimizer.set_rate(training.rate(state.step, done, x.shape[1]))
+        loss, norm, state.memory = train.train_step(
+            learner, optimizer, x.to(device), y.to(device), state.memory, run)
+        state.count(x, loss, norm, time.perf_counter() - begun)
+        state.stop_if_never_finite()
+        if state.column == stream.shape[1] - 1:  # the text begins again, without a past
+            state.begin_text_again()
             if corpus.separator is not None:  # with its sentences in another order
-                stream = train.training_lanes(corpus, run, epoch, device)
-        x, y = (z.to(device) for z in next(segments(stream, run.segment, column)))
-        optimizer.param_groups[0]["lr"] = train.learning_rate(run, step, step / run.steps)
-        loss, _, memory = train.train_step(model, optimizer, x, y, memory, run)
-        step, column = step + 1, column + x.shape[1]
-        bar.advance(f"{path.stem}: loss {loss:.3f}", weight)
-        if (done := step == run.steps) or pause.over():
-            content = {"settings": settings, "model": model.state_dict(),
-                       "place": (step, epoch, column, None if done else memory)}
-            if not done:
-                content |= {"optimizer": optimizer.state_dict()}
-                content |= checkpoint.random_state(device.type)
-            with pause.saving():
-                checkpoint.save(path, content)
+                stream = train.training_lanes(corpus, run, state.epoch, device)
+        training.after_step(state, done)
+        bar.advance(f"{path.stem}: loss {loss:.3f}", weight * (x.numel() if run.tokens else 1))
+        done = train.fraction_done(run, state)
+        if done == 1:
+            state.memory = None  # nothing will be read after it
+        if done == 1 or time.monotonic() > due:
+            begun = time.monotonic()
+            checkpoint.save(path, {"settings": settings, "state": vars(state),
+                                   **training.keep(finished=done == 1)})
+            now = time.monotonic()
+            due = now + max(EVERY, 20 * (now - begun))  # a large model takes long to save
     return model.eval()
 
 

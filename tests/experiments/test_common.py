@@ -116,7 +116,7 @@ def test_pieces_are_spread_and_carry_their_context():
 @pytest.mark.parametrize("kind", ["ours", "shaw"])
 @pytest.mark.parametrize("segment", [3, 16])
 def test_a_memory_is_what_one_pass_over_the_piece_sees(kind, segment):
-    """With same_length any cut gives the one pass's losses, behind the context."""
+    """With same_length any cut gives the one pass's losses, after the context."""
     model = model_of(kind)
     tokens = common.pieces(torch.randint(7, (60,)), 9, 2, 10)
     found = common.memory_losses(model, tokens, 9, segment, mem_len=4, same_length=True)
@@ -135,7 +135,7 @@ def test_a_window_gives_its_last_quarter(L, stride):
     found, n = common.window_losses(model, tokens, 12, L), 10
     assert found.shape == (2, n)
     for j in range(n):
-        end = min(12 + (j // stride + 1) * stride, 12 + n)  # behind the window's last input
+        end = min(12 + (j // stride + 1) * stride, 12 + n)  # after the window's last input
         window = tokens[:, end - L : end]
         loss = model(window, None, tokens[:, end - L + 1 : end + 1])[0]
         assert_close(found[:, j].double(), loss[:, L - (end - 12 - j)].detach(), f"loss {j}", 1e-5)

@@ -5,6 +5,7 @@
 import json
 import math
 import re
+import time
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 ptb, lesson_5 = import_module("table5_ptb"), import_module("05_full_model")
-common, train, corpora, checkpoint = ptb.common, ptb.train, ptb.corpora, ptb.checkpoint
+common, train, checkpoint = ptb.common, ptb.train, ptb.checkpoint
+corpora = import_module("support.corpora")
 TINY = ptb.SIZES["tiny"]
 
 
@@ -71,14 +73,16 @@ def test_going_on_to_the_bit(setting, tmp_path, monkeypatch):
     monkeypatch.setattr(common, "EVERY", 0)
     with monkeypatch.context() as patch:
         stop_at(patch, 24)
-        patch.setattr(common, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+        patch.setattr(common, "time", SimpleNamespace(
+            monotonic=lambda: next(ticks), perf_counter=time.perf_counter))
         with pytest.raises(KeyboardInterrupt):
             fit(setting, recipe, tmp_path / "b")
     saved = checkpoint.read(tmp_path / "b" / "model.pt")
-    assert 0 < saved["place"][0] < 24 and saved["mean"]["n_averaged"] and not saved["finished"]
+    at = saved["state"]["step"]
+    assert 0 < at < 24 and saved["mean"]["n_averaged"] and "optimizer" in saved
     torch.manual_seed(99)  # what happened in between must not matter
     steps = stop_at(monkeypatch, None)
-    for left in (curve[-1]["step"] - saved["place"][0], 0):
+    for left in (curve[-1]["step"] - at, 0):
         steps.clear()
         found, found_curve = fit(setting, recipe, tmp_path / "b")
         assert len(steps) == left and not found.training
