@@ -40,15 +40,18 @@ class Setting:
     n: int  # ... and predictions in each
 
 
-def make_flags(name, about, sizes):
-    """The flags that all experiments have, as a parser that can take more."""
+def make_flags(name, about, sizes, dataset=None):
+    """The flags of all experiments, as a parser that can take more; `dataset` leaves no choice."""
     flags = command_line.Parser(prog=f"experiments/{name}.py", description=about,
                                 argument_default=None)
     flags.add_argument("--size", choices=sizes, default="laptop")
     flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    flags.add_argument("--dataset", help="stdlib (default; with --size paper wt103), copies (a "
-                       f"synthetic text), {', '.join(corpora.SOURCES)}")
-    flags.add_argument("--text", metavar="FILE", help="this file instead, as bytes")
+    if dataset:
+        flags.set_defaults(dataset=dataset, text=None)
+    else:
+        flags.add_argument("--dataset", help="stdlib (default; with --size paper wt103), copies (a "
+                           f"synthetic text), {', '.join(corpora.SOURCES)}")
+        flags.add_argument("--text", metavar="FILE", help="this file instead, as bytes")
     flags.add_argument("--data-dir", default=RUNS.parent / "data", metavar="FOLDER")
     flags.add_argument("--out", metavar="FOLDER", help="where the trained models are kept "
                        f"(default: runs/{name}-SIZE-DATASET)")
@@ -57,17 +60,13 @@ def make_flags(name, about, sizes):
     return flags
 
 
-def check_seeds(seeds):
-    """ValueError unless they are different and torch takes them."""
-    if len(set(seeds)) < len(seeds) or not 0 <= min(seeds) <= max(seeds) <= validate.MOST:
-        raise ValueError(f"--seeds must be different, from 0 to {validate.MOST}, got {seeds}")
-
-
-def begin(given, name):
+def begin(given, name, lock=True):
     """Complete the flags: dataset, folder, its lock; the corpus comes with them.  ValueError."""
+    seeds = given.seeds
     if given.text and given.dataset:
         raise ValueError("--text and --dataset name two corpora; give one of them")
-    check_seeds(given.seeds)
+    if len(set(seeds)) < len(seeds) or not 0 <= min(seeds) <= max(seeds) <= validate.MOST:
+        raise ValueError(f"--seeds must be different, from 0 to {validate.MOST}, got {seeds}")
     hardware.check(given.device)
     given.dataset = given.text or given.dataset or ("wt103" if given.size == "paper" else "stdlib")
     given.synthetic = given.dataset == "copies" and not given.text
@@ -75,9 +74,10 @@ def begin(given, name):
         given.dataset, root=given.data_dir)
     given.out = Path(given.out or RUNS / f"{name}-{given.size}-{Path(given.dataset).stem}")
     given.out.mkdir(parents=True, exist_ok=True)
-    given.lock = checkpoint.Lock(given.out)  # until this process ends
-    given.lock.take()
-    given.lock.sign(f"{name}.py, process {os.getpid()}")
+    if lock:  # until this process ends
+        given.lock = checkpoint.Lock(given.out)
+        given.lock.take()
+        given.lock.sign(f"{name}.py, process {os.getpid()}")
     return given, corpus
 
 
@@ -311,6 +311,12 @@ def bars(axes, rows, colors):
             axes.bar(x, statistics.mean(column), 0.9 * gap, color=colors[name], alpha=0.5,
                      label=None if k else name)
             axes.plot([x] * len(column), column, "o", color=colors[name], markersize=4)
+
+
+def save_figure(figure, path):
+    """Save a figure of matplotlib, and say where."""
+    figure.savefig(path, dpi=120)
+    print(f"figure: {path}")
 
 
 def spread(values, digits=3):

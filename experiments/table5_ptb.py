@@ -32,14 +32,12 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
 
 import common
-from common import (
-    checkpoint, command_line, corpora, fast, hardware, lanes, lesson_5, segments, train)
+from common import checkpoint, fast, lanes, lesson_5, segments, train
 from regularisers import Recipe, Regularised, changed, ppl
 
 NAME = "table5_ptb"
@@ -313,20 +311,16 @@ def draw(curves, path, epochs, title):
     figure.supxlabel("epochs")
     figure.supylabel("validation perplexity (not from 0)")
     figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=110)
-    print(f"figure: {path}")
+    common.save_figure(figure, path)
 
 
 # ---- the command line ---------------------------------------------------------------------------
 
 def flags():
-    """The command line."""
-    parser = command_line.Parser(prog="experiments/table5_ptb.py", description=__doc__,
-                                 argument_default=None)
+    """Those of all experiments, and our own."""
+    parser = common.make_flags(NAME, __doc__, SIZES, dataset="ptb")
     add = parser.add_argument
     add("--what", choices=("recipe", "effects"), default="recipe")
-    add("--size", choices=SIZES, default="laptop")
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--test", action="store_true", help="read the test split, with --what recipe")
     add("--only", nargs="+", metavar="NAME", help="of the effects, these")
     add("--model", choices=MODELS, help="with --size paper (default: 12x384)")
@@ -336,10 +330,6 @@ def flags():
     add("--lr", type=float, help="highest learning rate")
     add("--warmup", type=int, help="steps until it is reached")
     add("--batch", type=int, metavar="B", help="lanes")
-    add("--data-dir", default=common.RUNS.parent / "data", metavar="FOLDER")
-    add("--out", metavar="FOLDER", help=f"where the runs are kept (default: runs/{NAME}-SIZE)")
-    add("--device", choices=("cpu", "cuda"),
-        default="cuda" if torch.cuda.is_available() else "cpu")
     add("--compile", nargs="?", const="default", choices=("default", "reduce-overhead"),
         help="compile the training step, for a GPU; reduce-overhead: with CUDA graphs")
     return parser
@@ -347,8 +337,6 @@ def flags():
 
 def asked(given):
     """What the flags ask for -> Size with its run and epochs, {name: recipe}.  ValueError."""
-    hardware.check(given.device)
-    common.check_seeds(given.seeds)
     if given.model and given.size != "paper":
         raise ValueError("--model is for --size paper; the others have a model of their own")
     if given.epochs is not None and given.epochs < 1:
@@ -380,14 +368,12 @@ def experiment(argv):
     """Train what is missing, print, draw; for the recipe choose the evaluation and test."""
     given = flags().parse_args(argv)
     size, recipes = asked(given)
-    corpus = corpora.load("ptb", root=given.data_dir)
+    given, corpus = common.begin(given, NAME, lock=False)  # each run has a lock of its own
     corpus = replace(corpus, train=corpus.train[: len(corpus.train) // size.part])
     config = replace(size.config, vocab_size=len(corpus.vocab))
     run = replace(size.run, tokens=size.epochs * lanes(
         corpus.train, size.run.batch)[:, 1:].numel())
-    out = Path(given.out or common.RUNS / f"{NAME}-{given.size}")
-    out.mkdir(parents=True, exist_ok=True)
-    run = common.choose_dtype(TransformerXL(config).to(given.device), run, out)
+    run = common.choose_dtype(TransformerXL(config).to(given.device), run, given.out)
     print(f"{lesson_5.count_parameters(config):,} parameters, {len(corpus.train):,} tokens of "
           f"training, {size.epochs} epochs, {run.batch} lanes of {run.segment}, {run.dtype}",
           flush=True)
@@ -411,14 +397,14 @@ def experiment(argv):
         return curve
 
     jobs = [(name, seed) for name in recipes for seed in given.seeds]
-    curves, failed = each_run(jobs, out, work)
+    curves, failed = each_run(jobs, given.out, work)
     if curves and given.what == "effects":
         report(curves, kept, jobs[0][0], size.epochs)
     if missing := len(jobs) - len(curves) - len(failed):
         print(f"{missing} of {len(jobs)} runs belong to other processes; the same command again "
               "shows all")
     elif curves:
-        draw(curves, out / f"{given.what}.png", size.epochs,
+        draw(curves, given.out / f"{given.what}.png", size.epochs,
              f"Penn Treebank, {len(corpus.train):,} tokens of training; grey: {jobs[0][0]}")
     if failed:
         raise ValueError(f"{len(failed)} of {len(jobs)} runs failed; why is said above")

@@ -165,6 +165,7 @@ def test_a_folder_is_locked_as_long_as_the_run_lives(tmp_path, monkeypatch):
     assert given.out == tmp_path / "name-laptop-copies" and given.synthetic
     with pytest.raises(ValueError, match="belongs to a run.*name.py"):
         common.begin(flags.parse_args(["--dataset", "copies"]), "name")
+    common.begin(flags.parse_args(["--dataset", "copies"]), "name", lock=False)  # not asked for
 
 
 def test_ctrl_c_says_how_to_go_on(capsys):

@@ -29,7 +29,7 @@ REFUSED = {
     "table9_eval_speed": [("--lanes 0", "at least 1")],
     "table5_ptb": [
         (PTB + "--model 16x380", "--model is for --size paper"), (PTB + "--epochs 0", "--epochs"),
-        (PTB + "--what effects --only no-luck", "no-luck"),
+        (PTB + "--what effects --only no-luck", "no-luck"), (PTB + "--text a", "unrecognized"),
         (PTB + "--what effects --test", "--test is for"), (PTB + "--only nothing", "--only is for"),
         (PTB + "--compile --set vary=True", "one length"),
         (PTB + "--set luck=1", "no such part; the parts are word, input,"),
