@@ -10,20 +10,16 @@ strong each should be.  ptb.md is its log.
     python experiments/table5_ptb.py --size paper --what effects   the effects at full size; a GPU
     python experiments/table5_ptb.py --size paper --test   the recipe: train, choose, test; a GPU
 
-A run is a recipe and a seed; it has a folder of its own under --out, where it is kept when it is
-finished, and saved every minute before, so that the same command goes on (to the bit on a CPU;
-on a GPU sums come in any order).  Another model, length, batch or rate needs another --out.
-Several processes may work in one --out: each takes the next run that nobody works on, so that small
-runs share a GPU (or the cores) side by side.
-
-    for i in 1 2 3; do python experiments/table5_ptb.py --size paper --test & done; wait
-
-(On a CPU put OMP_NUM_THREADS=1 in front: processes whose threads wait for each other are slow.)
+A run is a recipe and a seed, in a folder of its own under --out; a run that was stopped goes on (to
+the bit on a CPU; on a GPU sums come in any order).  Another model, length, batch or rate needs
+another --out.  Several processes may work in one --out: each takes the next run that nobody works
+on, so that small runs share a GPU, or the cores (there put OMP_NUM_THREADS=1 in front: processes
+whose threads wait for each other are slow).
 
 The model of a run is its last weights, or the average of those of its last part, rounded to bf16.
 Memory length, clamp and temperature of its evaluation are chosen on the validation split.  Only
 with --test is the test split read: as one lane, every token, once for each finished model.
-result.json in the run's folder has the choice and every reading.
+result.json in the run's folder has the choice and what was read.
 """
 import hashlib
 import json
@@ -87,6 +83,17 @@ SIZES = {
                   train.Run("ptb", batch=20, segment=70, tokens=1, lr=3e-4, warmup=3000,
                             eval_segment=512, eval_mem_len=140, eval_every=1992, eval_tokens=0),
                   epochs=150, recipe=RECIPE, memories=(70, 140, 280, 560, 1120))}
+EFFECTS = {  # what each changes in the recipe
+    "no word dropout": {"word": 0.0}, "no input dropout": {"input": 0.0},
+    "no inside dropout": {"inside": 0.0}, "no attention dropout": {"attention": 0.0},
+    "no output dropout": {"output": 0.0}, "not locked": {"locked": False},
+    "locked inside": {"locked_inside": True}, "DropConnect 0.1": {"connect": 0.1},
+    "no AR, no TAR": {"alpha": 0.0, "beta": 0.0}, "no decay": {"decay": 0.0},
+    "decay 0.1 beside": {"decay": 0.1, "decoupled": True},
+    "decay 1.2e-6 inside": {"decay": 1.2e-6, "decoupled": False}, "random lengths": {"vary": True},
+    "no average": {"average": "", "average_from": 1.0, "average_rate": 1.0},
+    "exponential average": {"average": "ema"}, "embedding rate x 2": {"embedding_rate": 2.0},
+    "embedding rate x 1": {"embedding_rate": 1.0}}
 
 
 def effects(recipe):
@@ -94,31 +101,9 @@ def effects(recipe):
 
     A change that leaves the recipe as it is is left out.
     """
-    def but(**changes):
-        return replace(recipe, **changes)
-
-    others = {
-        "nothing": Recipe(),
-        "only independent dropout": Recipe(
-            input=0.2, inside=0.2, attention=0.2, output=0.2, locked=False),
-        "no word dropout": but(word=0.0),
-        "no input dropout": but(input=0.0),
-        "no inside dropout": but(inside=0.0),
-        "no attention dropout": but(attention=0.0),
-        "no output dropout": but(output=0.0),
-        "not locked": but(locked=False),
-        "locked inside": but(locked_inside=True),
-        "DropConnect 0.1": but(connect=0.1),
-        "no AR, no TAR": but(alpha=0.0, beta=0.0),
-        "no decay": but(decay=0.0),
-        "decay 0.1 beside": but(decay=0.1, decoupled=True),
-        "decay 1.2e-6 inside": but(decay=1.2e-6, decoupled=False),
-        "random lengths": but(vary=True),
-        "no average": but(average="", average_from=1.0, average_rate=1.0),
-        "exponential average": but(average="ema"),
-        "embedding rate x 2": but(embedding_rate=2.0),
-        "embedding rate x 1": but(embedding_rate=1.0),
-    }
+    others = {"nothing": Recipe(), "only independent dropout": Recipe(
+        input=0.2, inside=0.2, attention=0.2, output=0.2, locked=False)}
+    others |= {name: replace(recipe, **changes) for name, changes in EFFECTS.items()}
     return {"recipe": recipe} | {name: z for name, z in others.items() if z != recipe}
 
 
@@ -154,9 +139,8 @@ def losses_by_temperature(model, tokens, run, temperatures=TEMPERATURES, known=N
     counted = torch.ones(model.config.vocab_size) if known is None else known
     counted = counted.to(model.u.device, torch.float64)
     parts = math.ceil((len(tokens) - 1) / run.eval_segment)
-    label = f"evaluating, M {run.eval_mem_len}, clamp {run.eval_clamp_len or 'none'},"
     with train.evaluating(model, run):
-        for x, y in train.progress(segments(stream, run.eval_segment), label, parts):
+        for x, y in train.progress(segments(stream, run.eval_segment), "evaluating", parts):
             logits, memory = model(x, memory)
             for i, temperature in enumerate(temperatures):
                 losses = lesson_5.token_losses(logits / temperature, y)  # (1, T)
@@ -180,53 +164,47 @@ def choose(model, valid, run, memories):
 
 
 def result_of(model, corpus, run, memories, path, test):
-    """Choose the evaluation and, if asked, read the test split, once -> what is in result.json.
+    """Choose the evaluation and, if asked, read the test split -> what `path` says of them.
 
-    Both are done once for a model: what `path` has of these weights is not done again.  A reading
-    is noted before it begins, so that one that was interrupted can be seen.
+    Both are done once for a model.  A reading is noted before it begins, so that one that was
+    interrupted can be seen; it is repeated.  ValueError if the file is about other weights.
     """
-    weights = hashlib.sha256()
-    for z in model.state_dict().values():
-        weights.update(z.cpu().numpy().tobytes())
-    try:
-        result = dict(json.loads(path.read_text()) if path.exists() else {})
-    except (ValueError, TypeError):
-        raise ValueError(f"{path} is damaged; it logs what was read of the test split, so repair "
-                         "it, or move it away and keep it") from None
+    weights = b"".join(z.cpu().numpy().tobytes() for z in model.state_dict().values())
+    weights = hashlib.sha256(weights).hexdigest()
 
-    def note():
+    def note(result):
         checkpoint.write(path, lambda file: json.dump(result, file, indent=1))
 
-    if result.get("weights") != weights.hexdigest():
+    if not path.exists():
         nats, at, temperature = choose(model, corpus.valid, run, memories)
-        earlier = [*result.pop("earlier", []), result] if result else []  # of other weights
-        result = {"weights": weights.hexdigest(), "valid": ppl(nats), "M": at.eval_mem_len,
-                  "clamp": at.eval_clamp_len, "temperature": temperature, "readings": [],
-                  "earlier": earlier}
-        note()
-    if test and not any("test" in reading for reading in result["readings"]):
-        reading = {"begun": time.strftime("%Y-%m-%d %H:%M:%S")}
-        result["readings"].append(reading)
-        note()
+        note({"weights": weights, "valid": ppl(nats), "M": at.eval_mem_len,
+              "clamp": at.eval_clamp_len, "temperature": temperature, "readings": []})
+    try:
+        result = json.loads(path.read_text())
+        same = result["weights"] == weights
+    except (ValueError, TypeError, LookupError):
+        same = False
+    if not same:
+        raise ValueError(f"{path} is damaged, or about another model; it logs what was read of the "
+                         "test split, so move it away, and keep it")
+    if test and "test" not in result:
+        result["readings"].append(time.strftime("%Y-%m-%d %H:%M:%S"))
+        note(result)
         at = replace(run, eval_mem_len=result["M"], eval_clamp_len=result["clamp"])
         found = losses_by_temperature(model, corpus.test, at, (result["temperature"], 1.0))
-        reading |= dict(zip(("test", "at temperature 1"), map(ppl, found)))
-        note()
+        result |= dict(zip(("test", "test at temperature 1"), map(ppl, found)))
+        note(result)
     return result
 
 
-def said(result, corpus, memories):
+def said(result, corpus):
     """A result in one line."""
-    edges = {"M": memories[-1:], "temperature": (TEMPERATURES[0], TEMPERATURES[-1])}
-    on_edge = [name for name in edges if result[name] in edges[name]]
     line = (f"valid {result['valid']:.2f} ppl (M {result['M']}, clamp {result['clamp'] or 'none'}, "
-            f"temperature {result['temperature']}"
-            + "".join(f"; {name} is at the edge of what was tried" for name in on_edge) + ")")
-    for reading in result["readings"]:
-        line += (f" | test {reading['test']:.2f} ppl, {reading['at temperature 1']:.2f} at "
-                 f"temperature 1, {len(corpus.test) - 1:,} predictions, read {reading['begun']}"
-                 if "test" in reading else f" | test: a reading begun {reading['begun']} was "
-                 "interrupted")
+            f"temperature {result['temperature']})")
+    if "test" in result:
+        line += (f" | test {result['test']:.2f} ppl, {result['test at temperature 1']:.2f} at "
+                 f"temperature 1, {len(corpus.test) - 1:,} predictions, read "
+                 + ", after an interruption ".join(result["readings"]))
     return line
 
 
@@ -235,15 +213,13 @@ def said(result, corpus, memories):
 def each_run(jobs, out, work):
     """work(job, folder) for every job that no other process works on.
 
-    Returns {job: what it returned}, and the jobs that failed.
-    A job is (name, seed).  One that another process had is asked for again when the rest is done.
-    One that fails is said, and does not keep the others from being done.
+    Returns {job: what it returned}, and the jobs that failed.  A job is (name, seed).  One that
+    fails is said, and does not keep the others from being done.
     """
     results, failed = {}, []
-    for job in [*jobs, *jobs]:
-        if job in results or job in failed:
-            continue
-        folder = out / f"{'-'.join(job[0].replace(',', '').split())}-{job[1]}"
+    for job in jobs:
+        name, seed = job
+        folder = out / f"{'-'.join(name.replace(',', '').split())}-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
         with checkpoint.Lock(folder) as lock:
             try:
@@ -256,7 +232,7 @@ def each_run(jobs, out, work):
                 common.Bar.clear()
                 print(f"{folder.name} failed: {error}", flush=True)
                 failed.append(job)
-    return {job: results[job] for job in jobs if job in results}, failed
+    return results, failed
 
 
 def points(curve, epochs):
@@ -383,15 +359,12 @@ def experiment(argv):
 
     def work(job, folder):
         name, seed = job
-        if given.device == "cuda":
-            torch.set_float32_matmul_precision("high")  # what stays float32 may use TF32 ...
         model, curve = fit(config, replace(run, seed=seed), recipes[name], corpus, folder,
                            given.device, given.compile)
-        torch.set_float32_matmul_precision("highest")  # ... but not in what is reported
         if given.what == "recipe":
             result = result_of(model, corpus, exact, size.memories, folder / "result.json",
                                given.test)
-            print(f"{folder.name}: {said(result, corpus, size.memories)}", flush=True)
+            print(f"{folder.name}: {said(result, corpus)}", flush=True)
         else:
             kept[job], = losses_by_temperature(model, valid, exact, (1.0,), known)
         return curve
