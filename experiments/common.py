@@ -2,7 +2,7 @@
 
 An experiment trains some models, each with several seeds, and compares them.  Every finished model
 is saved in the folder of the experiment (--out), and an unfinished one every minute: after a stop
-the same command goes on.  Training is train.py's step and learning rate; evaluation is in float32,
+the same command goes on.  All train by `fit`, with train.py's step.  Evaluation is in float32,
 since the thresholds of the measures are finer than the rounding of bf16.
 """
 import os
@@ -18,6 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 from support import checkpoint, command_line, corpora, fast, hardware, log, validate
+from support.optimizers import optimizer_of
 
 lesson_1, lesson_5, train = (import_module(name) for name in (
     "01_vanilla_segments", "05_full_model", "train"))
@@ -38,16 +39,19 @@ class Setting:
     n: int  # ... and predictions in each
 
 
-def make_flags(name, about, sizes):
-    """The flags that all experiments have, as a parser that can take more."""
+def make_flags(name, about, sizes, dataset=None):
+    """The flags of all experiments, as a parser that can take more; `dataset` leaves no choice."""
     flags = command_line.Parser(prog=f"experiments/{name}.py", description=about,
                                 argument_default=None)
     flags.add_argument("--size", choices=sizes, default="laptop")
     flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    flags.add_argument("--dataset", help="stdlib (default; with --size paper wt103), copies (a "
-                       f"synthetic text), {', '.join(corpora.SOURCES)}")
-    flags.add_argument("--text", metavar="FILE", type=os.path.abspath,  # so it is no name
-                       help="this file instead, as bytes")
+    if dataset:
+        flags.set_defaults(dataset=dataset, text=None)
+    else:
+        flags.add_argument("--dataset", help="stdlib (default; with --size paper wt103), copies (a "
+                           f"synthetic text), {', '.join(corpora.SOURCES)}")
+        flags.add_argument("--text", metavar="FILE", type=os.path.abspath,  # so it is no name
+                           help="this file instead, as bytes")
     flags.add_argument("--data-dir", default=RUNS.parent / "data", metavar="FOLDER")
     flags.add_argument("--out", metavar="FOLDER", help="where the trained models are kept "
                        f"(default: runs/{name}-SIZE-DATASET)")
@@ -62,7 +66,7 @@ def check_seeds(seeds):
         raise ValueError(f"--seeds must be different, from 0 to {validate.MOST}, got {seeds}")
 
 
-def begin(given, name):
+def begin(given, name, lock=True):
     """Complete the flags: dataset, folder, its lock; the corpus comes with them.  ValueError."""
     if given.text and given.dataset:
         raise ValueError("--text and --dataset name two corpora; give one of them")
@@ -72,9 +76,10 @@ def begin(given, name):
     corpus = corpora.load(given.dataset, root=given.data_dir)
     given.out = Path(given.out or RUNS / f"{name}-{given.size}-{Path(given.dataset).stem}")
     given.out.mkdir(parents=True, exist_ok=True)
-    given.lock = checkpoint.Lock(given.out)  # until this process ends
-    given.lock.take()
-    given.lock.sign(f"{name}.py, process {os.getpid()}")
+    if lock:  # until this process ends
+        given.lock = checkpoint.Lock(given.out)
+        given.lock.take()
+        given.lock.sign(f"{name}.py, process {os.getpid()}")
     return given, corpus
 
 
@@ -85,8 +90,7 @@ def run(name, experiment, argv):
         return 0
     except (ValueError, OSError, torch.OutOfMemoryError) as error:
         Bar.clear()
-        room = isinstance(error, OSError)
-        advice = "; make room, or name another folder with --out" if room else ""
+        advice = "; make room, or name another folder with --out" * isinstance(error, OSError)
         print(f"{name}.py: " + " ".join(str(error).split()) + advice, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -99,12 +103,9 @@ class Bar:
 
     there = False  # whether such a line stands on the screen
 
-    def __init__(self, total):
-        self.total, self.done, self.begun, self.shown = total, 0, time.monotonic(), 0.0
-
-    def skip(self, n):
-        """So many units of the total need not be done."""
-        self.total -= n
+    def __init__(self, total, label=""):
+        self.total, self.label, self.done = total, label, 0
+        self.begun, self.shown = time.monotonic(), 0.0
 
     def advance(self, text, n=1):
         """So many more are done."""
@@ -113,7 +114,7 @@ class Bar:
         if now - self.shown > 0.5:
             self.shown, gone, Bar.there = now, now - self.begun, True
             left = gone * (self.total - self.done) / self.done
-            print(f"\r{text} | {self.done / self.total:.0%} | {log.clock(gone)}, "
+            print(f"\r{self.label}{text} | {self.done / self.total:.0%} | {log.clock(gone)}, "
                   f"{log.clock(left)} left    ", end="", file=sys.stderr, flush=True)
 
     @classmethod
@@ -126,106 +127,118 @@ class Bar:
 
 # ---- training -----------------------------------------------------------------------------------
 
-class Pause:
-    """Between two savings: EVERY seconds, or twenty times as long as one took (a large model)."""
+def choose_dtype(model, run, folder):
+    """The run with the dtype that is faster here; measured once, and noted in the folder.
 
-    def __init__(self):
-        self.last, self.length = time.monotonic(), EVERY
+    If several processes measure at the same time, what the first of them has noted counts.
+    """
+    note, mine = folder / "dtype", folder / f"dtype.{os.getpid()}"
+    if run.dtype != "auto":
+        return run
+    if not note.exists():
+        device = next(model.parameters()).device
+        x = torch.zeros(run.batch, run.segment, dtype=torch.int64, device=device)
+        mine.write_text(hardware.choose_dtype(train.train_step, fast.prepare(model), run, x, x))
+        with suppress(FileExistsError):
+            os.link(mine, note)  # whole or not at all, and never over another's
+        mine.unlink()
+    return replace(run, dtype=note.read_text())
 
-    def over(self):
-        """Whether it is time to save."""
-        return time.monotonic() - self.last > self.length
 
-    @contextmanager
-    def saving(self):
-        """Around a saving: the next pause begins at its end."""
-        begun = time.monotonic()
-        yield
-        self.last = time.monotonic()
-        self.length = max(EVERY, 20 * (self.last - begun))
+class Training:
+    """What `fit` asks for: here train.py's way, in regularisers.py another one."""
+
+    def __init__(self, model, run):
+        self.model, self.run, self.recipe = fast.prepare(model), run, ""
+        self.learner, self.optimizer = self.model, optimizer_of(model, run)
+
+    def length(self, step):
+        """T of the segment that a step reads."""
+        return self.run.segment
+
+    def rate(self, step, done, T):
+        """The learning rate of a step that reads T tokens; so much of the run is done, 0 to 1."""
+        return train.learning_rate(self.run, step, done)
+
+    def after_step(self, state, done):
+        """What else a step does; `done` is that of its beginning."""
+
+    def keep(self, finished):
+        """What is saved: all that going on needs, or, of a finished run, the model."""
+        content = {"model": self.model.state_dict()}
+        if not finished:
+            content["optimizer"] = self.optimizer.state_dict()
+            content |= checkpoint.random_state(next(self.model.parameters()).device.type)
+        return content
+
+    def restore(self, content):
+        """The same back."""
+        self.model.load_state_dict(content["model"])
+        if "optimizer" in content:
+            self.optimizer.load_state_dict(content["optimizer"])
+            checkpoint.set_random_state(content, self.run.seed)
 
 
-def read_saved(path, settings):
-    """What an earlier run has saved at path, None if nothing.  ValueError if it was another."""
+def resume(path, settings, training):
+    """Go on with what is saved at path, if anything -> State.  ValueError if it was another run."""
     if not path.exists():
-        return None
+        return checkpoint.State()
     try:
         content = checkpoint.read(path)
-        same = content["settings"] == settings and len(content["place"]) == 4
+        same, state = content["settings"] == settings, checkpoint.State(**content["state"])
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:80]}); delete it, and "
                          "this model is trained anew") from None
     if not same:
         raise ValueError(f"{path} was trained with other settings ({content['settings']}, now "
                          f"{settings}); name another folder with --out")
-    return content
+    training.restore(content)
+    return state
 
 
-def choose_dtype(model, run, folder):
-    """The run with the number type that is faster here; measured once, and noted in the folder.
+def fit(model, corpus, run, path, bar, weight=1, training=None):
+    """Train as long as run says, or take what is saved at path -> the model, evaluating.
 
-    If several processes measure at the same time, what the first of them has noted counts.
+    A step (a token, if run.tokens is the length) is `weight` units of the bar.  ValueError if
+    another run is saved there, or after ten steps that are not finite; OSError if saving fails.
     """
-    note, mine = folder / "number_type", folder / f"number_type.{os.getpid()}"
-    if run.dtype != "auto":
-        return run
-    if not note.exists():
-        x = torch.zeros(run.batch, run.segment, dtype=torch.int64,
-                        device=next(model.parameters()).device)
-        try:
-            mine.write_text(hardware.choose_dtype(
-                train.train_step, fast.prepare(model), run, x, x))
-            with suppress(FileExistsError):
-                os.link(mine, note)  # whole or not at all, and never over another's
-        finally:
-            mine.unlink(missing_ok=True)
-    if (dtype := note.read_text().strip()) not in ("float32", "bf16"):
-        raise ValueError(f"{note} names no number type ({dtype[:20]!r}); delete it")
-    return replace(run, dtype=dtype)
-
-
-def fit(model, corpus, run, path, bar, weight=1):
-    """Train for run.steps, or take what is saved at path -> the model, evaluating.
-
-    A step counts as `weight` units of the bar.  ValueError if something else is saved there;
-    OSError if nothing can be written.
-    """
-    device = next(fast.prepare(model).parameters()).device
-    step, epoch, column, memory = 0, 0, 0, None
-    optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
-    settings = " ".join(map(str, (type(model).__name__, getattr(model, "variant", ""), model.config,
-                                  run, corpus.name, corpora.checksum(corpus))))
-    content = read_saved(path, settings)
-    if content:
-        step, epoch, column, memory = content["place"]
-        memory = memory and [z.to(device) for z in memory]
-        model.load_state_dict(content["model"])
-        bar.skip(weight * step)
-    if step < run.steps:
-        stream = train.training_lanes(corpus, run, epoch, device)
-        pause = Pause()
-        if content:
-            optimizer.load_state_dict(content["optimizer"])
-            checkpoint.set_random_state(content, run.seed)
+    training = training or Training(model, run)
+    device = next(model.parameters()).device
+    settings = " ".join(map(str, (
+        type(model).__name__, getattr(model, "variant", ""), model.config, run, training.recipe,
+        corpus.name, corpora.checksum(corpus))))
+    state = resume(path, settings, training)  # steps, tokens, the place in the text, the memory
+    state.memory = state.memory and [z.to(device) for z in state.memory]
+    bar.total -= weight * (state.tokens if run.tokens else state.step)
+    if (done := train.fraction_done(run, state)) == 1:
+        return model.eval()
+    stream = train.training_lanes(corpus, run, state.epoch, device)
+    learner, optimizer = training.learner, training.optimizer
+    due = time.monotonic() + EVERY
     model.train()
-    while step < run.steps:
-        if column >= stream.shape[1] - 1:  # the text begins again, without a past
-            epoch, column, memory = epoch + 1, 0, None
+    while done < 1:
+        begun = time.perf_counter()
+        x, y = next(segments(stream, training.length(state.step), state.column))  # (B, T)
+        optimizer.set_rate(training.rate(state.step, done, x.shape[1]))
+        loss, norm, state.memory = train.train_step(
+            learner, optimizer, x.to(device), y.to(device), state.memory, run)
+        state.count(x, loss, norm, time.perf_counter() - begun)
+        state.stop_if_never_finite()
+        if state.column == stream.shape[1] - 1:  # the text begins again, without a past
+            state.begin_text_again()
             if corpus.separator is not None:  # with its sentences in another order
-                stream = train.training_lanes(corpus, run, epoch, device)
-        x, y = (z.to(device) for z in next(segments(stream, run.segment, column)))
-        optimizer.param_groups[0]["lr"] = train.learning_rate(run, step, step / run.steps)
-        loss, _, memory = train.train_step(model, optimizer, x, y, memory, run)
-        step, column = step + 1, column + x.shape[1]
-        bar.advance(f"{path.stem}: loss {loss:.3f}", weight)
-        if (done := step == run.steps) or pause.over():
-            content = {"settings": settings, "model": model.state_dict(),
-                       "place": (step, epoch, column, None if done else memory)}
-            if not done:
-                content |= {"optimizer": optimizer.state_dict()}
-                content |= checkpoint.random_state(device.type)
-            with pause.saving():
-                checkpoint.save(path, content)
+                stream = train.training_lanes(corpus, run, state.epoch, device)
+        training.after_step(state, done)
+        bar.advance(f"{path.stem}: loss {loss:.3f}", weight * (x.numel() if run.tokens else 1))
+        done = train.fraction_done(run, state)
+        if done == 1:
+            state.memory = None  # nothing will be read after it
+        if done == 1 or time.monotonic() > due:
+            begun = time.monotonic()
+            checkpoint.save(path, {"settings": settings, "state": vars(state),
+                                   **training.keep(finished=done == 1)})
+            now = time.monotonic()
+            due = now + max(EVERY, 20 * (now - begun))  # a large model takes long to save
     return model.eval()
 
 
@@ -300,6 +313,12 @@ def bars(axes, rows, colors):
             axes.bar(x, statistics.mean(column), 0.9 * gap, color=colors[name], alpha=0.5,
                      label=None if k else name)
             axes.plot([x] * len(column), column, "o", color=colors[name], markersize=4)
+
+
+def save_figure(figure, path):
+    """Save a figure of matplotlib, and say where."""
+    figure.savefig(path, dpi=120)
+    print(f"figure: {path}")
 
 
 def spread(values, digits=3):

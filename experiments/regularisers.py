@@ -18,22 +18,21 @@ Socher (2018, "Regularizing and Optimizing LSTM Language Models", here MKS) trai
 
 Lesson 5 has no option for any of them: `regularise` puts its modules in the place of the model's.
 They own no weights, and those that wrap a weight share it under its name, so that a regularised
-model's state dict is that of the plain one, which is what is evaluated.  fast.prepare, after it,
-puts its own dropout in the place of those that are torch's.
+model has the state dict of the plain one, and in eval mode its results.  fast.prepare, after it,
+puts its own dropout in the place of those that are torch's.  `Regularised` trains with all of them.
 """
 import math
 import random
-from dataclasses import dataclass
-from importlib import import_module
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from common import Training, checkpoint, fast, hardware, lesson_5, log, train
 from support.optimizers import Optimizer
-
-TiedEmbedding = import_module("05_full_model").TiedEmbedding
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Recipe:
 
     word: float = 0.0  # the dropout rates: words of the embedding,
     input: float = 0.0  # the embedded words,
-    inside: float = 0.0  # R, behind the attention, inside and behind the feed-forward network,
+    inside: float = 0.0  # R, after the attention, inside and after the feed-forward network,
     attention: float = 0.0  # the attention probabilities,
     output: float = 0.0  # the last hidden state,
     connect: float = 0.0  # the matrices of each attention
@@ -75,6 +74,24 @@ class Recipe:
                              f"it, got {self.average_from}")
 
 
+def changed(recipe, settings):
+    """The recipe with ["word=0.1", ...] -> Recipe.  ValueError for what is no part or no value."""
+    kinds = {field.name: field.type for field in fields(Recipe)}
+    for setting in settings:
+        part, _, text = setting.partition("=")
+        try:
+            if part not in kinds:
+                raise ValueError("no such part")
+            if kinds[part] is bool and text not in ("True", "False"):
+                raise ValueError("True or False is needed")
+            value = text == "True" if kinds[part] is bool else kinds[part](text)
+            recipe = replace(recipe, **{part: value})
+        except ValueError as error:
+            raise ValueError(f"--set {setting}: {error}; the parts are {', '.join(kinds)}"
+                             ) from None
+    return recipe
+
+
 # ---- dropouts -----------------------------------------------------------------------------------
 
 class LockedDropout(nn.Module):
@@ -95,7 +112,7 @@ class LockedDropout(nn.Module):
         return z * F.dropout(z.new_ones(*z.shape[:-2], 1, z.shape[-1]), self.p)
 
 
-class WordDropout(TiedEmbedding):
+class WordDropout(lesson_5.TiedEmbedding):
     """Lesson 5's embedding that loses words: with probability p all of a word in a call are zeros.
 
     The others are scaled by 1 / (1 - p).  It shares weight and bias with the embedding that it
@@ -139,7 +156,7 @@ def regularise(model, recipe):
             locked = recipe.locked_inside if PLACES[kind] == "inside" else recipe.locked
             make = LockedDropout if locked and kind != "dropout_attention" else nn.Dropout
             new = make(getattr(recipe, PLACES[kind]))
-        elif isinstance(module, TiedEmbedding) and recipe.word:
+        elif isinstance(module, lesson_5.TiedEmbedding) and recipe.word:
             new = WordDropout(module, recipe.word)
         elif parent.endswith("attention") and isinstance(module, nn.Linear) and recipe.connect:
             new = DropConnect(module, recipe.connect)
@@ -154,7 +171,7 @@ def regularise(model, recipe):
 def activation_penalty(hidden, dropped, alpha, beta):
     """AR + TAR: alpha mean(dropped^2) + beta mean((h_t+1 - h_t)^2), of states (B, T, D), in nats.
 
-    AR looks at the state behind its dropout, TAR at the one before it (MKS 4.6, which has norms
+    AR looks at the state after its dropout, TAR at the one before it (MKS 4.6, which has norms
     where their code, and this, has mean squares).  An LSTM's state may grow; here the last norm
     sets the size of the states, so that AR mostly shrinks its gains and biases.
     """
@@ -188,7 +205,7 @@ class Penalised(nn.Module):
         return losses + penalty, memory
 
 
-# ---- length, optimizer, averaging ---------------------------------------------------------------
+# ---- length, rate, optimizer, averaging ---------------------------------------------------------
 
 def segment_length(T, seed, step):
     """The length of a step's segment: near T, or, one segment in twenty, near T / 2.
@@ -200,6 +217,18 @@ def segment_length(T, seed, step):
     draw = random.Random(f"{seed} {step}")
     length = draw.gauss(T if draw.random() < 0.95 else T / 2, T / 14)
     return max(1, round(T * max(1, round(10 * length / T)) / 10))
+
+
+def rate_at(run, recipe, step, done):
+    """Warm-up, a cosine from run.lr to a third of it, then, while weights are averaged, constant.
+
+    Without averaging the cosine ends at 0, as train.py's does.
+    """
+    if not recipe.average:
+        return train.learning_rate(run, step, done)
+    cosine = train.learning_rate(run, step, min(1.0, done / recipe.average_from))
+    rate = min((run.lr + 2 * cosine) / 3, run.lr * (step + 1) / max(1, run.warmup))
+    return rate * (recipe.average_rate if done >= recipe.average_from else 1.0)
 
 
 def optimizer_of(model, recipe, lr):
@@ -231,3 +260,94 @@ def averager(model, recipe, steps):
     """
     rule = get_ema_multi_avg_fn(1 - 1 / steps) if recipe.average == "ema" else None
     return AveragedModel(model, multi_avg_fn=rule)
+
+
+# ---- training with them -------------------------------------------------------------------------
+
+def ppl(nats):
+    """A mean loss as perplexity."""
+    return log.in_unit(nats, "ppl")
+
+
+def shown(nats):
+    """A loss as it stands in curve.tsv; empty, if it was not measured."""
+    return "" if nats is None else f"{ppl(nats):.3f}"
+
+
+COLUMNS = {"step": str, "tokens": str, "seconds": "{:.1f}".format, "rate": "{:.3g}".format,
+           "train": shown, "valid": shown, "averaged": shown}  # of curve.tsv
+
+
+def write_curve(curve, path):
+    """Dicts of COLUMNS, with losses in nats -> curve.tsv, with perplexities."""
+    lines = ["\t".join(form(row[name]) for name, form in COLUMNS.items()) for row in curve]
+    checkpoint.write(path, lambda file: file.write("\n".join(["\t".join(COLUMNS), *lines, ""])))
+
+
+class Regularised(Training):
+    """What common.fit asks for, by a recipe; with a curve of validations, see COLUMNS."""
+
+    def __init__(self, model, run, recipe, corpus, folder, mode):
+        self.model, self.run, self.recipe = fast.prepare(regularise(model, recipe)), run, recipe
+        self.optimizer = optimizer_of(model, recipe, run.lr)
+        steps = (1 - recipe.average_from) * run.tokens / (run.batch * run.segment)
+        self.mean = averager(model, recipe, max(1, steps / 10))
+        self.penalised = Penalised(model, recipe.alpha, recipe.beta)  # the mean is copied before
+        self.valid, self.curve = train.validation_tokens(corpus, run), []
+        self.folder, self.mode = folder, mode
+
+    @cached_property
+    def learner(self):
+        """The model with its penalties; with a mode of torch.compile, compiled."""
+        if self.mode is None:
+            return self.penalised
+        x = torch.zeros(self.run.batch, self.run.segment, dtype=torch.int64,
+                        device=self.model.u.device)
+        return hardware.compiled(
+            self.penalised, train.autocast(self.run, x.device.type), x, x, self.mode)
+
+    def length(self, step):
+        """Random, if the recipe says so."""
+        T = self.run.segment
+        return segment_length(T, self.run.seed, step) if self.recipe.vary else T
+
+    def rate(self, step, done, T):
+        """In proportion to T."""
+        return rate_at(self.run, self.recipe, step, done) * T / self.run.segment
+
+    def after_step(self, state, done):
+        """Average; every eval_every steps a line for the curve, whose losses have no penalty."""
+        run, recipe = self.run, self.recipe
+        if state.skipped_in_a_row == 0:
+            state.loss_sum -= self.penalised.penalty.item()
+        if recipe.average and done >= recipe.average_from:
+            self.mean.update_parameters(self.model)
+        if state.step % run.eval_every == 0 or state.tokens >= run.tokens:
+            self.curve.append({
+                "step": state.step, "tokens": state.tokens, "seconds": state.seconds,
+                "rate": rate_at(run, recipe, state.step - 1, done),
+                "train": state.loss_sum / state.loss_count if state.loss_count else math.inf,
+                "valid": self.validate(self.model),
+                "averaged": self.validate(self.mean.module) if self.mean.n_averaged else None})
+            state.loss_sum, state.loss_count = 0.0, 0
+
+    def validate(self, model):
+        """The validation loss in nats."""
+        return train.evaluate(fast.Reader(model), self.valid, self.run, "validating")
+
+    def keep(self, finished):
+        """A finished model becomes the average, if there is one, rounded to bf16 (2 bytes each)."""
+        write_curve(self.curve, self.folder / "curve.tsv")
+        if not finished:
+            return super().keep(False) | {"curve": self.curve, "mean": self.mean.state_dict()}
+        best = self.mean.module if self.mean.n_averaged else self.model
+        rounded = {name: z.bfloat16() for name, z in best.state_dict().items()}
+        self.model.load_state_dict(rounded)
+        return {"curve": self.curve, "model": rounded}
+
+    def restore(self, content):
+        """The same back."""
+        super().restore(content)
+        self.curve = content["curve"]
+        if "mean" in content:
+            self.mean.load_state_dict(content["mean"])

@@ -10,20 +10,16 @@ strong each should be.  ptb.md is its log.
     python experiments/table5_ptb.py --size paper --what effects   the effects at full size; a GPU
     python experiments/table5_ptb.py --size paper --test   the recipe: train, choose, test; a GPU
 
-A run is a recipe and a seed; it has a folder of its own under --out, where it is kept when it is
-finished, and saved every minute before, so that the same command goes on (to the bit on a CPU;
-on a GPU sums come in any order).  Another model, length, batch or rate needs another --out.
-Several processes may work in one --out: each takes the next run that nobody works on, so that small
-runs share a GPU (or the cores) side by side.
-
-    for i in 1 2 3; do python experiments/table5_ptb.py --size paper --test & done; wait
-
-(On a CPU put OMP_NUM_THREADS=1 in front: processes whose threads wait for each other are slow.)
+A run is a recipe and a seed, in a folder of its own under --out; a run that was stopped goes on (to
+the bit on a CPU; on a GPU sums come in any order).  Another model, length, batch or rate needs
+another --out.  Several processes may work in one --out: each takes the next run that nobody works
+on, so that small runs share a GPU, or the cores (there put OMP_NUM_THREADS=1 in front: processes
+whose threads wait for each other are slow).
 
 The model of a run is its last weights, or the average of those of its last part, rounded to bf16.
 Memory length, clamp and temperature of its evaluation are chosen on the validation split.  Only
 with --test is the test split read: as one lane, every token, once for each finished model.
-result.json in the run's folder has the choice and every reading.
+result.json in the run's folder has the choice and what was read.
 """
 import hashlib
 import json
@@ -32,23 +28,17 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, fields, replace
-from importlib import import_module
-from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
 
 import common
-from regularisers import Penalised, Recipe, averager, optimizer_of, regularise, segment_length
-from common import (
-    checkpoint, command_line, corpora, fast, hardware, lanes, log, segments, train)
+from common import checkpoint, fast, lanes, lesson_5, segments, train
+from regularisers import Recipe, Regularised, changed, ppl
 
 NAME = "table5_ptb"
-lesson_5 = import_module("05_full_model")
 CONFIGS, TransformerXL = lesson_5.CONFIGS, lesson_5.TransformerXL
 TEMPERATURES = (0.9, 0.95, 1.0, 1.05, 1.1, 1.15)
-# of curve.tsv; losses are perplexities in the file, and nats in the program
-COLUMNS = ("step", "tokens", "seconds", "rate", "train", "valid", "averaged")
 
 
 # ---- what is trained ----------------------------------------------------------------------------
@@ -93,6 +83,17 @@ SIZES = {
                   train.Run("ptb", batch=20, segment=70, tokens=1, lr=3e-4, warmup=3000,
                             eval_segment=512, eval_mem_len=140, eval_every=1992, eval_tokens=0),
                   epochs=150, recipe=RECIPE, memories=(70, 140, 280, 560, 1120))}
+EFFECTS = {  # what each changes in the recipe
+    "no word dropout": {"word": 0.0}, "no input dropout": {"input": 0.0},
+    "no inside dropout": {"inside": 0.0}, "no attention dropout": {"attention": 0.0},
+    "no output dropout": {"output": 0.0}, "not locked": {"locked": False},
+    "locked inside": {"locked_inside": True}, "DropConnect 0.1": {"connect": 0.1},
+    "no AR, no TAR": {"alpha": 0.0, "beta": 0.0}, "no decay": {"decay": 0.0},
+    "decay 0.1 beside": {"decay": 0.1, "decoupled": True},
+    "decay 1.2e-6 inside": {"decay": 1.2e-6, "decoupled": False}, "random lengths": {"vary": True},
+    "no average": {"average": "", "average_from": 1.0, "average_rate": 1.0},
+    "exponential average": {"average": "ema"}, "embedding rate x 2": {"embedding_rate": 2.0},
+    "embedding rate x 1": {"embedding_rate": 1.0}}
 
 
 def effects(recipe):
@@ -100,179 +101,26 @@ def effects(recipe):
 
     A change that leaves the recipe as it is is left out.
     """
-    def but(**changes):
-        return replace(recipe, **changes)
-
-    others = {
-        "nothing": Recipe(),
-        "only independent dropout": Recipe(
-            input=0.2, inside=0.2, attention=0.2, output=0.2, locked=False),
-        "no word dropout": but(word=0.0),
-        "no input dropout": but(input=0.0),
-        "no inside dropout": but(inside=0.0),
-        "no attention dropout": but(attention=0.0),
-        "no output dropout": but(output=0.0),
-        "not locked": but(locked=False),
-        "locked inside": but(locked_inside=True),
-        "DropConnect 0.1": but(connect=0.1),
-        "no AR, no TAR": but(alpha=0.0, beta=0.0),
-        "no decay": but(decay=0.0),
-        "decay 0.1 beside": but(decay=0.1, decoupled=True),
-        "decay 1.2e-6 inside": but(decay=1.2e-6, decoupled=False),
-        "random lengths": but(vary=True),
-        "no average": but(average="", average_from=1.0, average_rate=1.0),
-        "exponential average": but(average="ema"),
-        "embedding rate x 2": but(embedding_rate=2.0),
-        "embedding rate x 1": but(embedding_rate=1.0),
-    }
+    others = {"nothing": Recipe(), "only independent dropout": Recipe(
+        input=0.2, inside=0.2, attention=0.2, output=0.2, locked=False)}
+    others |= {name: replace(recipe, **changes) for name, changes in EFFECTS.items()}
     return {"recipe": recipe} | {name: z for name, z in others.items() if z != recipe}
 
 
 # ---- training -----------------------------------------------------------------------------------
 
-def rate_at(run, recipe, step, done):
-    """Warm-up, a cosine from run.lr to a third of it, then, while weights are averaged, constant.
-
-    Without averaging the cosine ends at 0, as train.py's does.
-    """
-    if not recipe.average:
-        return train.learning_rate(run, step, done)
-    cosine = train.learning_rate(run, step, min(1.0, done / recipe.average_from))
-    rate = min((run.lr + 2 * cosine) / 3, run.lr * (step + 1) / max(1, run.warmup))
-    return rate * (recipe.average_rate if done >= recipe.average_from else 1.0)
-
-
-def ppl(nats):
-    """A mean loss as perplexity."""
-    return log.in_unit(nats, "ppl")
-
-
-class Curve(list):
-    """The lines of curve.tsv: dicts of COLUMNS, losses in nats."""
-
-    def write(self, path):
-        """As text, the losses as perplexities."""
-        rows = ["\t".join(COLUMNS)]
-        for row in self:
-            shown = {name: f"{ppl(row[name]):.3f}" if row[name] is not None else ""
-                     for name in ("train", "valid", "averaged")}
-            shown |= {"seconds": f"{row['seconds']:.1f}", "rate": f"{row['rate']:.3g}"}
-            rows.append("\t".join(str((row | shown)[name]) for name in COLUMNS))
-        checkpoint.write(path, lambda file: file.write("\n".join(rows) + "\n"))
-
-    def losses(self):
-        """[(tokens, nats)]: the validation loss of the weights or, if lower, of their average."""
-        return [(row["tokens"], row["valid"] if row["averaged"] is None
-                 else min(row["valid"], row["averaged"])) for row in self]
-
-    def best(self):
-        """The lowest of them."""
-        return min(loss for _, loss in self.losses())
-
-    def near(self, tokens):
-        """The one that was measured nearest to so many tokens."""
-        return min(self.losses(), key=lambda one: abs(one[0] - tokens))[1]
-
-
-def rounded(model):
-    """A state dict rounded to bf16: what is kept of a finished model (2 bytes a weight)."""
-    return {name: z.bfloat16() for name, z in model.state_dict().items()}
-
-
 def fit(config, run, recipe, corpus, folder, device, mode=None):
-    """Train in a folder, from the start or from where it stopped -> plain model, its curve.
+    """Train in a folder, from the start or from where it stopped -> the model, its curve.
 
     The model has the final weights (averaged, if the recipe says so), rounded to bf16.  mode is
-    torch.compile's; None: not compiled.  ValueError if the folder holds another run, OSError if
-    nothing can be written.
+    torch.compile's; None: not compiled.  Errors: as common.fit.
     """
-    path = folder / "model.pt"
-    settings = " ".join(map(str, (config, run, recipe, device, mode,
-                                  corpora.checksum(corpus))))
-    content = common.read_saved(path, settings)
-    plain = TransformerXL(config).to(device).eval()  # evaluates the weights of the one that learns
-    curve = Curve(content["curve"] if content else ())
-    if content and content["finished"]:
-        plain.load_state_dict(content["model"])
-        return plain, curve
-
-    bar = common.Bar(run.tokens)
     torch.manual_seed(run.seed)
-    model = fast.prepare(regularise(TransformerXL(config).to(device), recipe))
-    penalised = Penalised(model, recipe.alpha, recipe.beta)
-    optimizer = optimizer_of(model, recipe, run.lr)
-    steps_left = (1 - recipe.average_from) * run.tokens / (run.batch * run.segment)
-    mean = averager(plain, recipe, max(1, steps_left / 10))
-    stream = lanes(corpus.train, run.batch).to(device)  # (B, n)
-    step, epoch, column, memory = 0, 0, 0, None
-    tokens, seconds, losses, skipped = 0, 0.0, [], 0
-    if content:
-        step, epoch, column, memory = content["place"]
-        memory = memory and [z.to(device) for z in memory]
-        tokens, seconds, losses = content["tokens"], content["seconds"], content["losses"]
-        model.load_state_dict(content["model"])
-        optimizer.load_state_dict(content["optimizer"])
-        mean.load_state_dict(content["mean"])
-        checkpoint.set_random_state(content, run.seed)
-        bar.skip(tokens)
-    valid = train.validation_tokens(corpus, run)
-    first = next(segments(stream, run.segment))
-    learner = hardware.compiled(penalised, train.autocast(run, device), *first,
-                                mode) if mode else penalised
-    model.train()
-
-    def keep(whole=False):
-        """Save what going on needs, or, of the whole run, the weights; beside them the curve."""
-        best = mean.module if mean.n_averaged else model
-        content = {"settings": settings, "place": (step, epoch, column, memory), "curve": [*curve],
-                   "seconds": seconds, "losses": losses, "tokens": tokens, "finished": whole,
-                   "model": rounded(best) if whole else model.state_dict()}
-        if not whole:
-            content |= {"optimizer": optimizer.state_dict(), "mean": mean.state_dict()}
-            content |= checkpoint.random_state(device)
-        checkpoint.save(path, content)
-        curve.write(folder / "curve.tsv")
-
-    pause = common.Pause()
-    while tokens < run.tokens:
-        begun, done = time.perf_counter(), tokens / run.tokens
-        length = segment_length(run.segment, run.seed, step) if recipe.vary else run.segment
-        x, y = next(segments(stream, length, column))
-        rate = rate_at(run, recipe, step, done)
-        optimizer.set_rate(rate * x.shape[1] / run.segment)
-        loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, run)
-        if math.isfinite(loss + norm):
-            losses.append(loss - penalised.penalty.item())
-            skipped = 0
-        elif (skipped := skipped + 1) == 10:  # none of them has reached the weights
-            raise ValueError(f"{folder}: ten steps in a row, up to step {step + 1}, had a loss or "
-                             "gradient that is not finite; try a smaller --lr and another --out")
-        if recipe.average and done >= recipe.average_from:
-            mean.update_parameters(model)
-        step, column, tokens = step + 1, column + x.shape[1], tokens + x.numel()
-        if column == stream.shape[1] - 1:
-            epoch, column, memory = epoch + 1, 0, None
-        seconds += time.perf_counter() - begun
-        bar.advance(f"{folder.name}: loss {loss:.3f}", x.numel())
-        if step % run.eval_every == 0 or tokens >= run.tokens:
-            curve.append(dict(zip(COLUMNS, (
-                step, tokens, seconds, rate, statistics.mean(losses or [math.inf]),
-                loss_of(plain, model, valid, run),
-                loss_of(plain, mean.module, valid, run) if mean.n_averaged else None))))
-            losses = []
-        if pause.over():
-            with pause.saving():
-                keep()
-    keep(whole=True)
+    model, bar = TransformerXL(config).to(device), common.Bar(run.tokens, f"{folder.name}/")
+    training = Regularised(model, run, recipe, corpus, folder, mode)
+    common.fit(model, corpus, run, folder / "model.pt", bar, training=training)
     bar.clear()
-    plain.load_state_dict(common.read_saved(path, settings)["model"])
-    return plain, curve
-
-
-def loss_of(plain, other, tokens, run):
-    """The validation loss in nats of another model's weights, in the plain model."""
-    plain.load_state_dict(other.state_dict())
-    return train.evaluate(fast.Reader(plain), tokens, run, "validating")
+    return model, training.curve
 
 
 # ---- evaluation ---------------------------------------------------------------------------------
@@ -291,9 +139,8 @@ def losses_by_temperature(model, tokens, run, temperatures=TEMPERATURES, known=N
     counted = torch.ones(model.config.vocab_size) if known is None else known
     counted = counted.to(model.u.device, torch.float64)
     parts = math.ceil((len(tokens) - 1) / run.eval_segment)
-    label = f"evaluating, M {run.eval_mem_len}, clamp {run.eval_clamp_len or 'none'},"
     with train.evaluating(model, run):
-        for x, y in train.progress(segments(stream, run.eval_segment), label, parts):
+        for x, y in train.progress(segments(stream, run.eval_segment), "evaluating", parts):
             logits, memory = model(x, memory)
             for i, temperature in enumerate(temperatures):
                 losses = lesson_5.token_losses(logits / temperature, y)  # (1, T)
@@ -317,53 +164,47 @@ def choose(model, valid, run, memories):
 
 
 def result_of(model, corpus, run, memories, path, test):
-    """Choose the evaluation and, if asked, read the test split, once -> what is in result.json.
+    """Choose the evaluation and, if asked, read the test split -> what `path` says of them.
 
-    Both are done once for a model: what `path` has of these weights is not done again.  A reading
-    is noted before it begins, so that one that was interrupted can be seen.
+    Both are done once for a model.  A reading is noted before it begins, so that one that was
+    interrupted can be seen; it is repeated.  ValueError if the file is about other weights.
     """
-    weights = hashlib.sha256()
-    for z in model.state_dict().values():
-        weights.update(z.cpu().numpy().tobytes())
-    try:
-        result = dict(json.loads(path.read_text()) if path.exists() else {})
-    except (ValueError, TypeError):
-        raise ValueError(f"{path} is damaged; it logs what was read of the test split, so repair "
-                         "it, or move it away and keep it") from None
+    weights = b"".join(z.cpu().numpy().tobytes() for z in model.state_dict().values())
+    weights = hashlib.sha256(weights).hexdigest()
 
-    def note():
+    def note(result):
         checkpoint.write(path, lambda file: json.dump(result, file, indent=1))
 
-    if result.get("weights") != weights.hexdigest():
+    if not path.exists():
         nats, at, temperature = choose(model, corpus.valid, run, memories)
-        earlier = [*result.pop("earlier", []), result] if result else []  # of other weights
-        result = {"weights": weights.hexdigest(), "valid": ppl(nats), "M": at.eval_mem_len,
-                  "clamp": at.eval_clamp_len, "temperature": temperature, "readings": [],
-                  "earlier": earlier}
-        note()
-    if test and not any("test" in reading for reading in result["readings"]):
-        reading = {"begun": time.strftime("%Y-%m-%d %H:%M:%S")}
-        result["readings"].append(reading)
-        note()
+        note({"weights": weights, "valid": ppl(nats), "M": at.eval_mem_len,
+              "clamp": at.eval_clamp_len, "temperature": temperature, "readings": []})
+    try:
+        result = json.loads(path.read_text())
+        same = result["weights"] == weights
+    except (ValueError, TypeError, LookupError):
+        same = False
+    if not same:
+        raise ValueError(f"{path} is damaged, or about another model; it logs what was read of the "
+                         "test split, so move it away, and keep it")
+    if test and "test" not in result:
+        result["readings"].append(time.strftime("%Y-%m-%d %H:%M:%S"))
+        note(result)
         at = replace(run, eval_mem_len=result["M"], eval_clamp_len=result["clamp"])
         found = losses_by_temperature(model, corpus.test, at, (result["temperature"], 1.0))
-        reading |= dict(zip(("test", "at temperature 1"), map(ppl, found)))
-        note()
+        result |= dict(zip(("test", "test at temperature 1"), map(ppl, found)))
+        note(result)
     return result
 
 
-def said(result, corpus, memories):
+def said(result, corpus):
     """A result in one line."""
-    edges = {"M": memories[-1:], "temperature": (TEMPERATURES[0], TEMPERATURES[-1])}
-    on_edge = [name for name in edges if result[name] in edges[name]]
     line = (f"valid {result['valid']:.2f} ppl (M {result['M']}, clamp {result['clamp'] or 'none'}, "
-            f"temperature {result['temperature']}"
-            + "".join(f"; {name} is at the edge of what was tried" for name in on_edge) + ")")
-    for reading in result["readings"]:
-        line += (f" | test {reading['test']:.2f} ppl, {reading['at temperature 1']:.2f} at "
-                 f"temperature 1, {len(corpus.test) - 1:,} predictions, read {reading['begun']}"
-                 if "test" in reading else f" | test: a reading begun {reading['begun']} was "
-                 "interrupted")
+            f"temperature {result['temperature']})")
+    if "test" in result:
+        line += (f" | test {result['test']:.2f} ppl, {result['test at temperature 1']:.2f} at "
+                 f"temperature 1, {len(corpus.test) - 1:,} predictions, read "
+                 + ", after an interruption ".join(result["readings"]))
     return line
 
 
@@ -372,15 +213,13 @@ def said(result, corpus, memories):
 def each_run(jobs, out, work):
     """work(job, folder) for every job that no other process works on.
 
-    Returns {job: what it returned}, and the jobs that failed.
-    A job is (name, seed).  One that another process had is asked for again when the rest is done.
-    One that fails is said, and does not keep the others from being done.
+    Returns {job: what it returned}, and the jobs that failed.  A job is (name, seed).  One that
+    fails is said, and does not keep the others from being done.
     """
     results, failed = {}, []
-    for job in [*jobs, *jobs]:
-        if job in results or job in failed:
-            continue
-        folder = out / f"{'-'.join(job[0].replace(',', '').split())}-{job[1]}"
+    for job in jobs:
+        name, seed = job
+        folder = out / f"{'-'.join(name.replace(',', '').split())}-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
         with checkpoint.Lock(folder) as lock:
             try:
@@ -393,24 +232,31 @@ def each_run(jobs, out, work):
                 common.Bar.clear()
                 print(f"{folder.name} failed: {error}", flush=True)
                 failed.append(job)
-    return {job: results[job] for job in jobs if job in results}, failed
+    return results, failed
 
 
-def report(curves, kept, base, epochs, total):
+def points(curve, epochs):
+    """[(epochs, perplexity)]: the validation of the weights or, where it is lower, their average's.
+    """
+    return [(epochs * row["tokens"] / curve[-1]["tokens"],
+             ppl(min(row["valid"], row["averaged"] or math.inf))) for row in curve]
+
+
+def report(curves, kept, base, epochs):
     """Print a line for each recipe: its validation curve in perplexity, and the best of it; and of
     the model that is kept the loss in nats over words that the training text has, as distance to
     the recipe named `base`, seed by seed.
     """
-    names = list(dict.fromkeys(name for name, _ in curves))
-    marks = [total * k // 6 for k in range(1, 7)]
-    print(f"{'valid ppl after epochs':26}" + "".join(f"{epochs * k / 6:7.3g}" for k in range(1, 7))
+    marks = [epochs * k / 6 for k in range(1, 7)]
+    print(f"{'valid ppl after epochs':26}" + "".join(f"{mark:7.3g}" for mark in marks)
           + f"{'best':>8} | kept, nats above {base!r}, known words")
-    for name in names:
-        those = {seed: curve for (other, seed), curve in curves.items() if other == name}
-        line = [statistics.mean(ppl(curve.near(mark)) for curve in those.values())
+    for name in dict.fromkeys(name for name, _ in curves):
+        seeds = [seed for other, seed in curves if other == name]
+        those = [points(curves[name, seed], epochs) for seed in seeds]
+        line = [statistics.mean(min(z, key=lambda one: abs(one[0] - mark))[1] for z in those)
                 for mark in marks]
-        best = statistics.mean(ppl(curve.best()) for curve in those.values())
-        above = [kept[name, seed] - kept[base, seed] for seed in those if (base, seed) in kept]
+        best = statistics.mean(min(value for _, value in z) for z in those)
+        above = [kept[name, seed] - kept[base, seed] for seed in seeds if (base, seed) in kept]
         print(f"{name:26}" + "".join(f"{z:7.0f}" for z in line) + f"{best:8.1f} | "
               + "  ".join(f"{z:+.3f}" for z in above))
     for (name, seed), curve in curves.items():
@@ -419,40 +265,38 @@ def report(curves, kept, base, epochs, total):
                   f"weights, {ppl(curve[-1]['averaged']):.2f} with their average")
 
 
-def draw(curves, path, epochs, total, title):
+def draw(curves, path, epochs, title):
     """A panel for each recipe: validation perplexity over epochs, the first recipe in grey."""
+    drawn = {job: points(curve, epochs) for job, curve in curves.items()}
     names = list(dict.fromkeys(name for name, _ in curves))
+    low = min(value for z in drawn.values() for _, value in z)
     columns = min(4, len(names))
     rows = math.ceil(len(names) / columns)
     figure = Figure(figsize=(2.9 * columns + 0.4, 2.4 * rows + 0.6), layout="constrained")
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    low = ppl(min(curve.best() for curve in curves.values()))
-    for axes, name in zip(panels.flat, names):
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
+    for axes, name in zip(panels, names):
         for shown, color in ((names[0], "0.6"), (name, "tab:blue")):
-            for (other, _), curve in curves.items():
+            for (other, _), z in drawn.items():
                 if other == shown:
-                    axes.plot(*zip(*((tokens / total * epochs, ppl(loss))
-                                     for tokens, loss in curve.losses())), color=color)
+                    axes.plot(*zip(*z), color=color)
         axes.set_title(name, fontsize=10)
         axes.set(ylim=(0.95 * low, 2.2 * low), xlim=(0, epochs))
         axes.grid(alpha=0.3)
-    for axes in list(panels.flat)[len(names):]:
+    for axes in panels[len(names):]:
         axes.set_visible(False)
     figure.supxlabel("epochs")
     figure.supylabel("validation perplexity (not from 0)")
     figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=110)
-    print(f"figure: {path}")
+    common.save_figure(figure, path)
 
+
+# ---- the command line ---------------------------------------------------------------------------
 
 def flags():
-    """The command line."""
-    parser = command_line.Parser(prog="experiments/table5_ptb.py", description=__doc__,
-                                 argument_default=None)
+    """Those of all experiments, and our own."""
+    parser = common.make_flags(NAME, __doc__, SIZES, dataset="ptb")
     add = parser.add_argument
     add("--what", choices=("recipe", "effects"), default="recipe")
-    add("--size", choices=SIZES, default="laptop")
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--test", action="store_true", help="read the test split, with --what recipe")
     add("--only", nargs="+", metavar="NAME", help="of the effects, these")
     add("--model", choices=MODELS, help="with --size paper (default: 12x384)")
@@ -462,54 +306,29 @@ def flags():
     add("--lr", type=float, help="highest learning rate")
     add("--warmup", type=int, help="steps until it is reached")
     add("--batch", type=int, metavar="B", help="lanes")
-    add("--data-dir", default=common.RUNS.parent / "data", metavar="FOLDER")
-    add("--out", metavar="FOLDER", help=f"where the runs are kept (default: runs/{NAME}-SIZE)")
-    add("--device", choices=("cpu", "cuda"),
-        default="cuda" if torch.cuda.is_available() else "cpu")
     add("--compile", nargs="?", const="default", choices=("default", "reduce-overhead"),
         help="compile the training step, for a GPU; reduce-overhead: with CUDA graphs")
     return parser
 
 
-def changed(recipe, settings):
-    """The recipe with ["word=0.1", ...] -> Recipe.  ValueError for what is no part or no value."""
-    kinds = {field.name: field.type for field in fields(Recipe)}
-    for setting in settings:
-        part, _, text = setting.partition("=")
-        try:
-            if part not in kinds:
-                raise ValueError("no such part")
-            if kinds[part] is bool and text not in ("True", "False"):
-                raise ValueError("True or False is needed")
-            value = text == "True" if kinds[part] is bool else kinds[part](text)
-            recipe = replace(recipe, **{part: value})
-        except ValueError as error:
-            raise ValueError(f"--set {setting}: {error}; the parts are {', '.join(kinds)}"
-                             ) from None
-    return recipe
-
-
 def asked(given):
     """What the flags ask for -> Size with its run and epochs, {name: recipe}.  ValueError."""
-    hardware.check(given.device)
-    common.check_seeds(given.seeds)
-    size = SIZES[given.size]
-    if given.model:
-        if given.size != "paper":
-            raise ValueError("--model is for --size paper; the others have a model of their own")
-        size = replace(size, config=MODELS[given.model])
+    if given.model and given.size != "paper":
+        raise ValueError("--model is for --size paper; the others have a model of their own")
     if given.epochs is not None and given.epochs < 1:
         raise ValueError(f"--epochs must be at least 1, got {given.epochs}")
-    asked_for = {name: getattr(given, name) for name in ("batch", "lr", "warmup")
-                 if getattr(given, name) is not None}
-    size = replace(size, run=replace(size.run, **asked_for), epochs=given.epochs or size.epochs)
-    recipe = changed(size.recipe, given.set)
-    recipes = effects(recipe) if given.what == "effects" else {
-        " ".join(["recipe", *given.set]): recipe}
-    if given.what == "effects" and given.test:
+    if given.test and given.what == "effects":
         raise ValueError("--test is for --what recipe: nothing is to be chosen by the test split")
     if given.only and given.what == "recipe":
         raise ValueError("--only is for --what effects")
+    size = SIZES[given.size]
+    run = replace(size.run, **{name: getattr(given, name) for name in ("batch", "lr", "warmup")
+                               if getattr(given, name) is not None})
+    size = replace(size, run=run, epochs=given.epochs or size.epochs,
+                   config=MODELS[given.model] if given.model else size.config)
+    recipe = changed(size.recipe, given.set)
+    recipes = effects(recipe) if given.what == "effects" else {
+        " ".join(["recipe", *given.set]): recipe}
     only = given.only or recipes
     if unknown := set(only) - set(recipes):
         raise ValueError(f"--only {' '.join(map(repr, sorted(unknown)))}: the effects are "
@@ -525,46 +344,40 @@ def experiment(argv):
     """Train what is missing, print, draw; for the recipe choose the evaluation and test."""
     given = flags().parse_args(argv)
     size, recipes = asked(given)
-    corpus = corpora.load("ptb", root=given.data_dir)
+    given, corpus = common.begin(given, NAME, lock=False)  # each run has a lock of its own
     corpus = replace(corpus, train=corpus.train[: len(corpus.train) // size.part])
     config = replace(size.config, vocab_size=len(corpus.vocab))
-    total = size.epochs * lanes(corpus.train, size.run.batch)[:, 1:].numel()
-    run = replace(size.run, tokens=total)
-    out = Path(given.out or common.RUNS / f"{NAME}-{given.size}")
-    out.mkdir(parents=True, exist_ok=True)
-    run = common.choose_dtype(TransformerXL(config).to(given.device), run, out)
+    run = replace(size.run, tokens=size.epochs * lanes(
+        corpus.train, size.run.batch)[:, 1:].numel())
+    run = common.choose_dtype(TransformerXL(config).to(given.device), run, given.out)
     print(f"{lesson_5.count_parameters(config):,} parameters, {len(corpus.train):,} tokens of "
           f"training, {size.epochs} epochs, {run.batch} lanes of {run.segment}, {run.dtype}",
           flush=True)
-
     exact, kept = replace(run, dtype="float32"), {}
     valid = train.validation_tokens(corpus, run)
     known = torch.bincount(corpus.train, minlength=len(corpus.vocab)) > 0  # of a part: not all
 
     def work(job, folder):
         name, seed = job
-        if given.device == "cuda":
-            torch.set_float32_matmul_precision("high")  # what stays float32 may use TF32 ...
         model, curve = fit(config, replace(run, seed=seed), recipes[name], corpus, folder,
                            given.device, given.compile)
-        torch.set_float32_matmul_precision("highest")  # ... but not in what is reported
         if given.what == "recipe":
             result = result_of(model, corpus, exact, size.memories, folder / "result.json",
                                given.test)
-            print(f"{folder.name}: {said(result, corpus, size.memories)}", flush=True)
+            print(f"{folder.name}: {said(result, corpus)}", flush=True)
         else:
             kept[job], = losses_by_temperature(model, valid, exact, (1.0,), known)
         return curve
 
     jobs = [(name, seed) for name in recipes for seed in given.seeds]
-    curves, failed = each_run(jobs, out, work)
+    curves, failed = each_run(jobs, given.out, work)
     if curves and given.what == "effects":
-        report(curves, kept, jobs[0][0], size.epochs, total)
+        report(curves, kept, jobs[0][0], size.epochs)
     if missing := len(jobs) - len(curves) - len(failed):
         print(f"{missing} of {len(jobs)} runs belong to other processes; the same command again "
               "shows all")
     elif curves:
-        draw(curves, out / f"{given.what}.png", size.epochs, total,
+        draw(curves, given.out / f"{given.what}.png", size.epochs,
              f"Penn Treebank, {len(corpus.train):,} tokens of training; grey: {jobs[0][0]}")
     if failed:
         raise ValueError(f"{len(failed)} of {len(jobs)} runs failed; why is said above")

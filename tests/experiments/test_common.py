@@ -78,12 +78,12 @@ def test_another_run_or_a_damaged_one_is_not_taken(tmp_path):
     assert path.read_bytes() == broken
 
 
-def test_the_number_type_is_measured_once(tmp_path, monkeypatch):
-    """And noted, so that a folder holds models of one type; of two processes that measure at the
+def test_the_dtype_is_measured_once(tmp_path, monkeypatch):
+    """And noted, so that a folder holds models of one dtype; of two processes that measure at the
     same time the second takes what the first has noted.
     """
     def choose(*_):
-        (tmp_path / "number_type").write_text("bf16")  # the other process was faster
+        (tmp_path / "dtype").write_text("bf16")  # the other process was faster
         return "float32"
 
     monkeypatch.setattr(common.hardware, "choose_dtype", choose)
@@ -116,7 +116,7 @@ def test_pieces_are_spread_and_carry_their_context():
 @pytest.mark.parametrize("kind", ["ours", "shaw"])
 @pytest.mark.parametrize("segment", [3, 16])
 def test_a_memory_is_what_one_pass_over_the_piece_sees(kind, segment):
-    """With same_length any cut gives the one pass's losses, behind the context."""
+    """With same_length any cut gives the one pass's losses, after the context."""
     model = model_of(kind)
     tokens = common.pieces(torch.randint(7, (60,)), 9, 2, 10)
     found = common.memory_losses(model, tokens, 9, segment, mem_len=4, same_length=True)
@@ -135,7 +135,7 @@ def test_a_window_gives_its_last_quarter(L, stride):
     found, n = common.window_losses(model, tokens, 12, L), 10
     assert found.shape == (2, n)
     for j in range(n):
-        end = min(12 + (j // stride + 1) * stride, 12 + n)  # behind the window's last input
+        end = min(12 + (j // stride + 1) * stride, 12 + n)  # after the window's last input
         window = tokens[:, end - L : end]
         loss = model(window, None, tokens[:, end - L + 1 : end + 1])[0]
         assert_close(found[:, j].double(), loss[:, L - (end - 12 - j)].detach(), f"loss {j}", 1e-5)
@@ -165,6 +165,7 @@ def test_a_folder_is_locked_as_long_as_the_run_lives(tmp_path, monkeypatch):
     assert given.out == tmp_path / "name-laptop-copies"
     with pytest.raises(ValueError, match="belongs to a run.*name.py"):
         common.begin(flags.parse_args(["--dataset", "copies"]), "name")
+    common.begin(flags.parse_args(["--dataset", "copies"]), "name", lock=False)  # not asked for
 
 
 def test_ctrl_c_says_how_to_go_on(capsys):

@@ -1,4 +1,4 @@
-"""The two training loops of the experiments, and a third one, written here from the formulas.
+"""The training loop of the experiments in its two uses, and another, written from the formulas.
 
 They agree to the bit: what is read after which memory, rates, weights, the average; and the losses
 that are recorded and printed are those of the model that is there.
@@ -92,12 +92,14 @@ def cosine(done):
 class Said(list):
     """In the place of the progress bar."""
 
+    total = 0
+
     def advance(self, text, n=1):
         self.append(text)
 
 
 @pytest.mark.parametrize("separator", [None, 3], ids=["one text", "sentences"])
-def test_the_loop_of_study(separator, tmp_path, our_own):
+def test_training_as_train_py_does(separator, tmp_path, our_own):
     """Segments of 5, 5, 5, 5 and 3, and the text begins anew; with sentences in another
     order.  Dropout draws as in training, and the model comes back without it.
     """
@@ -121,7 +123,7 @@ def test_the_loop_of_study(separator, tmp_path, our_own):
     assert not model.training and not differences(model.state_dict(), own.state_dict())
 
 
-# ---- table5_ptb.py's loop: groups, penalties, lengths, averages, validations --------------------
+# ---- by a recipe: groups, penalties, lengths, averages, validations -----------------------------
 
 RECIPE = regularisers.Recipe(
     word=0.1, input=0.2, inside=0.1, attention=0.1, output=0.2, connect=0.1, alpha=2.0, beta=1.0,
@@ -184,18 +186,19 @@ def ptb_by_hand(corpus, recipe, run):
 
 
 @pytest.mark.parametrize("kind, vary", [("equal", False), ("ema", True), ("", False)])
-def test_the_loop_of_ptb(kind, vary, tmp_path, monkeypatch, our_own):
+def test_training_by_a_recipe(kind, vary, tmp_path, monkeypatch, our_own):
     """Two readings of the text, the average exactly from the second on; the curve in nats, and
-    in its file as perplexities.
+    in its file as perplexities; the bar in tokens.
     """
-    corpus, recipe = corpus_of(105), replace(RECIPE, average=kind, vary=vary)
+    corpus, recipe, read = corpus_of(105), replace(RECIPE, average=kind, vary=vary), []
     run = replace(RUN, steps=0, tokens=2 * 2 * 52)
-    monkeypatch.setattr(common.Bar, "advance", lambda *_: None)
+    monkeypatch.setattr(common.Bar, "advance", lambda bar, text, n: read.append(n))
     with watched() as found:
         model, curve = ptb.fit(CONFIG, run, recipe, corpus, tmp_path, "cpu")
     with watched() as wanted:
         losses, penalties = ptb_by_hand(corpus, recipe, run)
     assert not differences(found, wanted)
+    assert read == [step["x"].numel() for step in wanted]
     begun = [i for i, step in enumerate(found) if step["memory"] is None]
     assert len(begun) == 2 and begun[0] == 0
 

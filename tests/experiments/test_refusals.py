@@ -27,7 +27,7 @@ REFUSED = {
     "table9_eval_speed": [("--lanes 0", "at least 1")],
     "table5_ptb": [
         (PTB + "--model 16x380", "--model is for --size paper"), (PTB + "--epochs 0", "--epochs"),
-        (PTB + "--what effects --only no-luck", "no-luck"),
+        (PTB + "--what effects --only no-luck", "no-luck"), (PTB + "--text a", "unrecognized"),
         (PTB + "--what effects --test", "--test is for"), (PTB + "--only nothing", "--only is for"),
         (PTB + "--compile --set vary=True", "one length"),
         (PTB + "--set luck=1", "no such part; the parts are word, input,"),
@@ -80,7 +80,7 @@ def test_one_line(script, flags, part, run_folder, words, tmp_path, monkeypatch,
     for module in (common, import_module("01_vanilla_segments")):
         monkeypatch.setattr(module, "RUNS", tmp_path / "runs")
     (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "number_type").write_text("float32")  # else it is measured
+    (tmp_path / "new" / "dtype").write_text("float32")  # else it is measured
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     out = [] if script in WITHOUT_OUT else ["--out", "new"]
     main = import_module("memory_length" if script == "common" else script).main

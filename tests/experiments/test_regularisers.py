@@ -132,7 +132,7 @@ def test_where_what_is_dropped(locked, locked_inside):
 # ---- activations --------------------------------------------------------------------------------
 
 def test_penalised_reads_the_last_hidden_state():
-    """The mean loss is the plain one and the penalty: AR of what is behind the last dropout, TAR of
+    """The mean loss is the plain one and the penalty: AR of what is after the last dropout, TAR of
     what is before it; so is the gradient; nothing of the graph is held afterwards.
     """
     model, other = (regularisers.regularise(plain(), Recipe(output=0.5)).train() for _ in "ab")

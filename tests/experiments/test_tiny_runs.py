@@ -28,7 +28,7 @@ def test_a_tiny_run(script, notes, words, tmp_path, monkeypatch, capsys):
     flags, figures, beginnings = RUNS[script]
     main, out = import_module(script).main, tmp_path / "out"
     out.mkdir()
-    (out / "number_type").write_text("float32")  # else it is measured
+    (out / "dtype").write_text("float32")  # else it is measured
     argv = ["--out", str(out), *flags.format(notes=notes, words=words).split()]
     assert main(argv) == 0
     printed = capsys.readouterr().out
