@@ -43,7 +43,7 @@ MEASURED = (("base", BASE, 32, 59_961, 449_890),
 
 @dataclass(frozen=True)
 class Machine:
-    """What is assumed of the machine; every field is a flag.  Sources: scaling.md."""
+    """What is assumed of the machine; every field is a flag.  Sources: results.md."""
 
     peak: float = 989.0  # TFLOP/s, bf16 without sparsity: one H200
     fraction: float = 0.19  # of the peak, beyond the fixed part: NVIDIA's A100 (--what check)
@@ -89,7 +89,7 @@ def memory(config, T, b, m):
                      f"read one by one, and --card has {m.card}: shard the model (fully_shard)")
 
 
-def reckon(name, n, m):
+def predict(name, n, m):
     """All figures of one model on n GPUs, as a dict; times in seconds, memory in bytes."""
     config, run = CONFIGS[name], RUNS_OF[name]
     batch, T = max(run.batch, n), run.segment
@@ -121,9 +121,9 @@ def show_speed(names, m, gpus):
     rows = [("model", "GPUs", "lanes a GPU", "parts", "GB a GPU", "step, ms", "all-reduce, ms",
              "not hidden", "tokens/s", "hours", "cost, $", "of n GPUs")]
     for name in names:
-        alone = reckon(name, 1, m)["speed"]
+        alone = predict(name, 1, m)["speed"]
         for n in gpus:
-            z = reckon(name, n, m)
+            z = predict(name, n, m)
             numbers = (z["bytes"] / 1e9, 1e3 * z["step"], 1e3 * z["all_reduce"],
                        1e3 * z["not_hidden"], z["speed"], z["training"] / 3600, z["cost"])
             rows.append((name, f"{n:,}{'*' * (n > RUNS_OF[name].batch)}", z["lanes"], z["parts"],
@@ -154,7 +154,7 @@ def draw(names, m, gpus):
     axes = Figure(figsize=(7, 4.5), layout="constrained").subplots()
     powers = [2**i for i in range(11)]
     for i, name in enumerate(names):
-        speeds = [reckon(name, n, m)["speed"] for n in powers]
+        speeds = [predict(name, n, m)["speed"] for n in powers]
         times = [speed / speeds[0] for speed in speeds]
         within = sum(n <= RUNS_OF[name].batch for n in powers)
         axes.plot(powers, times, ":", color=f"C{i}")

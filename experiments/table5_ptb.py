@@ -3,7 +3,7 @@
 The paper says "variational dropout and weight average" and nothing more, and no script for it was
 published.  This is the published architecture, W_kR included, within 24.1 million parameters, one
 model, no cache, no dynamic evaluation, with the parts of regularisers.py, and the search for how
-strong each should be.  ptb.md is its log.
+strong each should be.  results.md has what came out.
 
     python experiments/table5_ptb.py --what effects        each part's effect, small: hours
     python experiments/table5_ptb.py --size whole          train.py's small model, the whole text

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 scaling = import_module("scaling")
-PAGE = Path(scaling.__file__).with_suffix(".md").read_text(encoding="utf-8")
+PAGE = Path(scaling.__file__).with_name("results.md").read_text(encoding="utf-8")
 
 
 def test_an_all_reduce_by_hand():
@@ -28,7 +28,7 @@ def test_a_step_by_hand():
     D, FF, T, K, V = 512, 2048, 512, 1024, 204
     layer = T * D * D + K * D * 2 * D + 3 * T * K * D + T * (D * D + 2 * D * FF)
     flops = 6 * (12 * layer + T * D * V)
-    z = scaling.reckon("enwik8-12L", 22, scaling.Machine())
+    z = scaling.predict("enwik8-12L", 22, scaling.Machine())
     compute = 12 * 2.2e-3 + flops / (0.19 * 989e12)
     assert z["lanes"] == z["parts"] == 1
     assert z["step"] == pytest.approx(compute + z["not_hidden"])
