@@ -283,8 +283,7 @@ def draw(columns, rows, path, title):
     axes.set(xticks=range(len(columns)), xticklabels=columns, ylabel="share", ylim=(0, None),
              title=title)
     axes.figure.legend(loc="outside upper center", ncols=4)
-    axes.figure.savefig(path, dpi=120)
-    print(f"figure: {path}")
+    common.save_figure(axes.figure, path)
 
 
 def experiment(argv):

@@ -310,5 +310,4 @@ def compare_dtypes(given, flags):
              ylim=(0, None), title="The same run in two dtypes")
     axes.grid(alpha=0.4)
     axes.legend()
-    figure.savefig(common.RUNS / "dtype.png", dpi=120)
-    print(f"figure: {common.RUNS.name}/dtype.png")
+    common.save_figure(figure, common.RUNS / "dtype.png")

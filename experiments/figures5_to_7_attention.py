@@ -235,8 +235,7 @@ def experiment(argv):
             ("5_heads", draw_heads(p[0], [z + " *" * (i in wide) for i, z in enumerate(names)])),
             ("6_text", draw_text(seen, labels, chosen, title)),
             ("7_terms", draw_terms(rows, [f"mean of {len(names)} heads", *chosen]))):
-        figure.savefig(given.out / f"figure{name}.png", dpi=120)
-        print(f"figure: {given.out / f'figure{name}.png'}")
+        common.save_figure(figure, given.out / f"figure{name}.png")
 
 
 def main(argv=None):

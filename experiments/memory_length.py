@@ -134,8 +134,7 @@ def draw(results, setting, floor, path, title):
     if floor:
         panels[0].set(ylim=(-0.1, 3.5))
     panels[0].legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    print(f"figure: {path}")
+    common.save_figure(figure, path)
 
 
 def experiment(argv):

@@ -74,8 +74,7 @@ def draw(curves, losses, path):
     for axes in (left, right):
         axes.grid(alpha=0.4)
         axes.legend()
-    figure.savefig(path, dpi=120)
-    print(f"figure: {path}")
+    common.save_figure(figure, path)
 
 
 def experiment(argv):

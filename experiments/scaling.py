@@ -169,8 +169,7 @@ def draw(names, m, gpus):
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     common.RUNS.mkdir(exist_ok=True)
-    axes.figure.savefig(common.RUNS / "scaling.png", dpi=120)
-    print(f"figure: {common.RUNS.name}/scaling.png")
+    common.save_figure(axes.figure, common.RUNS / "scaling.png")
 
 
 WHAT = {"speed": show_speed, "check": show_check, "figure": draw}

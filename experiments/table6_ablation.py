@@ -344,8 +344,7 @@ def draw(points, results, path, title):
     right.set_xticks(ticks, ticks)
     right.minorticks_off()
     right.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.savefig(path, dpi=120)
-    print(f"figure: {path}")
+    common.save_figure(figure, path)
 
 
 def experiment(argv):

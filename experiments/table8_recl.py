@@ -187,8 +187,7 @@ def draw(losses, contexts, path, title):
               title=f"figure 4: all positions, {title}")
     left.legend()
     right.grid(axis="y", alpha=0.4)
-    figure.savefig(path, dpi=120)
-    print(f"figure: {path}")
+    common.save_figure(figure, path)
 
 
 def train_missing(given, setting, corpus):

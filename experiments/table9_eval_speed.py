@@ -115,8 +115,7 @@ def experiment(argv):
              title=f"Evaluation of {SIZES[given.size]}, {given.dtype}, {given.device}")
     axes.grid(axis="y", alpha=0.4)
     axes.legend()
-    axes.figure.savefig(out / "speed.png", dpi=120)
-    print(f"figure: {out / 'speed.png'}")
+    common.save_figure(axes.figure, out / "speed.png")
 
 
 def main(argv=None):
