@@ -164,6 +164,13 @@ def test_what_is_named_exists(path, flags):
         assert model in train.CONFIGS, model
 
 
+def test_each_figure_is_shown():
+    """What stands in figures/ is looked at from some README."""
+    texts = "".join(path.read_text(encoding="utf-8") for path in READMES)
+    assert not [path.name for path in (ROOT / "figures").iterdir()
+                if f"figures/{path.name})" not in texts]
+
+
 @pytest.mark.parametrize("text, part", [
     ("    python train.py --datset enwik8", "datset"),
     ("`python train.py --model enwik9`", "enwik9"),
