@@ -230,14 +230,15 @@ def show_confusion(T, M):
 
 
 def draw(changes, T):
-    """The changes (4, n) by distance, logarithmic; white is exactly 0."""
+    """The changes (5, n) by distance, logarithmic; white is exactly 0."""
     n = changes.shape[1]
     axes = Figure(figsize=(8, 3), layout="constrained").subplots()
     image = axes.imshow(changes.where(changes != 0, torch.nan).log10().numpy(),
-                        aspect="auto", extent=(0, n, 4.5, 0.5))
+                        aspect="auto", extent=(0, n, 4.5, -0.5))
     axes.set(xlabel=f"distance from the changed token (a segment is {T} tokens wide)",
-             ylabel="layers N", yticks=(1, 2, 3, 4), xticks=range(0, n + 1, T),
-             title="White: a change of exactly 0.  Each layer reaches M further")
+             ylabel="layers N", yticks=range(5), xticks=range(0, n + 1, T),
+             yticklabels=("4, M = 0", 1, 2, 3, 4),
+             title=f"White: a change of exactly 0.  Each layer reaches M = {T} further")
     axes.figure.colorbar(image, label="log10 of the change (nats)")
     RUNS.mkdir(exist_ok=True)
     axes.figure.savefig(RUNS / "02_reach.png", dpi=120)
@@ -251,7 +252,8 @@ def main():
     show_segment_boundary(T, M)
     changes = show_reach(T, M)
     show_confusion(T, M)
-    draw(changes, T)
+    alone = change_by_distance(4, T, M=0)  # as in lesson 1
+    draw(torch.cat([alone[None], changes]), T)
 
 
 if __name__ == "__main__":

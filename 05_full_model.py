@@ -313,7 +313,7 @@ def show_what_a_cut_changes():
     print("how far 96 losses move if cut into T = 4, 16, 96 instead of 1 (float64):")
     for M, same_length, words in (
             (96, False, "rounding: nothing has left the memory"),
-            (16, False, "more: the first queries see less than the last"),
+            (16, False, "more: first queries see less than last ones"),
             (16, True, "rounding: all see M keys before them")):
         model.config = replace(model.config, mem_len=M, same_length=same_length)
         one, *others = (stream_losses(model, x, y, T) for T in (1, 4, 16, 96))

@@ -261,8 +261,11 @@ def find_submissions(folder):
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {what}; name the folder that holds the submissions")
-    found = [path for path in folder.iterdir() if not hidden(path.name)
-             and (path.is_dir() or path.suffix == ".py" and path.is_file())]
+    there = [path for path in folder.iterdir() if not hidden(path.name)]
+    found = [path for path in there if path.is_dir() or path.suffix == ".py"]
+    for path in sorted({*there} - {*found}):
+        print(f"not graded: {path.name} is neither a folder nor a .py file (unpack archives)",
+              file=sys.stderr)
     if not found:
         raise ValueError(f"{folder} holds no submission; put a folder or a .py file for each "
                          "student into it")

@@ -10,9 +10,9 @@ MASKS = (
     M("hidden_keys", "keys far back are hidden although same_length is off",
       ("if same_length", "if True")),
     M("hidden_keys", "each query sees M keys, should be M + 1: itself and M before it; a key "
-      "exactly M back is seen", ("distance > M", "distance >= M"), bug=11),
+      "exactly M back must be seen", ("distance > M", "distance >= M"), bug=11),
     M("hidden_keys", "each query sees M keys, should be M + 1: itself and M before it; a key "
-      "exactly M back is seen", """
+      "exactly M back must be seen", """
 def hidden_keys(T, m, M, same_length, device=None):
     ones = torch.ones(T, m + T, dtype=torch.bool, device=device)
     if not same_length:

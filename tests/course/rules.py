@@ -249,9 +249,11 @@ def progress_line():
 
 
 def line_of(name):
-    """rel_shift is solved; 9 of 18 exercises are written, next: hidden_keys (05)"""
+    """rel_shift is solved; 9 of 18 exercises are blank, next: hidden_keys (05)"""
     blank = [e for e in EXERCISES if submission.is_blank(e)]
-    why = submission.broken.get(BY_NAME[name].file, "")
-    line = f"{name} cannot be tested: {why}" if why else f"{name} is {state(name)[0]}"
-    return line + (f"; {len(EXERCISES) - len(blank)} of {len(EXERCISES)} exercises are written, "
-                   f"next: {blank[0].name} ({blank[0].lesson})" if blank else "")
+    if why := submission.broken.get(BY_NAME[name].file, ""):
+        return f"{name} cannot be tested: {why}"
+    found = state(name)[0]
+    return f"{name} is {found}" + (
+        f"; {len(blank)} of {len(EXERCISES)} exercises are blank, next: {blank[0].name} "
+        f"({blank[0].lesson})" if blank and found == "solved" else "")
