@@ -21,11 +21,11 @@ eval_mem_len tokens for each.  Memory is what a process of its own takes at most
 takes at a tiny size.
 
 The limit is what this machine gives to the same work, measured in the same run, the best of seven.
-For training and evaluation it is the time of the matrix products alone, in ours's shapes: those of
-N layers and of the output; in training that of the forward pass times three.  Generation has to
-read, for one token, P - N D HC weights (all but W_kR; P parameters), and N HC K (2 B + 1) keys,
-values and distances, K = M + 1, of 4 bytes each, 2 in bf16; there the limit is the rate at which a
-row times a matrix reads (beside it stands that of a sum).
+For training and evaluation it is the time of the matrix products alone, in our model's shapes:
+those of N layers and of the output; in training that of the forward pass times three.  Generation
+has to read, for one token, P - N D HC weights (all but W_kR; P parameters), and N HC K (2 B + 1)
+keys, values and distances, K = M + 1, of 4 bytes each, 2 in bf16; there the limit is the rate at
+which a row times a matrix reads (beside it stands that of a sum).
 
 GFLOP/s and GB/s count what ours needs for a token over the time that a token takes, in the lines of
 the others, too.  So a share of the limit of 50% means: twice its time.

@@ -30,7 +30,8 @@ FLAGS = {"muon": ["--optimizer", "muon"],  # the default; Adam with what was bes
 
 def train_until_done(out, flags):
     """Train a run in a folder, or what is left of it -> the lines of its metrics.tsv."""
-    resume = ["--resume"] if (out / "checkpoint.pt").exists() else []
+    saved = (out / "checkpoint.pt", out / "previous.pt")
+    resume = ["--resume"] if any(path.exists() for path in saved) else []
     if train.command([*flags, "--out", str(out), *resume]):
         raise KeyboardInterrupt  # a signal has stopped it, and all is saved
     return log.read_metrics(out / "metrics.tsv")

@@ -214,7 +214,7 @@ def each_run(jobs, out, work):
     """work(job, folder) for every job that no other process works on.
 
     Returns {job: what it returned}, and the jobs that failed.  A job is (name, seed).  One that
-    fails is said, and does not keep the others from being done.
+    fails is reported, and does not keep the others from being done.
     """
     results, failed = {}, []
     for job in jobs:
@@ -353,7 +353,7 @@ def experiment(argv):
     print(f"{lesson_5.count_parameters(config):,} parameters, {len(corpus.train):,} tokens of "
           f"training, {size.epochs} epochs, {run.batch} lanes of {run.segment}, {run.dtype}",
           flush=True)
-    exact, kept = replace(run, dtype="float32"), {}
+    kept = {}
     valid = train.validation_tokens(corpus, run)
     known = torch.bincount(corpus.train, minlength=len(corpus.vocab)) > 0  # of a part: not all
 
@@ -362,11 +362,11 @@ def experiment(argv):
         model, curve = fit(config, replace(run, seed=seed), recipes[name], corpus, folder,
                            given.device, given.compile)
         if given.what == "recipe":
-            result = result_of(model, corpus, exact, size.memories, folder / "result.json",
+            result = result_of(model, corpus, run, size.memories, folder / "result.json",
                                given.test)
             print(f"{folder.name}: {said(result, corpus)}", flush=True)
         else:
-            kept[job], = losses_by_temperature(model, valid, exact, (1.0,), known)
+            kept[job], = losses_by_temperature(model, valid, run, (1.0,), known)
         return curve
 
     jobs = [(name, seed) for name in recipes for seed in given.seeds]

@@ -47,7 +47,7 @@ import torch.nn as nn
 from matplotlib.figure import Figure
 
 import common
-from common import Config, Setting, corpora, lesson_1, lesson_5, train
+from common import Config, Setting, corpora, fast, lesson_1, lesson_5, train
 
 update_memory = import_module("02_recurrence").update_memory
 rel_shift = import_module("04_rel_shift").rel_shift
@@ -241,7 +241,7 @@ def kept_for_backward(function):
 def longest_segment(row, setting, given):
     """T of a row of table 10, and its MiB: at most what autograd keeps of the first model."""
     def kept(row, T):
-        model = make(row, setting, given, T)
+        model = fast.prepare(make(row, setting, given, T))
         x = (setting.config.vocab_size ** torch.rand(setting.run.batch, T)).long() - 1  # Zipf
         x = x.to(given.device)
         with torch.no_grad():

@@ -159,7 +159,7 @@ def other_lengths(given, content):
 
     ValueError if another of its settings was given, too.
     """
-    free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain"} & given.keys()
+    free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text"} & given.keys()
     act = "--sample" if "sample" in given else "--eval-only"
     check_agreement(given, content, act, free | {"seed"})
     return {name: given[name] for name in free}

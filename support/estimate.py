@@ -94,7 +94,8 @@ def report(name, config, run, count_parameters, device, speed=None):
         raise ValueError(f"--tokens-per-second must be above 0, got {speed}")
     dtype = run.dtype if run.dtype != "auto" else "bf16" if device == "cuda" else "float32"
     B, T = run.batch, run.segment
-    needs = bytes_of_run(config, parameters, B, T, dtype, run.micro_batch, run.optimizer)
+    at_a_time = run.micro_batch if run.micro_batch < B else 0
+    needs = bytes_of_run(config, parameters, B, T, dtype, at_a_time, run.optimizer)
     steps, flops = run.steps or math.ceil(run.tokens / (B * T)), flops_per_step(config, B, T)
     if run.minutes and speed:
         steps = int(60 * run.minutes * speed / (B * T))

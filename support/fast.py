@@ -6,7 +6,7 @@ Lesson 5 is written to be read; for those who want to know, here is what costs t
     reader = Reader(model.eval())               for evaluation and generation
     loss, memory = reader(x, memory, y)         called like the model
 
-Training, 1.3 times as fast as public code in float32, 1.5 in bf16.  Attention reads and
+Training.  Attention reads and
 writes its (T, K) scores once for each step that makes, moves, scales or masks them:
 
                                                                    float32   bf16
@@ -43,13 +43,9 @@ What is left is reading numbers (T = 1) and products; so they lie as these read 
     480 tokens a call: queries in blocks of 64, since under
       same_length each block sees M + 64 keys, not M + T              1.8
 
-On two cores of the EPYC the 12-layer model, with its memory of 2,100, evaluates 5.0 and
-generates 17 times as fast as public code; its generation then reads 11.5 GB/s, where a
-row times a matrix reads 20.7.
-
-Commands: `python experiments/benchmark.py --threads 1` and --what parts or reading with
---repetitions 30; --what train (eval, generate: --size M, enwik8-12L) with --against
-experiments/baselines.py.  A core of an AMD EPYC with AVX512-bf16, torch 2.13, medians.
+How much all of it brings stands in support/README.md.  Measured on a core of an AMD
+EPYC with AVX512-bf16, torch 2.13, medians: `python experiments/benchmark.py --threads 1`
+with --what parts or reading, --repetitions 30 and, for the second column, --dtype bf16.
 """
 import math
 from types import MethodType
@@ -97,8 +93,8 @@ def attend(attention, q, k, value, Q, u, v, hidden):
     position = (q + v).flatten(1, 2) @ Q.transpose(-1, -2)  # (H, B * T, K + 1)
     position = shift_padded(position.unflatten(1, (B, T)))  # (H, B, T, K)
     score = content.add_(position)  # in place (_): no gradient needs the two products
-    # nor does one have to go through the mask: where a probability is 0, so is that of
-    # its score
+    # nor need one pass through the mask: where a probability is 0, so is the gradient
+    # of its score
     score.detach().masked_fill_(hidden, float("-inf"))
     out = attention.dropout_attention(score.softmax(-1)) @ value  # (H, B, T, C)
     return out.permute(1, 2, 0, 3).flatten(2)
@@ -157,7 +153,8 @@ def prepare(model):
     for module in model.modules():
         if hasattr(module, "attend"):
             module.attend = MethodType(attend, module)
-            module.forward = MethodType(forward, module)
+            if type(module.W_q) is nn.Linear:  # else an experiment has put its own there
+                module.forward = MethodType(forward, module)
         if type(getattr(module, "dropout_inner", None)) is nn.Dropout:
             module.dropout_inner = DropoutReLU(module.dropout_inner.p)
             module.relu = nn.Identity()

@@ -63,7 +63,8 @@ class Folder:
             return name, config, run, State(), None
         content = load(path) if content is None else content
         config, run, state = unpack(content, type(config), type(run))
-        free = {key: given[key] for key in given.keys() & {"micro_batch", "save_minutes"}}
+        # a text may have moved: that it is the same is seen when it is read
+        free = {key: given[key] for key in given.keys() & {"micro_batch", "save_minutes", "text"}}
         check_agreement(given, content, "--resume", free)
         return content["name"], config, replace(run, **free), state, content
 

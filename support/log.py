@@ -169,7 +169,7 @@ def report(out, run, corpus, prompt, sample):
           f"{decode(prompt, corpus.vocab)}>>>{decode(sample, corpus.vocab)}\n---\n"
           f"curve: {out / 'curve.png'}\n"
           f"try next: python train.py --sample TEXT --out {out}\n"
-          f"          python train.py {source} --minutes 30 --out {out}-30")
+          f"          python train.py {source} --minutes 30 --out {out}-30    (from its beginning)")
     if corpus.unit == "bpc":
         bits = compressed_bits(corpus.test, corpus.vocab)
         print("the test bytes by compressors, which have not seen the training split: "

@@ -1,6 +1,6 @@
 """The optimizer of a run: Adam, or Muon for the matrices of the layers and Adam for the rest.
 
-A gradient is a sum over tokens, and what most tokens ask for covers what few do: a few of its
+A gradient is a sum over tokens, and what most tokens ask for drowns what few do: a few of its
 singular values are far larger than all others.  Muon (Jordan et al. 2024,
 https://kellerjordan.github.io/posts/muon/) keeps the directions of the averaged gradient and makes
 all its singular values about 1, so that a step moves rare directions as far as common ones (times

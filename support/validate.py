@@ -120,4 +120,5 @@ def run(r):
             raise ValueError(f"--{name} must be {', '.join(known[:-1])} or {known[-1]}, got "
                              f"{getattr(r, name)!r}")
     if sum(length > 0 for length in (r.steps, r.tokens, r.minutes)) != 1:
-        raise ValueError("a run needs one length above 0: --steps, --tokens or --minutes")
+        raise ValueError("a run needs one length above 0, --steps, --tokens or --minutes, and only "
+                         f"one; got {r.steps}, {r.tokens} and {r.minutes}")

@@ -129,6 +129,18 @@ def test_where_what_is_dropped(locked, locked_inside):
     assert isinstance(model.embedding, WordDropout) and model.embedding.p == 0.6
 
 
+def test_the_fast_form_leaves_what_was_put_in_its_place():
+    """After fast.prepare, too, a call runs each matrix that loses weights, all five of a layer."""
+    model = fast.prepare(regularisers.regularise(
+        lesson_5.TransformerXL(CONFIG), Recipe(connect=0.5)))
+    called = []
+    for module in model.modules():
+        if isinstance(module, DropConnect):
+            module.register_forward_hook(lambda module, *_: called.append(module))
+    model(torch.zeros(1, 3, dtype=torch.int64))
+    assert len(called) == 5 * CONFIG.n_layer == len({*called})
+
+
 # ---- activations --------------------------------------------------------------------------------
 
 def test_penalised_reads_the_last_hidden_state():

@@ -386,12 +386,27 @@ def test_a_run_is_not_overwritten_and_not_changed(text, small, capsys, monkeypat
 def test_a_run_is_evaluated_as_it_was_trained(text, small, tmp_path, capsys):
     """Another text or dtype beside --eval-only would be passed over without a word."""
     out, other = small(), tmp_path / "other.txt"
-    other.write_text(text.read_text())
-    for flags, words in ((["--text", str(other)], "--text is "),
+    other.write_text(text.read_text()[1:])
+    for flags, words in ((["--text", str(other)], "not the text that the checkpoint was trained"),
                          (["--dataset", "enwik8"], "--dataset is stdlib there, not enwik8"),
                          (["--dtype", "bf16"], "--dtype is float32 there, not bf16")):
         assert words in failure(capsys, again(out, "--eval-only", *flags))
     assert again(out, "--eval-only", "--text", str(text), "--plain", "--seed", "4") == 0
+
+
+def test_a_text_may_move(text, tmp_path, capsys):
+    """A run goes on, and is evaluated, where its text lies by another name; not with another one.
+    """
+    out, moved = tmp_path / "run", tmp_path / "moved.txt"
+    moved.write_text(text.read_text())
+    assert run(moved, out, "--steps", "6") == 0
+    (tmp_path / "gone.txt").write_text("x" + text.read_text())
+    moved.unlink()
+    for act in ("--eval-only", "--resume"):
+        assert "moved.txt" in failure(capsys, again(out, act))
+        assert "not the text" in failure(capsys, again(
+            out, act, "--text", str(tmp_path / "gone.txt")))
+        assert again(out, act, "--text", str(text)) == 0
 
 
 def test_a_best_model_without_its_run_is_kept(text, small):
