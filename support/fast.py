@@ -1,13 +1,13 @@
 """The same model in another order of work: faster, and equal (tests: test_fast.py).
 
-Lesson 5 is written to be read; for those who want to know, here is what costs time.
+Lesson 5 is written to be read; here is what costs time, for those who want to know.
 
     model = prepare(TransformerXL(config))      for training
     reader = Reader(model.eval())               for evaluation and generation
     loss, memory = reader(x, memory, y)         called like the model
 
-Training.  Attention reads and
-writes its (T, K) scores once for each step that makes, moves, scales or masks them:
+Training.  Attention reads and writes its (T, K) scores once for each step that makes,
+moves, scales or masks them:
 
                                                                    float32   bf16
     attend, against lesson 5's                                       1.23    1.29
@@ -15,8 +15,7 @@ writes its (T, K) scores once for each step that makes, moves, scales or masks t
              heads in front, one product for all lanes of a head;
                the scale on q, T * C numbers instead of T * K        1.06    1.11
              sum and mask in place, no gradient through the mask     1.04    1.14
-    forward, against lesson 5's with attend: no gradient for the
-      rows of the memory                                             1.06    1.06
+    forward, with attend: no gradient for the memory's rows          1.06    1.06
     Dropout from 16 random bits a number, against torch's            3.2     3.5
     DropoutReLU: one tensor is kept, not two                         1.00    1.01
 
@@ -31,9 +30,8 @@ tokens, each later one 2:
     [a a a a b b . .]    call 2 writes after them; memory 2 is the last 4, a a b b
     [a a a a b b c c]    call 3; then, no room left, the last 4 move to a new buffer
 
-Memory 1 still shows what it showed.  A second call after it (beams, two continuations
-of one text) finds the room taken, and copies its M into a buffer of its own.  So what a
-caller holds never changes.
+What a caller holds never changes: a second call after memory 1 (beams, two ways to go
+on) finds the room taken, and copies its M into a buffer of its own.
 
 What is left is reading numbers (T = 1) and products; so they lie as these read them:
 
@@ -43,9 +41,9 @@ What is left is reading numbers (T = 1) and products; so they lie as these read 
     480 tokens a call: queries in blocks of 64, since under
       same_length each block sees M + 64 keys, not M + T              1.8
 
-How much all of it brings stands in support/README.md.  Measured on a core of an AMD
-EPYC with AVX512-bf16, torch 2.13, medians: `python experiments/benchmark.py --threads 1`
-with --what parts or reading, --repetitions 30 and, for the second column, --dtype bf16.
+How much all of it brings: support/README.md.  Measured on a core of an AMD EPYC with
+AVX512-bf16, torch 2.13: `python experiments/benchmark.py --threads 1 --repetitions 30`
+with --what parts or reading, and --dtype bf16.
 """
 import math
 from types import MethodType
@@ -55,7 +53,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from support import validate
-
 
 # ---- training: attention, dropout, ReLU ---------------------------------------------
 
@@ -153,7 +150,7 @@ def prepare(model):
     for module in model.modules():
         if hasattr(module, "attend"):
             module.attend = MethodType(attend, module)
-            if type(module.W_q) is nn.Linear:  # else an experiment has put its own there
+            if type(module.W_q) is nn.Linear:  # else an experiment's own stand there
                 module.forward = MethodType(forward, module)
         if type(getattr(module, "dropout_inner", None)) is nn.Dropout:
             module.dropout_inner = DropoutReLU(module.dropout_inner.p)

@@ -1,8 +1,5 @@
 """The authors' weights in our model, and ours in their layout.
 
-    python -m support.official_weights model.bin            evaluate a file of such weights
-    python -m support.official_weights --to out.bin --run runs/enwik8-enwik8-12L    write ours
-
 The problem.  A model is the published one if the published weights give the published number in it.
 The official PyTorch code (and the port to `transformers`, now retired, which adds the prefix
 `transformer.`) names, stacks and orders the same tensors in another way:
@@ -19,8 +16,8 @@ The official PyTorch code (and the port to `transformers`, now retired, which ad
                                                   LAST tail first, the port the first
     pos_emb.inv_freq                              none: R is computed; compared when loading
 
-Handed are a model with lesson 5's names, a state dict {name: tensor}, and a table of named sizes;
-the command is handed train.py.
+Handed are a model with lesson 5's names, a state dict {name: tensor}, and a table of named sizes.
+experiments/official_weights.py is the command.
 
 What our tests cannot show, since the released files are not at hand: that those files hold the
 names listed here, and that the data are cut into words as they were when the weights were trained.
@@ -28,20 +25,11 @@ Three differences remain on purpose: with same_length we show M + 1 keys (as the
 did) where the official PyTorch code shows M; we evaluate the last, shorter segment, too; and our
 first segment has no memory, where the port attends to a memory of zeros.
 """
-import sys
 from dataclasses import asdict, replace
-from importlib import import_module
 from itertools import accumulate
-from pathlib import Path
 
 import torch
 import torch.nn as nn
-
-from support import checkpoint, command_line, fast
-from support.folder import ROOT
-
-PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 bpc",
-         "wt103-standard": "24.0 ppl", "wt103-large": "18.3 ppl", "lm1b-large": "21.8 ppl"}
 
 
 # ---- which of their tensors is which of ours ----------------------------------------------------
@@ -214,8 +202,6 @@ def official_state(model, port=False):
     return state | {("transformer." if port else "") + "pos_emb.inv_freq": inv_freq}
 
 
-# ---- the command --------------------------------------------------------------------------------
-
 def read(path):
     """A file of weights -> {name: tensor}, without running any code in it.  ValueError if not."""
     try:
@@ -229,63 +215,3 @@ def read(path):
             isinstance(name, str) and torch.is_tensor(z) for name, z in state.items()):
         raise ValueError(f"{path} holds no state dict (names and tensors)")
     return state
-
-
-def evaluate(train, path, given):
-    """Evaluate official weights on the test split of their data set: one line."""
-    state, configs = read(path), train.CONFIGS
-    name = given.model or looks_like(state, configs)
-    if given.model and name not in configs:
-        raise ValueError(f"unknown model {name!r}, known are {', '.join(configs)}")
-    if name not in configs:
-        raise ValueError(f"{path} has none of the known sizes ({name}); name one with --model: "
-                         f"{', '.join(configs)}")
-    config = replace(configs[name], untie_r=description(state)["untie_r"])
-    model = load_official_weights(train.TransformerXL(config), state, configs).eval()
-    run = train.RUNS_OF[name]
-    run = replace(run, dataset=given.dataset or run.dataset)
-    run = replace(run, drop_newlines=run.dataset == "enwik8" and config.vocab_size == 204)
-    corpus = train.read_corpus({"data_dir": given.data_dir}, run)
-    if len(corpus.vocab) != config.vocab_size:
-        raise ValueError(f"{path} has {config.vocab_size:,} words, {corpus.name} has "
-                         f"{len(corpus.vocab):,}: other data, or another vocabulary")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    line = train.test_line(fast.Reader(model.to(device)), corpus, run)
-    print(f"{line}; published: {PAPER.get(name, 'nothing')}")
-
-
-def command(train, argv):
-    """Evaluate a file of official weights, or write ours in their layout."""
-    flags = command_line.Parser(prog="-m support.official_weights", argument_default=None,
-                                description="The authors' weights in our model, and back.")
-    flags.add_argument("file", nargs="?", help="a state dict in the official layout")
-    flags.add_argument("--model", help="its configuration (default: told by its shapes)")
-    flags.add_argument("--dataset", help="evaluate on this one (default: the model's own)")
-    flags.add_argument("--data-dir", default=ROOT / "data", metavar="FOLDER")
-    flags.add_argument("--to", help="write the weights of the run in --run to this file")
-    flags.add_argument("--run", help="the folder of that run, with its checkpoint")
-    flags.add_argument("--port", action="store_true", help="with the names of the port")
-    given = flags.parse_args(argv)
-    if bool(given.file) == bool(given.to) or bool(given.to) != bool(given.run):
-        raise ValueError("name either a file to evaluate, or --to FILE and --run FOLDER")
-    if given.file:
-        evaluate(train, given.file, given)
-    else:
-        content = checkpoint.best(Path(given.run))
-        model, *_ = train.restored(content, "cpu")
-        state = official_state(model, given.port)
-        checkpoint.save(Path(given.to), state)
-        print(f"{given.to}: {len(state)} tensors of {content.path}")
-
-
-def main(train, argv=None):
-    """Exit status: 0, or 1 after one line for a mistake.  train: the module."""
-    try:
-        command(train, argv)
-    except (ValueError, OSError) as error:
-        return command_line.failed("official_weights.py", error)
-    return 0
-
-
-if __name__ == "__main__":  # as a program it may use what stands above support/
-    sys.exit(main(import_module("train")))

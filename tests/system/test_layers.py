@@ -3,7 +3,7 @@
     experiments/, tests/    may use everything
     train.py                lessons 1 and 5, support/
     01 ... 05               earlier lessons; of support/ what FOR_LESSONS names
-    support/                nothing above it, but what a program hands itself (if __name__ ...)
+    support/                nothing above it
 
     pytest tests/system/test_layers.py
 """
@@ -86,11 +86,6 @@ def may_import(path, other, module):
                                 or mine == "train" and module in FOR_TRAIN)
 
 
-def is_program(node):
-    """Whether a statement is `if __name__ == "__main__":`, what a file does as a program only."""
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
-
-
 def problems(sources):
     """Sources {path: text} -> what is against a rule, a sentence each."""
     found, graph = [], {}
@@ -98,8 +93,6 @@ def problems(sources):
         "support": "support/__init__.py", "course": "tests/course", "system": "tests/system"}
     for path, text in sources.items():
         tree, at_start = ast.parse(text), set()
-        if layer(path) == "support":
-            tree.body = [node for node in tree.body if not is_program(node)]
         for name, line, at_once in imported(tree):
             first = (name or "").partition(".")[0]
             module = next((z for z in (name, (name or "").rpartition(".")[0], first) if z in ours),
@@ -163,8 +156,7 @@ HOUSE = {
     "support/__init__.py": "",
     "support/corpora.py": "from support.progress import progress\nimport os.path\n",
     "support/progress.py": "def f():\n    import support.corpora  # not at once: no cycle\n",
-    "support/log.py": "from support import progress\nimport matplotlib.figure\n"
-                      "if __name__ == '__main__':\n    main(import_module('train'))\n",
+    "support/log.py": "from support import progress\nimport matplotlib.figure\n",
     "experiments/common.py": "import train\nfrom support import log\n",
     "tests/helpers.py": "import pytest, numpy, common\nimport_module(what)\n",
 }
@@ -177,7 +169,6 @@ def test_a_house_in_order():
 
 @pytest.mark.parametrize("path, text, said", [
     ("support/log.py", "def f():\n    from train import Run", "may not import train.py"),
-    ("support/log.py", "if __name__ == 'log':\n    import train", "may not import train.py"),
     ("support/log.py", "from support import missing", "imports support.missing: no file of ours"),
     ("01_vanilla_segments.py", "import_module('02_recurrence')", "may not import 02_recurrence.py"),
     ("train.py", "[import_module(z) for z in ['02_recurrence']]", "may not import 02_recurrence"),

@@ -20,7 +20,7 @@ import official_oracle as oracle
 from support import official_weights as layout
 from system.archives import refusal
 
-train = import_module("train")
+train, command = import_module("train"), import_module("official_weights")
 lesson_5 = import_module("05_full_model")
 Config, TransformerXL, CONFIGS = lesson_5.Config, lesson_5.TransformerXL, lesson_5.CONFIGS
 
@@ -222,9 +222,9 @@ def test_a_run_is_written_in_the_official_layout(tiny, tmp_path, monkeypatch, ca
              "cpu", "--dtype", "float32"]
     assert train.main(flags) == 0
     wanted = capsys.readouterr().out.splitlines()[-1].split(" (")[0]
-    assert layout.main(train, ["--to", str(target), "--run", str(out)]) == 0
+    assert command.main(["--to", str(target), "--run", str(out)]) == 0
     assert f"{target}: " in capsys.readouterr().out
-    assert layout.main(train, [str(target)]) == 0
+    assert command.main([str(target)]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith(wanted) and line.endswith("published: nothing")
 
@@ -239,7 +239,7 @@ BAD_FILES = {
 
 def failure(capsys, argv):
     """The one line on stderr with which the command refuses."""
-    assert layout.main(train, argv) == 1
+    assert command.main(argv) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("official_weights.py: ")
     return line
@@ -271,7 +271,7 @@ def test_flags_that_do_not_fit_together_are_refused(flags, capsys):
 
 def test_it_starts_as_a_program(tmp_path):
     """As README.md calls it: it finds train.py, and refuses a file that is not there."""
-    done = subprocess.run([sys.executable, "-m", "support.official_weights", tmp_path / "no.bin"],
+    done = subprocess.run([sys.executable, "experiments/official_weights.py", tmp_path / "no.bin"],
                           cwd=Path(train.__file__).parent, capture_output=True, text=True)
     assert done.returncode == 1 and "no.bin cannot be read" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -36,12 +36,6 @@ def module_of(path):
     return f"{folder}.{path.stem}" if folder in ("support", "system") else path.stem
 
 
-def call_main(path, argv):
-    """The program's main; the one in support/ that uses train.py is handed it."""
-    above = [train] if path.name == "official_weights.py" else []
-    return import_module(module_of(path)).main(*above, argv)
-
-
 def text_of(path):
     """A README without its Python, or a script's docstring."""
     text = path.read_text(encoding="utf-8")
@@ -105,7 +99,7 @@ def take(argv, monkeypatch, capsys):
         monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", partialmethod(
             parse, all_known=False))
         with pytest.raises(Parsed):
-            status = call_main(path, rest[1:])
+            status = import_module(module_of(path)).main(rest[1:])
             raise AssertionError(f"status {status}: {capsys.readouterr().err}")
         monkeypatch.undo()
 
@@ -139,7 +133,7 @@ def flags():
         for path in SCRIPTS:
             if re.search(r"add_argument|make_flags\(|parse\(argv", path.read_text()):
                 with contextlib.suppress(SystemExit, AttributeError):
-                    call_main(path, ["--help"])
+                    import_module(module_of(path)).main(["--help"])
     ours = (ROOT / "tests/conftest.py").read_text()
     return {*re.findall(r"--[a-z][a-z-]*", said.getvalue()), *re.findall(r'"(--[a-z-]+)"', ours),
             *TORCHRUN}
