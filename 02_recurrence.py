@@ -29,9 +29,9 @@ the segment after j changes.  The paper calls it *temporal confusion*.
 
     python 02_recurrence.py      a few seconds: exact zeros, exact counts, one figure
 
-New letters:  M the longest memory, m <= M its length so far, K = m + T keys.  (Where
-only one of the two is in sight, as in causal_mask and in lessons 3 and 4, it is called
-M.)  NEW marks what the model adds to lesson 1's.
+New letters:  M the longest memory, m <= M its length so far, K = m + T keys.  (In
+causal_mask, lesson 3's four_terms and lesson 4 the length so far is called M.)  NEW
+marks what the model adds to lesson 1's.
 """
 import math
 from importlib import import_module

@@ -7,6 +7,7 @@ adds what a complete one needs: dropout, initial weights, the paper's sizes, gen
     tokens (B, T) -> E[x] * sqrt(D) -> h -> layer 1 ... layer N -> h E^T + b -> logits
     layer n:  attention of h to [memory n o h], add, norm;  feed-forward, add, norm
     memory:   a list of N tensors (B, m, D), m <= M: the last M inputs of each layer
+    E (V, D) is here the embedding matrix itself, b the bias of the output layer
 
 New are two options for reading with a longer memory than in training:
 
@@ -71,10 +72,10 @@ class Config:
         validate.config(self)
 
 
-# The sizes of the authors' scripts.  V is that of the published parameter counts (204:
-# enwik8 without newlines); train.py puts its corpus's own there.  For enwik8-18L, ptb
-# and lm1b-medium the paper gives only the number of parameters: these sizes are ours.
-# wt103-large has 285M parameters, where the paper says 257M.
+# Three small sizes of ours, then those of the authors' scripts.  V is that of the
+# published parameter counts (204: enwik8 without newlines); train.py puts its corpus's
+# own there.  For enwik8-18L, ptb and lm1b-medium the paper gives only the number of
+# parameters: these sizes are ours.  wt103-large has 285M, where the paper says 257M.
 WT103, LM1B = (20_000, 40_000, 200_000), (60_000, 100_000, 640_000)  # cutoffs
 CONFIGS = {name: Config(*sizes) for name, sizes in {
     #                  V        N   D     H   C    FF    M    dropout, of attention

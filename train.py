@@ -55,7 +55,7 @@ class Run:
     steps: int = 0  # length of the run in steps (or --tokens, or --minutes)
     lr: float = 3e-3  # highest learning rate
     warmup: int = 100  # steps until it is reached
-    eval_segment: int = 512  # segment length T of evaluation, or more: same loss
+    eval_segment: int = 512  # least T of evaluation; a longer one gives equal losses
     eval_mem_len: int = 512  # memory length M of evaluation
     eval_clamp_len: int = 0  # the largest distance told apart there; 0: no clamp
     optimizer: str = "adam"  # adam; muon: also Muon, for the matrices of the layers
@@ -184,7 +184,7 @@ def evaluating(model, run):
 def reading_length(run):
     """The T that `evaluate` reads with: same_length lets no loss depend on the cut, and
     a longer segment is fewer calls and larger products.  Beyond M a plain model scores
-    ever more keys that no query sees; 512 bounds the memory that its scores take.
+    ever more pairs that the mask hides; 512 bounds the memory that its scores take.
     """
     return max(run.eval_segment, min(run.eval_mem_len, 512))
 
@@ -226,7 +226,7 @@ def reader_of(model, run):
 
 def training_lanes(corpus, run, epoch, device):
     """The lanes of one pass over the text: in order, or sentences in a new order."""
-    if corpus.separator is None:  # the token between sentences that are shuffled (lm1b)
+    if corpus.separator is None:  # one text, in order; only lm1b's sentences have one
         return lanes(corpus.train, run.batch).to(device)
     return corpora.SentenceLanes(
         corpus.train, run.batch, corpus.separator, run.seed, epoch)
