@@ -46,8 +46,8 @@ def evaluate(path, given):
 
 def experiment(argv):
     """Evaluate a file of official weights, or write ours in their layout."""
-    flags = common.command_line.Parser(prog="experiments/official_weights.py", argument_default=None,
-                                description="The authors' weights in our model, and back.")
+    flags = common.command_line.Parser(prog=f"experiments/{NAME}.py", argument_default=None,
+                                       description="The authors' weights in our model, and back.")
     flags.add_argument("file", nargs="?", help="a state dict in the official layout")
     flags.add_argument("--model", help="its configuration (default: told by its shapes)")
     flags.add_argument("--dataset", help="evaluate on this one (default: the model's own)")
