@@ -127,24 +127,13 @@ def feed_forward(inner):
     return lambda h, W_1, W_2: inner(h @ W_1.T) @ W_2.T
 
 
-def megabytes_kept(form, inputs):
-    """What is stored between form(*inputs) and its backward pass."""
-    stored = {}
-
-    def keep(z):
-        stored[z.untyped_storage().data_ptr()] = z.untyped_storage().nbytes()
-        return z
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda z: z):
-        form(*inputs)
-    return sum(stored.values()) / 1e6
-
-
 def compare_training(title, forms, inputs, given):
     """Print a line for each form: forward and backward, and MB kept between them."""
     calls = {name: lambda form=form: form(*inputs).sum().backward()
              for name, form in forms.items()}
-    compare(title, calls, given, {name: f"  {megabytes_kept(form, inputs):6.1f} MB kept"
-                                  for name, form in forms.items()})
+    compare(title, calls, given, {
+        name: f"  {common.kept_for_backward(lambda: form(*inputs)) / 1e6:6.1f} MB kept"
+        for name, form in forms.items()})
 
 
 def compare_parts(size, given):

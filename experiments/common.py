@@ -242,6 +242,24 @@ def fit(model, corpus, run, path, bar, weight=1, training=None):
     return model.eval()
 
 
+def kept_for_backward(function):
+    """Bytes that autograd keeps between the forward and the backward pass: the memory of training.
+
+    The hook is called with each tensor that the graph saves.
+    """
+    sizes = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()  # a storage that is kept twice counts once
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        kept = function()  # holds the graph, so that no storage is given to another tensor
+    del kept
+    return sum(sizes.values())
+
+
 # ---- losses after so many tokens ----------------------------------------------------------------
 
 @contextmanager

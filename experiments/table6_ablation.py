@@ -220,24 +220,6 @@ def without_order(corpus):
     return replace(corpus, separator=ends[0], valid=valid[:, : valid.shape[1]][0])
 
 
-def kept_for_backward(function):
-    """MiB that autograd keeps between the forward and the backward pass: the memory of training.
-
-    The hook is called with each tensor that the graph saves.
-    """
-    sizes = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        sizes[storage.data_ptr()] = storage.nbytes()  # a storage that is kept twice counts once
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        kept = function()  # holds the graph, so that no storage is given to another tensor
-    del kept
-    return sum(sizes.values()) / 2**20
-
-
 def longest_segment(row, setting, given):
     """T of a row of table 10, and its MiB: at most what autograd keeps of the first model."""
     def kept(row, T):
@@ -247,7 +229,7 @@ def longest_segment(row, setting, given):
         with torch.no_grad():
             _, memory = model(x, None, x)
         with train.autocast(setting.run, given.device):
-            return kept_for_backward(lambda: model(x, memory, x)[0].mean())
+            return common.kept_for_backward(lambda: model(x, memory, x)[0].mean()) / 2**20
 
     torch.manual_seed(0)  # with an adaptive softmax the tokens count, too
     T = setting.run.segment

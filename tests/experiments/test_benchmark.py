@@ -248,12 +248,6 @@ def test_a_line_for_each_form(what, forms, capsys, monkeypatch):
         assert name.endswith("MB kept") == (what == "parts")
 
 
-def test_what_is_kept_for_the_gradient():
-    """A product keeps both its factors, each once."""
-    a, b = torch.randn(4, 8, requires_grad=True), torch.randn(8, 2, requires_grad=True)
-    assert parts.megabytes_kept(lambda a, b: a @ b + a @ b, (a, b)) == 4 * (32 + 16) / 1e6
-
-
 def test_the_adaptive_softmax_builds_no_row_of_all_words(monkeypatch, capsys):
     """T = 6, V = 500: the full one has the logits of every token at once; larger tensors without a
     row a token do not count.

@@ -172,15 +172,13 @@ def test_equal_memory_is_measured():
 
 def test_kept_for_backward_counts_bytes():
     """exp keeps its result, a product both factors, a sum nothing; what is kept twice counts once.
-
-    The unit is MiB, 2^20 bytes.
     """
     n = 1 << 16
     a, b = (torch.randn(n, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    one = 8 * n / 2**20
+    one = 8 * n
     for function, wanted in ((lambda: a.exp(), 1), (lambda: a * b, 2), (lambda: a + b, 0),
                              (lambda: a.view(2, -1) * a.view(2, -1), 1)):
-        assert table6.kept_for_backward(function) == wanted * one
+        assert common.kept_for_backward(function) == wanted * one
 
 
 def test_order_is_counted_against_the_paper(capsys):
