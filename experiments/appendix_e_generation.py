@@ -182,13 +182,11 @@ def parse(argv):
 def load_run(given):
     """The model of a run, its Run and its corpus; a run is made first if none is named."""
     path = given.checkpoint or given.out / "run"
-    if not given.checkpoint and not (path / "curve.png").exists():  # drawn when a run has ended
+    if not given.checkpoint:
         source = ["--text", given.text] if given.text else ["--dataset", given.dataset]
         length = ["--model", "tiny"] if given.size == "tiny" else ["--minutes", "2"]
-        flags = ["--resume"] if any(path.glob("*.pt")) else [*length, *source]
-        if status := train.main([*flags, "--data-dir", str(given.data_dir), "--out", str(path),
-                                 "--device", given.device]):
-            raise SystemExit(status)  # train.py has said why
+        common.train_run(path, [*length, *source], [
+            "--data-dir", str(given.data_dir), "--device", given.device])
     if not (path.is_file() or any(path.glob("*.pt"))):
         raise ValueError(f"no checkpoint at {path}: name the folder of a run of train.py")
     content = checkpoint.newest(path) if path.is_file() else checkpoint.best(path)

@@ -242,6 +242,15 @@ def fit(model, corpus, run, path, bar, weight=1, training=None):
     return model.eval()
 
 
+def train_run(path, flags, always=()):
+    """Train a run of train.py in the folder path, or what is left of it, unless it has ended."""
+    if (path / "curve.png").exists():  # drawn when a run has ended
+        return
+    begun = any(path.glob("*.pt"))
+    if status := train.main([*(["--resume"] if begun else flags), *always, "--out", str(path)]):
+        raise SystemExit(status)  # train.py has said why
+
+
 def kept_for_backward(function):
     """Bytes that autograd keeps between the forward and the backward pass: the memory of training.
 

@@ -173,13 +173,10 @@ def load(path):
     path, named = path or HERE, path is not None
     if path.is_file():
         return checkpoint.load(path)
-    kept = any(path.glob("*.pt"))
-    if named and not kept:
+    if named and not any(path.glob("*.pt")):
         raise ValueError(f"no checkpoint at {path}; python train.py --out {path} makes one")
-    if not named and not (path / "curve.png").exists():  # drawn when a run has ended
-        flags = ["--resume"] if kept else ["--minutes", "1"]
-        if status := train.main([*flags, "--out", str(path)]):
-            raise SystemExit(status)  # train.py has said why
+    if not named:
+        common.train_run(path, ["--minutes", "1"])
     return checkpoint.best(path)
 
 
