@@ -185,6 +185,23 @@ def test_the_table_is_at_most_100_columns_wide():
     assert "    second" in grade.table(rows, all_mistakes=True).splitlines()
 
 
+def test_what_cannot_be_graded_is_named(tmp_path, capsys):
+    """An archive, as learning platforms hand it over, gives no row; its author must not be lost."""
+    (tmp_path / "anna").mkdir()
+    (tmp_path / "gina.zip").write_bytes(b"PK")
+    assert [path.name for path in grade.find_submissions(tmp_path)] == ["anna"]
+    assert capsys.readouterr().err.startswith("not graded: gina.zip ")
+
+
+@pytest.mark.parametrize("found, goes_on", [("solved", True), ("failing", False)])
+def test_the_next_exercise_is_named_after_a_solved_one(found, goes_on, monkeypatch):
+    """Who has one that fails stays with it."""
+    monkeypatch.setattr(rules, "state", lambda name: (found, ""))
+    monkeypatch.setattr(rules.submission, "is_blank", lambda e: e.name == "segments")
+    line = rules.line_of("lanes")
+    assert line.startswith(f"lanes is {found}") and ("next: segments" in line) == goes_on
+
+
 @pytest.mark.parametrize("make, words", [
     (lambda tmp: [tmp / "nowhere"], "does not exist"),
     (lambda tmp: [tmp / "one.py"], "is a file"),

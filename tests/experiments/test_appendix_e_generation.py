@@ -99,6 +99,12 @@ def test_each_token_is_drawn_after_what_its_kind_may_read(memory, P):
 
 # ---- the experiment -----------------------------------------------------------------------------
 
+def test_each_run_has_a_folder_of_its_own():
+    """Else the samples of a second checkpoint would take the place of the first one's."""
+    one, two = (generation.parse(["--checkpoint", f"runs/{name}"]).out for name in ("a", "b"))
+    assert one != two and one.name.endswith("-a")
+
+
 def test_samples_and_table(run_folder, tmp_path, monkeypatch, capsys):
     """Both kinds get the same prompts of the test split, seeds, and the memory that was asked for;
     their texts are written behind the prompts, and the rows are what `measure` says of them.

@@ -150,6 +150,15 @@ def test_all_lanes_have_a_memory_however_many_are_read_at_a_time():
     assert whole == half
 
 
+def test_a_micro_batch_has_at_most_all_lanes(capsys):
+    """22 lanes take what they take, also if 44 may be read at a time."""
+    said = []
+    for size in ("0", "22", "44"):
+        assert train.main(["--model", "enwik8-12L", "--dry-run", "--micro-batch", size]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] == said[2]
+
+
 def test_muon_keeps_one_moment_of_its_matrices():
     """Where Adam keeps two: four bytes less for each number of them, and all else is the same."""
     config = CONFIGS["laptop"]
