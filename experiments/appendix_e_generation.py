@@ -287,7 +287,8 @@ def draw(columns, rows, path, title):
     common.save_figure(axes.figure, path)
 
 
-def experiment(argv):
+@common.command
+def main(argv):
     """Sample with and without memory, measure, write, print, draw."""
     given, corpus = common.begin(parse(argv), NAME)
     if given.dataset == "copies":
@@ -311,11 +312,6 @@ def experiment(argv):
         print(f"{kind:17}" + "".join(f"{'-' if math.isnan(z[0]) else common.spread(z):>17}"
                                      for z in zip(*values)))
     draw(columns, rows, given.out / "generation.png", f"{n:,} new tokens after each of {B} prompts")
-
-
-def main(argv=None):
-    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

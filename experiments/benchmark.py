@@ -264,13 +264,10 @@ def load(path, name="make"):
 
 def options(argv):
     """The flags, and those of train.py that --what dtype takes."""
-    flags = common.command_line.Parser(prog=f"experiments/{NAME}.py", argument_default=None,
-                                       description="Speed of training, evaluation, generation.")
+    flags = common.new_parser(NAME, __doc__, "--dtype", "--device")
     flags.add_argument("--what", choices=[*METHODS, *INSIDE], default="train")
     flags.add_argument("--size", choices=SIZES, help="default: S; with --what reading enwik8-12L, "
                        "softmax wt103-large; dtype takes train.py's flags instead")
-    flags.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
-    flags.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     flags.add_argument("--threads", type=int, default=torch.get_num_threads())
     flags.add_argument("--repetitions", type=int, default=15)
     flags.add_argument("--micro-batch", type=int, default=0, help="lanes at a time in training")
@@ -319,7 +316,8 @@ def compare(size, given):
               + (f"  ours is {middle / ours:.2f} times as fast" if name != "ours" else ""))
 
 
-def experiment(argv):
+@common.command
+def main(argv):
     """Measure what is asked for."""
     given, others = options(argv)
     common.hardware.check(given.device)
@@ -337,11 +335,6 @@ def experiment(argv):
             benchmark_parts.compare_reading(long_segments(size), given)
     else:
         compare(size, given)
-
-
-def main(argv=None):
-    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

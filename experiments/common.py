@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 
@@ -39,12 +40,27 @@ class Setting:
     n: int  # ... and predictions in each
 
 
+SHARED = {  # flags that several experiments take
+    "--seeds": {"type": int, "nargs": "+", "default": [0, 1, 2]},
+    "--data-dir": {"default": RUNS.parent / "data", "metavar": "FOLDER"},
+    "--device": {"choices": ("cpu", "cuda"),
+                 "default": "cuda" if torch.cuda.is_available() else "cpu"},
+    "--dtype": {"choices": ("float32", "bf16"), "default": "float32"}}
+
+
+def new_parser(name, about, *shared):
+    """A parser with these of the SHARED flags, whose --help begins with `about`."""
+    parser = command_line.Parser(prog=f"experiments/{name}.py", description=about,
+                                 argument_default=None)
+    for flag in shared:
+        parser.add_argument(flag, **SHARED[flag])
+    return parser
+
+
 def make_flags(name, about, sizes, dataset=None):
-    """The flags of all experiments, as a parser that can take more; `dataset` leaves no choice."""
-    flags = command_line.Parser(prog=f"experiments/{name}.py", description=about,
-                                argument_default=None)
+    """The flags of whatever trains models, as a parser; `dataset` leaves no choice of a text."""
+    flags = new_parser(name, about, "--seeds", "--data-dir", "--device")
     flags.add_argument("--size", choices=sizes, default="laptop")
-    flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     if dataset:
         flags.set_defaults(dataset=dataset, text=None)
     else:
@@ -52,11 +68,8 @@ def make_flags(name, about, sizes, dataset=None):
                            f"synthetic text), {', '.join(corpora.SOURCES)}")
         flags.add_argument("--text", metavar="FILE", type=os.path.abspath,  # so it is no name
                            help="this file instead, as bytes")
-    flags.add_argument("--data-dir", default=RUNS.parent / "data", metavar="FOLDER")
     flags.add_argument("--out", metavar="FOLDER", help="where the trained models are kept "
                        f"(default: runs/{name}-SIZE-DATASET)")
-    flags.add_argument("--device", choices=("cpu", "cuda"),
-                       default="cuda" if torch.cuda.is_available() else "cpu")
     return flags
 
 
@@ -83,19 +96,27 @@ def begin(given, name, lock=True):
     return given, corpus
 
 
-def run(name, experiment, argv):
-    """Run experiment(argv) -> exit status; whatever was wrong is said in one line."""
-    try:
-        experiment(argv)
-        return 0
-    except (ValueError, OSError, torch.OutOfMemoryError) as error:
-        Bar.clear()
-        advice = "; make room, or name another folder with --out" * isinstance(error, OSError)
-        print(f"{name}.py: " + " ".join(str(error).split()) + advice, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"\n{name}.py: stopped; the same command goes on", file=sys.stderr)
-        return 130
+def command(experiment):
+    """Make of experiment(argv) a main(argv=None) that says a mistake in one line, and returns the
+    exit status: 0, 1 for a mistake, 130 for Ctrl-C.
+    """
+    name = Path(experiment.__code__.co_filename).name
+
+    @wraps(experiment)
+    def main(argv=None):
+        try:
+            experiment(argv)
+            return 0
+        except (ValueError, OSError, torch.OutOfMemoryError) as error:
+            Bar.clear()
+            advice = "; make room, or name another folder with --out" * isinstance(error, OSError)
+            print(f"{name}: {' '.join(str(error).split())}{advice}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print(f"\n{name}: stopped; the same command goes on with what it has saved",
+                  file=sys.stderr)
+            return 130
+    return main
 
 
 class Bar:

@@ -30,7 +30,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 import common
-from common import checkpoint, command_line, corpora, lanes, lesson_1, train
+from common import checkpoint, corpora, lanes, lesson_1, train
 
 rel_shift = import_module("04_rel_shift").rel_shift
 NAME = "figures5_to_7_attention"
@@ -192,10 +192,10 @@ def report(numbers, names, wide, M):
           "the whole, (d) flatter and longer")
 
 
-def experiment(argv):
+@common.command
+def main(argv):
     """Read the validation split, print numbers, draw."""
-    flags = command_line.Parser(prog=f"experiments/{NAME}.py", description=__doc__,
-                                argument_default=None)
+    flags = common.new_parser(NAME, __doc__)
     for name, kind, default, text in (
             ("checkpoint", Path, None, "a run's folder or a file in it (default: train one)"),
             ("memory", int, 256, "M, in tokens (default: 256)"),
@@ -233,11 +233,6 @@ def experiment(argv):
             ("6_text", draw_text(seen, labels, chosen, title)),
             ("7_terms", draw_terms(rows, [f"mean of {len(names)} heads", *chosen]))):
         common.save_figure(figure, given.out / f"figure{name}.png")
-
-
-def main(argv=None):
-    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

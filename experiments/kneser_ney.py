@@ -97,12 +97,11 @@ class KneserNey:
         return -sum(math.log(self.probability(*pair)) for pair in pairs) / (len(tokens) - 1)
 
 
-def experiment(argv):
+@common.command
+def main(argv):
     """Print the perplexity of the test split."""
-    flags = common.command_line.Parser(prog=f"experiments/{NAME}.py", argument_default=None,
-                                       description="An n-gram with Kneser-Ney smoothing.")
+    flags = common.new_parser(NAME, __doc__, "--data-dir")
     flags.add_argument("--dataset", default="ptb")
-    flags.add_argument("--data-dir", default=common.RUNS.parent / "data", metavar="FOLDER")
     flags.add_argument("--order", type=int, default=5)
     given = flags.parse_args(argv)
     corpus = corpora.load(given.dataset, root=given.data_dir)
@@ -112,11 +111,6 @@ def experiment(argv):
     value = math.exp(model.loss(corpus.test.tolist()))
     print(f"test {value:.2f} ppl ({given.order}-gram, interpolated modified Kneser-Ney, "
           f"{len(corpus.test) - 1:,} predictions; {corpus.name})")
-
-
-def main(argv=None):
-    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

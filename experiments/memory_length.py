@@ -137,7 +137,8 @@ def draw(results, setting, floor, path, title):
     common.save_figure(figure, path)
 
 
-def experiment(argv):
+@common.command
+def main(argv):
     """Train what is missing, evaluate, print, draw."""
     given, corpus = common.begin(
         common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper")).parse_args(argv), NAME)
@@ -167,11 +168,6 @@ def experiment(argv):
     floor = {M: best_loss(M + 1) for M in setting.lengths} if known else {}
     report(results, setting, floor)
     draw(results, setting, floor, given.out / "memory_length.png", corpus.name.split(" (")[0])
-
-
-def main(argv=None):
-    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

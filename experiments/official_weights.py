@@ -44,14 +44,13 @@ def evaluate(path, given):
     print(f"{line}; published: {PAPER.get(name, 'nothing')}")
 
 
-def experiment(argv):
+@common.command
+def main(argv):
     """Evaluate a file of official weights, or write ours in their layout."""
-    flags = common.command_line.Parser(prog=f"experiments/{NAME}.py", argument_default=None,
-                                       description="The authors' weights in our model, and back.")
+    flags = common.new_parser(NAME, __doc__, "--data-dir")
     flags.add_argument("file", nargs="?", help="a state dict in the official layout")
     flags.add_argument("--model", help="its configuration (default: told by its shapes)")
     flags.add_argument("--dataset", help="evaluate on this one (default: the model's own)")
-    flags.add_argument("--data-dir", default=common.RUNS.parent / "data", metavar="FOLDER")
     flags.add_argument("--to", help="write the weights of the run in --run to this file")
     flags.add_argument("--run", help="the folder of that run, with its checkpoint")
     flags.add_argument("--port", action="store_true", help="with the names of the port")
@@ -66,11 +65,6 @@ def experiment(argv):
         state = official_state(model, given.port)
         checkpoint.save(Path(given.to), state)
         print(f"{given.to}: {len(state)} tensors of {content.path}")
-
-
-def main(argv=None):
-    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

@@ -78,14 +78,11 @@ def draw(curves, losses, path):
     common.save_figure(figure, path)
 
 
-def experiment(argv):
+@common.command
+def main(argv):
     """Train what is missing, evaluate all, print a table and draw."""
-    flags = common.command_line.Parser(
-        prog=f"experiments/{NAME}.py", description="Adam and Muon in the same time.",
-        argument_default=None, epilog="further flags are train.py's")
-    flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    flags = common.new_parser(NAME, __doc__, "--seeds", "--data-dir")
     flags.add_argument("--out", default=common.RUNS / NAME, metavar="FOLDER")
-    flags.add_argument("--data-dir", default=common.RUNS.parent / "data", metavar="FOLDER")
     given, others = flags.parse_known_args(argv)
     common.check_seeds(given.seeds)
     curves, losses = {}, {}
@@ -106,11 +103,6 @@ def experiment(argv):
                  for name in STYLES]
         print(f"{M:<5} {'(c)' if clamped else '   '}" + " ".join(f"{z:14.4f}" for z in means))
     draw(curves, losses, Path(given.out) / "optimizers.png")
-
-
-def main(argv=None):
-    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

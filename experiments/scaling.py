@@ -28,7 +28,7 @@ import torch
 from matplotlib.figure import Figure
 
 import common
-from support import command_line, estimate
+from support import estimate
 
 CONFIGS, RUNS_OF = common.lesson_5.CONFIGS, common.train.RUNS_OF
 NAME, MODELS = "scaling", ("enwik8-12L", "enwik8-24L", "wt103-large", "lm1b-large")
@@ -175,10 +175,10 @@ def draw(names, m, gpus):
 WHAT = {"speed": show_speed, "check": show_check, "figure": draw}
 
 
-def experiment(argv):
+@common.command
+def main(argv):
     """Print a table, or draw."""
-    flags = command_line.Parser(prog=f"experiments/{NAME}.py", argument_default=None,
-                                description="Scaling of training, on paper.")
+    flags = common.new_parser(NAME, __doc__)
     flags.add_argument("--what", choices=WHAT, default="speed")
     flags.add_argument("--model", choices=[name for name in RUNS_OF if RUNS_OF[name].steps])
     flags.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64, 1024])
@@ -190,11 +190,6 @@ def experiment(argv):
         if not 0 < value < math.inf:
             raise ValueError(f"--{name} must be above 0, got {value}")
     WHAT[given.what]([given.model] if given.model else MODELS, machine, given.gpus)
-
-
-def main(argv=None):
-    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

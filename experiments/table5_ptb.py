@@ -340,7 +340,8 @@ def asked(given):
     return size, recipes
 
 
-def experiment(argv):
+@common.command
+def main(argv):
     """Train what is missing, print, draw; for the recipe choose the evaluation and test."""
     given = flags().parse_args(argv)
     size, recipes = asked(given)
@@ -381,11 +382,6 @@ def experiment(argv):
              f"Penn Treebank, {len(corpus.train):,} tokens of training; grey: {jobs[0][0]}")
     if failed:
         raise ValueError(f"{len(failed)} of {len(jobs)} runs failed; why is said above")
-
-
-def main(argv=None):
-    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

@@ -329,7 +329,8 @@ def draw(points, results, path, title):
     common.save_figure(figure, path)
 
 
-def experiment(argv):
+@common.command
+def main(argv):
     """Train what is missing, evaluate, print, draw."""
     flags = common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper"))
     flags.add_argument("--tables", type=int, nargs="+", choices=(6, 7, 10), default=[6, 7, 10])
@@ -366,11 +367,6 @@ def experiment(argv):
         points = report(table, [row for row in rows if row.table == table], results, sizes)
         draw(points, results, given.out / f"table{table}.png",
              f"table {table}, {corpus.name.split(' (')[0]}")
-
-
-def main(argv=None):
-    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

@@ -228,7 +228,8 @@ def report(models, lengths, losses, contexts):
               + "   " + " / ".join(map(str, row.paper)))
 
 
-def experiment(argv):
+@common.command
+def main(argv):
     """Train what is missing, read, print the table, draw."""
     given, corpus = common.begin(common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper"))
                                  .parse_args(argv), NAME)
@@ -257,11 +258,6 @@ def experiment(argv):
           f"{contexts[1]} ... {contexts[-1]}; segments of {T} in training")
     report(models, lengths, losses, contexts)
     draw(losses, contexts, given.out / "recl.png", corpus.name.split(" (")[0])
-
-
-def main(argv=None):
-    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

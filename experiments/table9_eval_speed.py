@@ -71,15 +71,11 @@ def milliseconds_a_token(size, given):
     return best
 
 
-def experiment(argv):
+@common.command
+def main(argv):
     """Print a line for each length, and draw tokens a second over the length."""
-    flags = common.command_line.Parser(
-        prog=f"experiments/{NAME}.py", argument_default=None,
-        description="Evaluation with a memory and with a sliding window.")
+    flags = common.new_parser(NAME, __doc__, "--dtype", "--device")
     flags.add_argument("--size", choices=SIZES, default="laptop")
-    flags.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
-    flags.add_argument("--device", choices=("cpu", "cuda"),
-                       default="cuda" if torch.cuda.is_available() else "cpu")
     flags.add_argument("--repetitions", type=int, default=5)
     flags.add_argument("--lanes", type=int, nargs="+", default=[1, 4], help="tried, ascending")
     flags.add_argument("--lengths", type=int, nargs="+", default=list(PAPER), help="in tokens")
@@ -116,11 +112,6 @@ def experiment(argv):
     axes.grid(axis="y", alpha=0.4)
     axes.legend()
     common.save_figure(axes.figure, out / "speed.png")
-
-
-def main(argv=None):
-    """Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    return common.run(NAME, experiment, argv)
 
 
 if __name__ == "__main__":

@@ -172,5 +172,5 @@ def test_ctrl_c_says_how_to_go_on(capsys):
     """Status 130."""
     def stop(argv):
         raise KeyboardInterrupt
-    assert common.run("name", stop, []) == 130
+    assert common.command(stop)([]) == 130
     assert "the same command goes on" in capsys.readouterr().err
