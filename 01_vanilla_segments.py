@@ -216,11 +216,17 @@ def show_sliding_window(model, tokens, T):
     middle = time.perf_counter()
     by_token = one_pass_losses(model, tokens, T).flatten() / math.log(2)  # from token 1
     end = time.perf_counter()
-    same = by_token[torch.arange(T, len(tokens), every) - 1]  # (W,): of the same tokens
+    place = torch.arange(T, len(tokens), every) - 1  # (W,): where the same tokens are
+    same, n = by_token[place], max(1, T // 8)
+    early = place % T < n  # (W,): those at the beginning of a segment
     ratio = (middle - start) / len(window) / ((end - middle) / len(by_token))
     print(f"sliding window, {len(window)} predictions: {window.mean():.2f} bits per "
           f"byte; the same in one pass: {same.mean():.2f}\n  tokens through the model "
-          f"for a prediction: {T} to 1; seconds, measured: {ratio:.0f} to 1")
+          f"for a prediction: {T} to 1; seconds, measured: {ratio:.0f} to 1\n"
+          f"  a segment's first {n} tokens: {window[early].mean():.2f}, in one pass "
+          f"{same[early].mean():.2f}; the others: {window[~early].mean():.2f}, "
+          f"{same[~early].mean():.2f}:\n  it mends the beginnings "
+          f"(standard error of its mean: {window.std() / len(window) ** 0.5:.2f})")
     return window.mean().item()
 
 
@@ -256,7 +262,7 @@ if __name__ == "__main__":
 
 # Ask yourself
 #   1. Why does the loss fall within a segment, if all positions share the weights?
-#   2. Position 0 predicts from one byte.  Which quantity of the text bounds its loss?
+#   2. Position 0 predicts from one byte.  Which entropy of the text bounds its loss?
 # Change and watch
 #   1. T = 16, then 128 in main: what becomes of the loss and the work of both ways?
 #   2. Write h = E for h = E + U.to(E): which positions get worse, and why not all?

@@ -17,8 +17,8 @@ affordable; but information flows.  If T divides M, each layer reaches M further
     h0    [x  x  x  x]   x  x  x  x                   11 back
 
 h0 are the embeddings, h1 is what layer 1 makes of h0, h2 what layer 2 makes of h1.
-Drawn is only the way from Q to the oldest token, and in brackets what comes from memory
-on it; 7 back is what layer 2 sees by itself.  To make Q, layer 2 reads h1 of segment 3
+Only the way from Q to the oldest token is drawn; what stands in brackets comes from
+memory; 7 back is what layer 2 sees by itself.  To make Q, layer 2 reads h1 of segment 3
 and, from memory, of segment 2.  That h1 was made one segment earlier, when layer 1 read
 h0 of segment 2 and, from its memory then, of segment 1.
 
@@ -165,8 +165,8 @@ def gradient_into(model, x, y, T):
     loss_2 = stream_losses(model, x, y, T)[:, T:].sum()
     hook.remove()
     loss_2.backward()
-    # exactly 0 for segment 1, as the memory is detached: not None, since its own losses
-    # stand in the same tensor, and the slice sends zeros back through them
+    # exactly 0 for segment 1, as the memory is detached.  0 and not None: the losses of
+    # segment 1 are in the graph, too, and the slice sends zeros back through them
     return [h.grad.abs().max().item() for h in inputs]
 
 

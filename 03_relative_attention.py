@@ -139,7 +139,8 @@ class RelativeTransformer(nn.Module):
 
     def forward(self, x, memory=None):
         """x (B, T), N memories (B, m, D) or None -> logits (B, T, V), new memories."""
-        h = self.embedding(x) * math.sqrt(self.D)  # no U: R says where            # NEW
+        # no U: R says where.  sqrt(D) stays, as in the authors' code              # NEW
+        h = self.embedding(x) * math.sqrt(self.D)
         if memory is None:
             memory = [h[:, :0]] * len(self.layers)
         new_memory = []
@@ -197,7 +198,10 @@ def show_loops_against_pairs(T=3, M=4, C=5, D=6):
 
 
 def show_segments_against_one_pass():
-    """By distance a cut leaves no trace if M holds the whole past; else: lesson 5."""
+    """With relative positions a cut changes nothing if M holds the whole past.
+
+    What a shorter memory does: lesson 5.
+    """
     print("4 segments with memory against one pass, largest difference of logits:")
     for name, kind in (("absolute (lesson 2)", lesson_2.RecurrentTransformer),
                        ("relative (lesson 3)", RelativeTransformer)):
@@ -234,8 +238,8 @@ def draw_terms(model, tokens, vocab, T):
         limit = term.abs().nan_to_num().max().item()  # a scale for each term
         image = axes.imshow(term.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
         figure.colorbar(image, ax=axes, shrink=0.8, label="part of the score")
-        axes.set_xticks(range(2 * T), text, fontsize=8, family="monospace")
-        axes.set_yticks(range(T), text[T:], fontsize=8, family="monospace")
+        axes.set_xticks(range(2 * T), text, fontsize=11, family="monospace")
+        axes.set_yticks(range(T), text[T:], fontsize=11, family="monospace")
         axes.set(title=name, ylabel="query", xlabel="key: memory, then the segment")
         axes.axvline(T - 0.5, color="black", linewidth=0.8)
     RUNS.mkdir(exist_ok=True)
@@ -252,7 +256,7 @@ def main():
     model = RelativeTransformer(len(corpus.vocab), M=M)
     fit(model, corpus.train[:2_000_000], B=32, T=T, steps=500)
     show_use_of_biases(model, corpus.valid[:20_000], T)
-    draw_terms(model, corpus.valid[5000:5048], corpus.vocab, 24)
+    draw_terms(model, corpus.valid[5000:5032], corpus.vocab, 16)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ class Config:
 # parameters: these sizes are ours.  wt103-large has 285M, where the paper says 257M.
 WT103, LM1B = (20_000, 40_000, 200_000), (60_000, 100_000, 640_000)  # cutoffs
 CONFIGS = {name: Config(*sizes) for name, sizes in {
-    #                  V        N   D     H   C    FF    M    dropout, of attention
+    #                  V        N   D     H   C    FF    M    dropout, of attention,
+    #                                                         cutoffs, div_val, tied
     "tiny":           (205,     2,  32,   2,  16,  64,   16),
     "laptop":         (205,     4,  128,  2,  64,  512,  128),
     "laptop-words":   (10_000,  4,  128,  2,  64,  512,  64,  0.1, 0.0, (2000,)),
@@ -371,4 +372,5 @@ if __name__ == "__main__":
 #      it, and which do not?
 #   2. Begin with zeros: write h.new_zeros(len(h), c.mem_len, c.d_model) for h[:, :0].
 #      Which line of show_what_a_cut_changes no longer prints rounding?
-#   3. Give the figure's last bar clamp_len=127: it reads distances never trained.
+#   3. Give the figure's last bar clamp_len=127.  Without, it reads distances that were
+#      never trained: does it pay for that?

@@ -11,12 +11,13 @@
 
 A run lives in one folder (--out): checkpoint.pt and the one before it, previous.pt,
 best.pt (best validation loss), metrics.tsv and curve.png.  Losses are in nats inside,
-and shown as bits per character (bpc) of bytes, or as perplexity (ppl) of words.
+and shown as bits per byte (called bpc, as in the papers) or perplexity per word (ppl).
 
 Words of this file: `given` is a dict of the flags that were typed, and nothing else;
 `state` is where a run stands (checkpoint.State: steps, tokens and seconds so far, the
 place in the text, the memory, the best validation loss); `content` is what a checkpoint
-holds, None for a new run; a rank is one of the processes of a run, one for each GPU.
+holds: weights, optimizer, random numbers, settings, state; it is None for a new run.  A
+rank is one of the processes of a run, one for each GPU.
 """
 import math
 import os
@@ -150,7 +151,8 @@ def train_step(model, optimizer, x, y, memory, run):
     Returns the mean loss (nats), the gradient norm before clipping, and the new memory.
     If loss or norm is not finite nothing is updated and the old memory comes back: one
     such number would poison every weight.  (In `train` the model is wrapped in a
-    distributed.Learner, for micro-batches and ranks: it stands for all their lanes.)
+    distributed.Learner, which reads the lanes in micro-batches and makes all backward
+    passes but the last itself: so zero_grad comes before the call.)
     """
     optimizer.zero_grad()
     with autocast(run, x.device.type):
@@ -265,10 +267,10 @@ def begin(given, device, folder):
     # 3. the place in the text, and what else the checkpoint holds
     stream = training_lanes(corpus, run, state.epoch, device)
     checkpoint.check_place(content, state, stream)
-    x, y = next_segment(stream, run, state, device)
-    if content:
+    x, y = next_segment(stream, run, state, device)  # a sample: the place stays
+    if content:  # the optimizer's moments, the random numbers, the memory
         checkpoint.restore(content, optimizer, state, config, run, device)
-    folder.own(new=content is None)
+    folder.own(new=content is None)  # locked: no other process writes to it
     part = slice(run.micro_batch or len(x))  # what goes through the model at a time
     if not content:
         log.say_what_a_gpu_trains(given, device, MODELS_OF, RUNS_OF)
@@ -283,7 +285,7 @@ def begin(given, device, folder):
         name=name, config=config, run=run, corpus=corpus, state=state, stream=stream,
         model=model, reader=reader, optimizer=optimizer,
         learner=distributed.Learner(learner, run.micro_batch))
-    folder.open(job, content)
+    folder.open(job, content)  # metrics.tsv, begun or gone on with
     return job
 
 
@@ -302,7 +304,7 @@ def validate_and_save(job, folder, stop):
         valid, loss = validation_tokens(job.corpus, run), None
         if stop.asked():
             return
-        with stop.at_once():
+        with stop.at_once():  # a signal ends this block, and need not wait for it
             loss = distributed.evaluate_in_parts(
                 evaluate, job.reader, valid, run, "validating")
         if loss is None:  # a signal has ended it; --resume will begin with it
@@ -329,6 +331,7 @@ def train(given, device):
                 rate = learning_rate(run, state.step, done)
                 job.optimizer.set_rate(rate)
                 x, y = next_segment(job.stream, run, state, device)
+                # out of memory: the error will say how many lanes would fit
                 with estimate.what_would_fit(job.config, job.model, run):
                     loss, norm, state.memory = train_step(
                         job.learner, job.optimizer, x, y, state.memory, run)

@@ -115,7 +115,8 @@ EXERCISES = (
         "of these rows, and read the rest as (T, K). Row i has then moved left by T - 1 - i. "
         "Any number of leading dimensions may come first.",
         "Draw T = 3, K = 5 on paper, as at the top of the lesson. Which row of the reshaped "
-        "matrix begins with a pad cell and holds nothing that is needed: the first or the last?"),
+        "matrix begins with a pad cell and holds nothing that is needed: the first or the last? "
+        "If it is right for one matrix only: x.shape[-2:] is T and K, the rest stays in front."),
     Exercise(
         "hidden_keys", "05_full_model", "hidden_keys", 3,
         "same_length: every query sees M + 1 keys",

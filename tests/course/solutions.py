@@ -61,8 +61,8 @@ def gradient_into(model, x, y, T):
     loss_2 = stream_losses(model, x, y, T)[:, T:].sum()
     hook.remove()
     loss_2.backward()
-    # exactly 0 for segment 1, as the memory is detached: not None, since its own losses
-    # stand in the same tensor, and the slice sends zeros back through them
+    # exactly 0 for segment 1, as the memory is detached.  0 and not None: the losses of
+    # segment 1 are in the graph, too, and the slice sends zeros back through them
     return [h.grad.abs().max().item() for h in inputs]
 
 
