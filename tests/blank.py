@@ -29,8 +29,8 @@ LEFT_OUT = ("data", "runs", "figures", "experiments", "README.md", "tests/README
             "tests/grade.py", "tests/experiments", "tests/system", "tests/course/right",
             "tests/course/test_course.py", "tests/course/test_blank.py",
             "tests/course/test_edition.py", "tests/course/test_grade.py",
-            "tests/course/plain_reader.py", "support/README.md", "support/fast.py",
-            "support/official_weights.py")  # and what begins with a dot, .gitignore excepted
+            "tests/course/plain_reader.py", "tests/course/answers.md", "support/README.md",
+            "support/fast.py", "support/official_weights.py")  # and what begins with a dot, .gitignore excepted
 
 
 # ---- a lesson file, taken apart -----------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from course.exercises import BY_NAME, ROOT
 
 train = import_module("train")
-READMES = sorted(path for folder in (".", "support", "tests", "experiments")
+READMES = sorted(path for folder in (".", "support", "tests", "tests/course", "experiments")
                  for path in (ROOT / folder).glob("*.md"))
 SCRIPTS = sorted(path for folder in (".", "support", "tests", "tests/system", "experiments")
                  for path in (ROOT / folder).glob("*.py"))
@@ -163,6 +163,15 @@ def test_each_figure_is_shown():
     texts = "".join(path.read_text(encoding="utf-8") for path in READMES)
     assert not [path.name for path in (ROOT / "figures").iterdir()
                 if f"figures/{path.name})" not in texts]
+
+
+def test_each_question_of_the_lessons_has_an_answer():
+    """As many, lesson by lesson, and in the order of the two lists."""
+    answers = (ROOT / "tests/course/answers.md").read_text(encoding="utf-8")
+    for path, section in zip(sorted(ROOT.glob("0*.py")), answers.split("\n## ")[1:], strict=True):
+        asked = path.read_text(encoding="utf-8").rpartition("\n# Ask yourself\n")[2]
+        questions, answered = re.findall(r"^#   (\d)", asked, re.M), re.findall(r"^\d", section, re.M)
+        assert section.startswith(f"Lesson {int(path.name[:2])}\n") and questions == answered
 
 
 @pytest.mark.parametrize("text, part", [
