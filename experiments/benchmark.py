@@ -41,7 +41,8 @@ import torch
 import baselines
 import common
 import benchmark_parts
-from benchmark_parts import DTYPES, in_new_process, measure, random_tokens, resident_peak
+from benchmark_parts import (
+    DTYPES, in_new_process, long_segments, measure, random_tokens, resident_peak)
 from support import distributed, fast
 from support.estimate import bands
 
@@ -76,8 +77,11 @@ SIZES |= {  # as train.py trains and evaluates them
     for name, run in train.RUNS_OF.items()
     if name in ("enwik8-12L", "enwik8-24L", "wt103-large", "lm1b-large")}
 METHODS = {"train": "step", "eval": "evaluate", "generate": "generate", "window": "evaluate"}
-# comparisons inside our model (benchmark_parts.py), and the size that each is for
-INSIDE = {"parts": "S", "reading": "enwik8-12L", "softmax": "wt103-large", "dtype": "S"}
+# comparisons inside our model, and the size that each is for
+INSIDE = {"parts": (benchmark_parts.compare_parts, "S"),
+          "reading": (benchmark_parts.compare_reading, "enwik8-12L"),
+          "softmax": (benchmark_parts.compare_softmax, "wt103-large"),
+          "dtype": (benchmark_parts.compare_dtypes, "S")}
 # tokens in a row: what one implementation leaves in the caches is of no use to the other, as it is
 # to the next token of its own
 IN_A_ROW = 16
@@ -146,12 +150,6 @@ def tokens_of(size, what):
     if what == "train":
         return size.batch * size.segment
     return size.eval_batch * (1 if what == "generate" else size.eval_segment)
-
-
-def long_segments(size):
-    """The size with the T that train.py's `evaluate` reads with, a multiple of its own."""
-    T = size.eval_segment
-    return replace(size, eval_segment=train.reading_length(size) // T * T)
 
 
 def bytes_of_a_token(size, dtype):
@@ -287,24 +285,14 @@ def main(argv):
     flags.add_argument("--compile", action="store_true", help="both models, in --what train")
     flags.add_argument("--against", nargs="*", default=[], metavar="FILE.py")
     given, others = flags.parse_known_args(argv)
+    given.others = others
     if others and given.what != "dtype":
         flags.error(f"unrecognized arguments: {' '.join(others)}")
-    given.size = given.size or INSIDE.get(given.what, "S")
+    comparison, usual_size = INSIDE.get(given.what, (compare, "S"))
+    given.size = given.size or usual_size
     common.hardware.check(given.device)
     torch.set_num_threads(given.threads)
-    size = replace(SIZES[given.size], micro_batch=given.micro_batch)
-    if given.what == "dtype":
-        benchmark_parts.compare_dtypes(given, others)
-    elif given.what == "softmax":
-        benchmark_parts.compare_softmax(size, given)
-    elif given.what == "parts":
-        with torch.device(given.device):
-            benchmark_parts.compare_parts(size, given)
-    elif given.what == "reading":
-        with torch.device(given.device):
-            benchmark_parts.compare_reading(long_segments(size), given)
-    else:
-        compare(size, given)
+    comparison(replace(SIZES[given.size], micro_batch=given.micro_batch), given)
 
 
 if __name__ == "__main__":

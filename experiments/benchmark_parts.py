@@ -48,6 +48,12 @@ def random_tokens(V, *shape, device="cpu"):
     return (V ** torch.rand(shape, device=device)).long() - 1
 
 
+def long_segments(size):
+    """The size with the T that train.py's `evaluate` reads with, a multiple of its own."""
+    T = size.eval_segment
+    return replace(size, eval_segment=common.train.reading_length(size) // T * T)
+
+
 def now(device):
     """Seconds, when all that was asked of the device is done."""
     if device == "cuda":
@@ -159,12 +165,13 @@ def training_forms(size, dtype):
 
 def compare_parts(size, given):
     """Four comparisons in training: forward and backward, and MB kept between them."""
-    for title, forms, inputs in training_forms(size, DTYPES[given.dtype]):
-        calls = {name: lambda form=form: form(*inputs).sum().backward()
-                 for name, form in forms.items()}
-        compare(title, calls, given, {
-            name: f"  {common.kept_for_backward(lambda: form(*inputs)) / 1e6:6.1f} MB kept"
-            for name, form in forms.items()})
+    with torch.device(given.device):
+        for title, forms, inputs in training_forms(size, DTYPES[given.dtype]):
+            calls = {name: lambda form=form: form(*inputs).sum().backward()
+                     for name, form in forms.items()}
+            compare(title, calls, given, {
+                name: f"  {common.kept_for_backward(lambda: form(*inputs)) / 1e6:6.1f} MB kept"
+                for name, form in forms.items()})
 
 
 # ---- --what reading -----------------------------------------------------------------------------
@@ -213,8 +220,9 @@ def reading_forms(size, dtype):
 @torch.no_grad()
 def compare_reading(size, given):
     """Three comparisons without gradients."""
-    for title, forms in reading_forms(size, DTYPES[given.dtype]).items():
-        compare(title, forms, given)
+    with torch.device(given.device):
+        for title, forms in reading_forms(long_segments(size), DTYPES[given.dtype]).items():
+            compare(title, forms, given)
 
 
 # ---- --what softmax -----------------------------------------------------------------------------
@@ -264,13 +272,13 @@ def compare_softmax(size, given):
 
 # ---- --what dtype -------------------------------------------------------------------------------
 
-def compare_dtypes(given, flags):
-    """Two runs of train.py with these flags: the last validations, and how far the curves part."""
+def compare_dtypes(_, given):
+    """Two runs of train.py with given.others: the last validations, and how far the curves part."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes, curves = figure.subplots(), []
     for name, style in (("float32", "-"), ("bf16", "--")):
         rows = optimizers.train_until_done(common.RUNS / f"dtype-{name}", [
-            *optimizers.FLAGS["adam"], "--steps", "2000", "--device", given.device, *flags,
+            *optimizers.FLAGS["adam"], "--steps", "2000", "--device", given.device, *given.others,
             "--dtype", name])
         curve = [(int(row["step"]), float(row["train"])) for row in rows if row["train"]]
         axes.plot(*zip(*curve), style, label=name)
