@@ -1,16 +1,15 @@
 """What the speed of ours is compared with: the plain form, and the sliding window.
 
-The plain form is Transformer-XL as public code writes it.  Written from the paper in the way that
-implementations have followed since: time comes first, (T, B, D); every call projects the keys and
-values of the whole memory anew, and R in every layer; the shift pads and copies; the score is made
-by four-letter einsums.  The same weights give the same losses as our model
-(tests/experiments/test_benchmark.py), so only the speed differs.
+The plain form is Transformer-XL as public code writes it: time comes first, (T, B, D); every call
+projects the keys and values of the whole memory anew, and R in every layer; the shift pads and
+copies; the score is made by four-letter einsums.  The same weights give the same losses as our
+model, so only the speed differs.
 
 The sliding window is how a model without memory evaluates: every prediction reads a window of
 eval_mem_len tokens afresh and keeps the last position only, as in Al-Rfou et al. (2018), the
-baseline of the paper's table 9.  Written to be as fast as such a model can be: absolute positions,
-torch's fused causal attention, and of the last layer nothing but what the last position needs.  Its
-losses mean nothing here (no such model is trained): only what it has to compute counts.
+baseline of the paper's table 9.  It is as fast as such a model can be: absolute positions, torch's
+fused causal attention, and of the last layer nothing but what the last position needs.  No such
+model is trained, so its losses mean nothing: only what it has to compute counts.
 
     python experiments/benchmark.py --against experiments/baselines.py      the plain form
     python experiments/benchmark.py --what window                           the sliding window
@@ -100,41 +99,41 @@ class PlainForm:
 
     def __init__(self, size, dtype, device):
         self.size, self.device, self.dtype = size, device, dtype
-        self.model, self.memories = Plain(size.config).to(device), {}
+        self.model, self.memory = Plain(size.config).to(device), None
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2.5e-4, fused=True)
 
-    def read(self, kind, B, T, M, last=False):
-        """Random tokens (T, B) after the memory of this kind -> losses, or the last logits."""
-        self.model.mem_len, training = M, kind == "train"
-        if self.model.training != training:
+    def read(self, training, T, last=False):
+        """Random tokens (T, B) after a full memory -> losses, or the last logits."""
+        size, config = self.size, self.size.config
+        B, M = size.eval_batch, size.eval_mem_len
+        if training:
+            B, M = size.batch, config.mem_len
+        if training != self.model.training or self.memory is None:
             self.model.train(training)
-        x = torch.randint(self.size.config.vocab_size, (T, B), device=self.device)
-        memory = self.memories.get(kind) or [
-            torch.randn(M, B, self.size.config.d_model, device=self.device) for _ in
-            range(self.size.config.n_layer)]
+            self.model.mem_len = M
+            self.memory = list(torch.randn(
+                config.n_layer, M, B, config.d_model, device=self.device))
+        x = torch.randint(config.vocab_size, (T, B), device=self.device)
         with torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == "bf16"):
-            result, self.memories[kind] = self.model(x, memory, None if last else x)
+            result, self.memory = self.model(x, self.memory, None if last else x)
         return result
 
     def step(self):
         """Forward, backward, clip, Adam."""
-        size = self.size
         self.optimizer.zero_grad()
-        self.read("train", size.batch, size.segment, size.config.mem_len).mean().backward()
+        self.read(True, self.size.segment).mean().backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 0.25)
         self.optimizer.step()
 
     @torch.no_grad()
     def evaluate(self):
         """One segment."""
-        return self.read("evaluate", self.size.eval_batch, self.size.eval_segment,
-                         self.size.eval_mem_len).mean()
+        return self.read(False, self.size.eval_segment).mean()
 
     @torch.no_grad()
     def generate(self):
         """One token."""
-        return self.read("generate", self.size.eval_batch, 1, self.size.eval_mem_len,
-                         last=True).argmax()
+        return self.read(False, 1, last=True).argmax()
 
 
 make = PlainForm  # what benchmark.py --against calls

@@ -12,13 +12,12 @@ that both meet the same machine; baselines.py makes the plain form, as public co
     python experiments/benchmark.py --what parts       also reading, softmax, dtype: the comparisons
                                                        of benchmark_parts.py
 
-What is measured: all memories full, tokens as rare as 1 / rank; the middle of the repetitions after
-a warm-up and, in brackets, the fastest and the slowest.  A step is forward, backward, clip, Adam;
-generation is one token (sixteen in a row).  Evaluation is a stretch of one lane with its losses:
-others read it in segments of the size's T, ours in one, as train.py's `evaluate` does
-(`reading_length`), since under same_length the cut changes no loss; the window reads all of its
-eval_mem_len tokens for each.  Memory is what a process of its own takes at most, above what it
-takes at a tiny size.
+All memories are full; printed is the middle of the repetitions after a warm-up and, in brackets,
+the fastest and the slowest.  A step is forward, backward, clip, Adam; generation is one token
+(sixteen in a row).  Evaluation is a stretch of one lane with its losses: others read it in segments
+of the size's T, ours in one, as train.py's `evaluate` does (`reading_length`), since under
+same_length the cut changes no loss; the window reads its eval_mem_len tokens for each.  Memory is
+what a process of its own takes at most, above what it takes at a tiny size.
 
 The limit is what this machine gives to the same work, measured in the same run, the best of seven.
 For training and evaluation it is the time of the matrix products alone, in our model's shapes:
@@ -31,18 +30,19 @@ GFLOP/s and GB/s count what ours needs for a token over the time that a token ta
 the others, too.  So a share of the limit of 50% means: twice its time.
 """
 import math
+import runpy
 import statistics
 import sys
 from dataclasses import dataclass, replace
-from importlib.util import module_from_spec, spec_from_file_location
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
+import baselines
 import common
 import benchmark_parts
-from benchmark_parts import measure, now, resident_peak
+from benchmark_parts import (
+    DTYPES, in_new_process, long_segments, measure, random_tokens, resident_peak)
 from support import distributed, fast
 from support.estimate import bands
 
@@ -70,83 +70,79 @@ SIZES = {
     "tiny": Size(replace(S, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, mem_len=16),
                  batch=2, segment=16, eval_segment=8, eval_mem_len=32),
     "S": Size(S, batch=8, segment=128, eval_segment=64, eval_mem_len=512),
-    "M": Size(M, batch=4, segment=128, eval_segment=64, eval_mem_len=512),
-    "enwik8-12L": Size(replace(CONFIGS["enwik8-12L"], vocab_size=256), batch=22, segment=512,
-                       eval_segment=80, eval_mem_len=2100),
-    "enwik8-24L": Size(replace(CONFIGS["enwik8-24L"], vocab_size=256), batch=64, segment=768,
-                       eval_segment=128, eval_mem_len=3800),
-    "wt103-large": Size(CONFIGS["wt103-large"], batch=128, segment=384, eval_segment=128,
-                        eval_mem_len=1600),
-    "lm1b-large": Size(CONFIGS["lm1b-large"], batch=512, segment=32, eval_segment=32,
-                       eval_mem_len=128),
-}
+    "M": Size(M, batch=4, segment=128, eval_segment=64, eval_mem_len=512)}
+SIZES |= {  # as train.py trains and evaluates them
+    name: Size(replace(CONFIGS[name], vocab_size=max(256, CONFIGS[name].vocab_size)), run.batch,
+               run.segment, run.eval_segment, run.eval_mem_len)
+    for name, run in train.RUNS_OF.items()
+    if name in ("enwik8-12L", "enwik8-24L", "wt103-large", "lm1b-large")}
 METHODS = {"train": "step", "eval": "evaluate", "generate": "generate", "window": "evaluate"}
-# comparisons inside our model (benchmark_parts.py), and the size that each is for
-INSIDE = {"parts": "S", "reading": "enwik8-12L", "softmax": "wt103-large", "dtype": "S"}
+# comparisons inside our model, and the size that each is for
+INSIDE = {"parts": (benchmark_parts.compare_parts, "S"),
+          "reading": (benchmark_parts.compare_reading, "enwik8-12L"),
+          "softmax": (benchmark_parts.compare_softmax, "wt103-large"),
+          "dtype": (benchmark_parts.compare_dtypes, "S")}
 # tokens in a row: what one implementation leaves in the caches is of no use to the other, as it is
 # to the next token of its own
 IN_A_ROW = 16
-BASELINES = Path(__file__).resolve().parent / "baselines.py"
 
 
 class Ours:
     """One training step, one segment of evaluation, one generated token, in the fast form."""
 
     def __init__(self, size, dtype, device):
-        self.size, self.device = size, device
+        self.size, self.device, self.memory = size, device, None
         self.run = replace(train.RUNS_OF["tiny"], dtype=dtype)
-        self.model, self.memories = fast.prepare(TransformerXL(size.config).to(device)), {}
+        self.model = fast.prepare(TransformerXL(size.config).to(device))
         self.reader = fast.Reader(self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2.5e-4, fused=True)
 
-    def tokens(self, B, T):
-        """Random tokens (B, T), as rare as 1 / rank."""
-        return (self.size.config.vocab_size ** torch.rand(B, T, device=self.device)).long() - 1
-
     def train(self, training):
-        """Switch to training or evaluation, with its lengths, where that is not so yet."""
-        if training != self.model.training:
-            self.model.train(training)
-            self.model.config = self.size.config if training else replace(
+        """Switch to training, or to evaluation with a full memory, unless it is so already.
+
+        It is filled thrice, so that its buffers lie in memory that the process has used before.
+        """
+        if training == self.model.training:
+            return
+        self.model.train(training)
+        self.model.config, self.memory = self.size.config, None
+        if not training:
+            self.model.config = replace(
                 self.size.config, mem_len=self.size.eval_mem_len, same_length=True)
+            for _ in range(3 * math.ceil(self.size.eval_mem_len / self.size.eval_segment)):
+                self.read(self.size.eval_segment, with_losses=False)
 
     def step(self):
         """Forward, backward, clip, Adam."""
         self.train(True)
         x = self.tokens(self.size.batch, self.size.segment)
         learner = distributed.Learner(self.model, self.size.micro_batch)
-        self.memories = {"train": train.train_step(  # those of the old weights go
-            learner, self.optimizer, x, x, self.memories.get("train"), self.run)[2]}
+        self.memory = train.train_step(learner, self.optimizer, x, x, self.memory, self.run)[2]
 
-    def read(self, kind, T, with_losses):
-        """T tokens a lane after the memory of this kind -> losses, or the last logits."""
+    def tokens(self, B, T):
+        """Random tokens (B, T)."""
+        return random_tokens(self.size.config.vocab_size, B, T, device=self.device)
+
+    def read(self, T, with_losses):
+        """T tokens a lane after the memory -> losses, or the last logits."""
         x = self.tokens(self.size.eval_batch, T)
-        self.train(False)
         with train.autocast(self.run, self.device):
-            result, self.memories[kind] = self.reader(
-                x, self.memories.get(kind), x if with_losses else None, last_only=not with_losses)
+            result, self.memory = self.reader(
+                x, self.memory, x if with_losses else None, last_only=not with_losses)
         return result
-
-    def full(self, kind):
-        """Fill the memory of this kind, if that is still to do: thrice, so that its buffers have
-        moved before and lie in memory that the process has used.
-        """
-        if kind not in self.memories:
-            for _ in range(3 * math.ceil(self.size.eval_mem_len / self.size.eval_segment)):
-                self.read(kind, self.size.eval_segment, with_losses=False)
 
     def evaluate(self):
         """One segment with its losses."""
-        self.full("evaluate")
-        return self.read("evaluate", self.size.eval_segment, with_losses=True).mean()
+        self.train(False)
+        return self.read(self.size.eval_segment, with_losses=True).mean()
 
     def generate(self):
         """One token."""
-        self.full("generate")
-        return self.read("generate", 1, with_losses=False).argmax()
+        self.train(False)
+        return self.read(1, with_losses=False).argmax()
 
 
-make = Ours  # as in the files of --against
+OWN = {"ours": Ours, "window": baselines.SlidingWindow}
 
 
 def tokens_of(size, what):
@@ -154,14 +150,6 @@ def tokens_of(size, what):
     if what == "train":
         return size.batch * size.segment
     return size.eval_batch * (1 if what == "generate" else size.eval_segment)
-
-
-def long_segments(size):
-    """The size with the T that train.py's `evaluate` reads with, a multiple of its own."""
-    run = replace(train.RUNS_OF["tiny"], eval_segment=size.eval_segment,
-                  eval_mem_len=size.eval_mem_len)
-    return replace(size, eval_segment=train.reading_length(run) // size.eval_segment
-                   * size.eval_segment)
 
 
 def bytes_of_a_token(size, dtype):
@@ -192,23 +180,14 @@ def products(size, what):
 
 def best_seconds(call, device):
     """The shortest of seven calls."""
-    best = math.inf
-    for _ in range(7):
-        start = now(device)
-        call()
-        best = min(best, now(device) - start)
-    return best
-
-
-def numbers(dtype, device, *shape):
-    """Random numbers of the dtype that products have."""
-    return torch.randn(shape, device=device).to(benchmark_parts.DTYPES[dtype])
+    return min(measure({"call": call}, 7, device)["call"])
 
 
 def limit_of_reading(size, dtype, device):
     """Bytes that a generated token needs, bytes a second of a row times a matrix, a line of both.
     """
-    needed, matrix = bytes_of_a_token(size, dtype), numbers(dtype, device, 16, 2048, 2048)
+    needed = bytes_of_a_token(size, dtype)
+    matrix = torch.randn(16, 2048, 2048, device=device, dtype=DTYPES[dtype])
     row, bytes_ = matrix[0, :1], matrix.numel() * matrix.element_size()
     a_sum = bytes_ / best_seconds(matrix.sum, device)
     rate = bytes_ / best_seconds(lambda: [row @ z for z in matrix], device)
@@ -220,7 +199,8 @@ def limit_of_products(size, what, dtype, device):
     """Operations that a call needs, those a second of its products alone, a line of both."""
     needed = seconds = 0
     for many, batch, rows, inner, columns in products(size, what):
-        a, b = (numbers(dtype, device, batch, *z) for z in ((rows, inner), (inner, columns)))
+        a, b = (torch.randn(batch, *shape, device=device, dtype=DTYPES[dtype])
+                for shape in ((rows, inner), (inner, columns)))
         needed += many * 2 * batch * rows * inner * columns
         seconds += many * best_seconds(lambda: a @ b, device)
     passes, rate = 3 if what == "train" else 1, needed / seconds
@@ -229,15 +209,11 @@ def limit_of_products(size, what, dtype, device):
         f"{1000 * passes * seconds / tokens_of(size, what):.3f} ms a token")
 
 
-def peak_memory(path, name, method, size, dtype, device):
-    """Largest memory of three calls in a process of its own, in GB (on a GPU: allocated there)."""
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(peak_here, (path, name, method, size, dtype, device))
-
-
-def peak_here(path, name, method, size, dtype, device):
-    """The same in this process, above what it takes to do so at a tiny size (torch's own parts)."""
-    make = load(path, name)
+def peak_memory(source, method, size, dtype, device):
+    """Largest memory of three calls, in GB: on a GPU what is allocated there, else that of this
+    process, above what it takes to do the same at a tiny size (torch's own parts).
+    """
+    make = load(source)
     getattr(make(SIZES["tiny"], dtype, device), method)()
     before = resident_peak()
     call = getattr(make(size, dtype, device), method)
@@ -248,54 +224,34 @@ def peak_here(path, name, method, size, dtype, device):
     return resident_peak() - before
 
 
-def load(path, name="make"):
-    """The function of this name in a file; our `make` if path is empty."""
-    if not path:
-        return make
-    if not Path(path).is_file():
-        raise ValueError(f"{path} is no file")
-    spec = spec_from_file_location(Path(path).stem, path)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        raise ValueError(f"{path} has no function {name}(size, dtype, device)")
-    return getattr(module, name)
-
-
-def options(argv):
-    """The flags, and those of train.py that --what dtype takes."""
-    flags = common.new_parser(NAME, __doc__, "--dtype", "--device")
-    flags.add_argument("--what", choices=[*METHODS, *INSIDE], default="train")
-    flags.add_argument("--size", choices=SIZES, help="default: S; with --what reading enwik8-12L, "
-                       "softmax wt103-large; dtype takes train.py's flags instead")
-    flags.add_argument("--threads", type=int, default=torch.get_num_threads())
-    flags.add_argument("--repetitions", type=int, default=15)
-    flags.add_argument("--micro-batch", type=int, default=0, help="lanes at a time in training")
-    flags.add_argument("--compile", action="store_true", help="both models, in --what train")
-    flags.add_argument("--against", nargs="*", default=[], metavar="FILE.py")
-    given, others = flags.parse_known_args(argv)
-    if others and given.what != "dtype":
-        flags.error(f"unrecognized arguments: {' '.join(others)}")
-    given.size = given.size or INSIDE.get(given.what, "S")
-    return given, others
+def load(source):
+    """What makes one of our OWN, or the `make` of a file."""
+    if source in OWN:
+        return OWN[source]
+    if not Path(source).is_file():
+        raise ValueError(f"{source} is no file")
+    content = runpy.run_path(source)
+    if "make" not in content:
+        raise ValueError(f"{source} has no function make(size, dtype, device)")
+    return content["make"]
 
 
 def compare(size, given):
     """Print what the machine allows, and a line for each implementation."""
     what, where = given.what, (given.dtype, given.device)
-    files = {"ours": ("", "make"), **{Path(path).stem: (path, "make") for path in given.against}}
-    sizes = dict.fromkeys(files, size)
+    sources = {Path(z).stem: z for z in ("ours", *given.against)}
+    sizes = dict.fromkeys(sources, size)
     if what in ("eval", "window"):
         sizes["ours"] = long_segments(size)
     if what == "window":
-        files["window"] = BASELINES, "SlidingWindow"
+        sources["window"] = "window"
         sizes["window"] = replace(size, eval_segment=1)  # a call predicts one token of each lane
-    made = {name: load(*file)(sizes[name], *where) for name, file in files.items()}
+    made = {name: load(source)(sizes[name], *where) for name, source in sources.items()}
     if given.compile and what == "train":
         for z in made.values():
             z.model = torch.compile(z.model, dynamic=False)
     calls = {name: getattr(z, METHODS[what]) for name, z in made.items()}
-    tokens = {name: tokens_of(sizes[name], what) for name in files}
+    tokens = {name: tokens_of(sizes[name], what) for name in sizes}
     in_a_row = {name: {"eval": tokens["ours"] // n, "generate": IN_A_ROW}.get(what, 1)
                 for name, n in tokens.items()}
     if what == "generate":
@@ -309,7 +265,7 @@ def compare(size, given):
     for name, times in seconds.items():
         fastest, middle, slowest = (f(times) / tokens[name] for f in (min, statistics.median, max))
         rate = needed / tokens["ours"] / middle
-        memory = peak_memory(*files[name], METHODS[what], sizes[name], *where)
+        memory = in_new_process(peak_memory, sources[name], METHODS[what], sizes[name], *where)
         print(f"{name:10} {1 / middle:10,.0f} tok/s  {1000 * middle:8.3f} ms a token "
               f"[{1000 * fastest:.3f} ... {1000 * slowest:.3f}]  "
               f"{rate / 1e9:6.1f} {unit}, {rate / limit:4.0%} of the limit  {memory:5.2f} GB"
@@ -319,22 +275,24 @@ def compare(size, given):
 @common.command
 def main(argv):
     """Measure what is asked for."""
-    given, others = options(argv)
+    flags = common.new_parser(NAME, __doc__, "--dtype", "--device")
+    flags.add_argument("--what", choices=[*METHODS, *INSIDE], default="train")
+    flags.add_argument("--size", choices=SIZES, help="default: S; with --what reading enwik8-12L, "
+                       "softmax wt103-large; dtype takes train.py's flags instead")
+    flags.add_argument("--threads", type=int, default=torch.get_num_threads())
+    flags.add_argument("--repetitions", type=int, default=15)
+    flags.add_argument("--micro-batch", type=int, default=0, help="lanes at a time in training")
+    flags.add_argument("--compile", action="store_true", help="both models, in --what train")
+    flags.add_argument("--against", nargs="*", default=[], metavar="FILE.py")
+    given, others = flags.parse_known_args(argv)
+    given.others = others
+    if others and given.what != "dtype":
+        flags.error(f"unrecognized arguments: {' '.join(others)}")
+    comparison, usual_size = INSIDE.get(given.what, (compare, "S"))
+    given.size = given.size or usual_size
     common.hardware.check(given.device)
     torch.set_num_threads(given.threads)
-    size = replace(SIZES[given.size], micro_batch=given.micro_batch)
-    if given.what == "dtype":
-        benchmark_parts.compare_dtypes(given, others)
-    elif given.what == "softmax":
-        benchmark_parts.compare_softmax(size, given)
-    elif given.what == "parts":
-        with torch.device(given.device):
-            benchmark_parts.compare_parts(size, given)
-    elif given.what == "reading":
-        with torch.device(given.device):
-            benchmark_parts.compare_reading(long_segments(size), given)
-    else:
-        compare(size, given)
+    comparison(replace(SIZES[given.size], micro_batch=given.micro_batch), given)
 
 
 if __name__ == "__main__":

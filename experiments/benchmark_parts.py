@@ -9,14 +9,13 @@
     python experiments/benchmark.py --what softmax    what the adaptive softmax saves
     python experiments/benchmark.py --what dtype      does bf16 cost anything?
 
-parts and reading compare forms that give the same numbers and gradients, which the tests hold.
-softmax trains one lane with a softmax over all words, and with the adaptive one, on a CPU in
-float32; Adam's moments, 8 more bytes for each parameter, are not there (about a minute, 10 GB).
+parts and reading compare forms that give the same numbers and gradients.  softmax trains one lane
+with a softmax over all words, and with the adaptive one, on a CPU in float32, without Adam's
+moments, 8 more bytes for each parameter (about a minute, 10 GB).
 
-dtype makes the same run of train.py twice, in float32 and with bf16 autocast: matrix products in
-bf16; weights, norms, loss and optimizer in float32.  Same seed, so the same first weights, dropouts
-and order of the text.  2,000 steps of the default model with Adam; further flags are train.py's.
-The runs are kept in runs/dtype-*, and a command that was stopped goes on.
+dtype makes the same run of train.py twice, in float32 and with bf16 autocast: 2,000 steps of the
+default model with Adam, from the same seed; further flags are train.py's.  The runs are kept in
+runs/dtype-*, and a command that was stopped goes on.
 """
 import math
 import multiprocessing
@@ -32,7 +31,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
 import optimizers
@@ -45,6 +43,17 @@ DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 # ---- how time and memory are measured -----------------------------------------------------------
 
+def random_tokens(V, *shape, device="cpu"):
+    """Tokens below V, as rare as 1 / rank."""
+    return (V ** torch.rand(shape, device=device)).long() - 1
+
+
+def long_segments(size):
+    """The size with the T that train.py's `evaluate` reads with, a multiple of its own."""
+    T = size.eval_segment
+    return replace(size, eval_segment=common.train.reading_length(size) // T * T)
+
+
 def now(device):
     """Seconds, when all that was asked of the device is done."""
     if device == "cuda":
@@ -55,7 +64,7 @@ def now(device):
 def measure(calls, repetitions, device, in_a_row=None):
     """{name: call} -> {name: seconds of a call in each repetition}, turn by turn after a warm-up.
 
-    A repetition is the mean of so many calls in a row, {name: number}, else of one.
+    A repetition is the mean of so many calls in a row, {name: number}, else one call.
     """
     seconds = {name: [] for name in calls}
     for i in progress(range(repetitions + 2), "repetition", repetitions + 2):
@@ -78,6 +87,12 @@ def compare(title, calls, given, notes=None):
     for name, middle in middles.items():
         print(f"  {name:30} {1000 * middle:7.2f} ms  {first / middle:5.2f} times as fast"
               f"{notes[name] if notes else ''}")
+
+
+def in_new_process(function, *arguments):
+    """What a function gives in a process of its own, so that its peak of memory is its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
 
 
 def resident_peak():
@@ -116,96 +131,87 @@ ATTENTION = {
     "+ shift as a view": shift_as_a_view,
     "+ heads in front, scale on q": heads_in_front,
     "+ in place: fast.attend": fast.attend}
-FORWARD = {"lesson 5": lesson_5.RelativeAttention.forward, "fast.forward": fast.forward}
-DROPOUT = {"nn.Dropout": nn.Dropout(0.1), "fast.Dropout": fast.Dropout(0.1)}
-RELU = {"ReLU, then dropout": nn.Sequential(nn.ReLU(), fast.Dropout(0.1)),
-        "fast.DropoutReLU": fast.DropoutReLU(0.1)}
 
 
-def feed_forward(inner):
-    """W_2 inner(W_1 h), as a function of leaves."""
-    return lambda h, W_1, W_2: inner(h @ W_1.T) @ W_2.T
+def feed_forward(inner, h, W_1, W_2):
+    """The feed-forward network with this between its products."""
+    return inner(h @ W_1.T) @ W_2.T
 
 
-def compare_training(title, forms, inputs, given):
-    """Print a line for each form: forward and backward, and MB kept between them."""
-    calls = {name: lambda form=form: form(*inputs).sum().backward()
-             for name, form in forms.items()}
-    compare(title, calls, given, {
-        name: f"  {common.kept_for_backward(lambda: form(*inputs)) / 1e6:6.1f} MB kept"
-        for name, form in forms.items()})
-
-
-def compare_parts(size, given):
-    """Four comparisons in training, in the size's shapes."""
-    c, B, T = size.config, size.batch, size.segment
-    H, C, D, FF, K = c.n_head, c.d_head, c.d_model, c.d_inner, c.mem_len + T
-    dtype = DTYPES[given.dtype]
-
-    def leaf(*shape):
-        return torch.randn(shape, dtype=dtype, requires_grad=True)
+def training_forms(size, dtype):
+    """What is compared, its forms, and their inputs, in the size's shapes."""
+    c, B, T, M = size.config, size.batch, size.segment, size.config.mem_len
+    H, C, D, FF, K = c.n_head, c.d_head, c.d_model, c.d_inner, M + T
+    numbers = partial(torch.randn, dtype=dtype)
+    leaf = partial(numbers, requires_grad=True)
 
     def heads(*shape):  # as lesson 5 takes them apart
         return leaf(*shape, H, C).transpose(-3, -2)
-    attention = lesson_5.RelativeAttention(c)
-    hidden = lesson_5.hidden_keys(T, c.mem_len, c.mem_len, False)
-    compare_training(
-        "attention, without its projections",
-        {name: partial(form, attention) for name, form in ATTENTION.items()},
-        [heads(B, T), heads(B, K), heads(B, K), heads(K), leaf(H, C), leaf(H, C), hidden], given)
-    attention.attend = MethodType(fast.attend, attention.to(dtype))
-    compare_training(
-        "attention with its projections",
-        {name: partial(form, attention) for name, form in FORWARD.items()},
-        [leaf(B, T, D), torch.randn(B, c.mem_len, D, dtype=dtype), torch.randn(K, D, dtype=dtype),
-         leaf(H, C), leaf(H, C), hidden], given)
-    compare_training("dropout of the feed-forward network", DROPOUT, [leaf(B, T, FF)], given)
-    compare_training("feed-forward network",
-                     {name: feed_forward(form) for name, form in RELU.items()},
-                     [leaf(B, T, D), leaf(FF, D), leaf(D, FF)], given)
+    attention = lesson_5.RelativeAttention(c).to(dtype)
+    u, v, hidden = leaf(H, C), leaf(H, C), lesson_5.hidden_keys(T, M, M, False)
+    yield "attention, without its projections", ATTENTION, [
+        attention, heads(B, T), heads(B, K), heads(B, K), heads(K), u, v, hidden]
+    attention.attend = MethodType(fast.attend, attention)
+    forward = {"lesson 5": lesson_5.RelativeAttention.forward, "fast.forward": fast.forward}
+    yield "attention with its projections", forward, [
+        attention, leaf(B, T, D), numbers(B, M, D), numbers(K, D), u, v, hidden]
+    dropout = {"nn.Dropout": nn.Dropout(0.1), "fast.Dropout": fast.Dropout(0.1)}
+    yield "dropout of the feed-forward network", dropout, [leaf(B, T, FF)]
+    relu = {"ReLU, then dropout": nn.Sequential(nn.ReLU(), fast.Dropout(0.1)),
+            "fast.DropoutReLU": fast.DropoutReLU(0.1)}
+    relu = {name: partial(feed_forward, inner) for name, inner in relu.items()}
+    yield "feed-forward network", relu, [leaf(B, T, D), leaf(FF, D), leaf(D, FF)]
+
+
+def compare_parts(size, given):
+    """Four comparisons in training: forward and backward, and MB kept between them."""
+    with torch.device(given.device):
+        for title, forms, inputs in training_forms(size, DTYPES[given.dtype]):
+            calls = {name: lambda form=form: form(*inputs).sum().backward()
+                     for name, form in forms.items()}
+            compare(title, calls, given, {
+                name: f"  {common.kept_for_backward(lambda: form(*inputs)) / 1e6:6.1f} MB kept"
+                for name, form in forms.items()})
 
 
 # ---- --what reading -----------------------------------------------------------------------------
 
+def multiply(a, matrices):
+    """A product with each."""
+    return [a @ z for z in matrices]
+
+
 def layer_that_reads(size, block, dtype):
     """A call that reads eval_segment tokens, with one layer, the queries in such blocks."""
     config = replace(size.config, n_layer=1, mem_len=size.eval_mem_len, same_length=True)
-    reader = fast.Reader(lesson_5.TransformerXL(config).eval())
-    x, before = (torch.zeros(1, n).long() for n in (size.eval_segment, size.eval_mem_len))
+    reader, memory = fast.Reader(lesson_5.TransformerXL(config).eval()), None
 
-    def read(x, memory=None):
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-            return reader(x, memory, last_only=True)[1]
-    memory = read(before)
-
-    def call():
+    def call(T=size.eval_segment):
         nonlocal memory
-        fast.BLOCK = block
-        memory = read(x, memory)
+        fast.BLOCK, x = block, torch.zeros(1, T).long()
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+            memory = reader(x, memory, last_only=True)[1]
+    call(size.eval_mem_len)  # fills the memory
     return call
 
 
 def reading_forms(size, dtype):
     """{what: {form: call}}: for one token in all layers, more than caches hold; a segment."""
     c, K = size.config, size.eval_mem_len + 1
-
-    def several(*shape):
-        return [torch.randn(shape).to(dtype) for _ in range(c.n_layer)]
-    (row, *_), up = several(1, c.d_model), several(c.d_inner, c.d_model)
-    q, *_ = several(c.n_head, 1, c.d_head)
-    # windows of something longer, as in a buffer; the first form is as W_kR makes them
-    whole = [z.transpose(0, 1).mT for z in several(K + 30, c.n_head, c.d_head)]
-    distances, keys = ([z[..., -K:] for z in form] for form in (
-        whole, [z.contiguous() for z in whole]))
+    H, C, D, layers = c.n_head, c.d_head, c.d_model, range(c.n_layer)
+    numbers = partial(torch.randn, dtype=dtype)
+    row, W_1 = numbers(1, D), [numbers(c.d_inner, D).t() for _ in layers]
+    # Q in windows of something longer, as in a buffer; the first form is as W_kR makes it
+    q, Q = numbers(H, 1, C), [numbers(K + 30, H, C).permute(1, 2, 0) for _ in layers]
+    forms = {"Q (K, H, C)": Q, "Q (H, K, C)": [z.mT.contiguous().mT for z in Q],
+             "Q (H, C, K)": [z.contiguous() for z in Q]}
     return {
-        "a row times W_1": {"(out, in)": lambda z=up: [row @ w.t() for w in z],
-                            "(in, out)": lambda z=[w.t().contiguous() for w in up]: [
-                                row @ w for w in z]},
+        "a row times W_1": {
+            "(out, in)": partial(multiply, row, W_1),
+            "(in, out)": partial(multiply, row, [z.contiguous() for z in W_1])},
         "scores of one query": {
-            "Q (K, H, C)": lambda: [q @ z for z in distances],
-            "Q (H, K, C)": lambda z=[z.mT.contiguous().mT[..., -K:] for z in whole]: [
-                q @ k for k in z],
-            "Q (H, C, K)": lambda: [q @ z for z in keys]},
+            name: partial(multiply, q, [z[..., -K:] for z in form])
+            for name, form in forms.items()},
         f"{size.eval_segment} tokens in a layer": {
             f"blocks of {n}": layer_that_reads(size, n, dtype)
             for n in (size.eval_segment, fast.BLOCK)}}
@@ -214,52 +220,40 @@ def reading_forms(size, dtype):
 @torch.no_grad()
 def compare_reading(size, given):
     """Three comparisons without gradients."""
-    for title, forms in reading_forms(size, DTYPES[given.dtype]).items():
-        compare(title, forms, given)
+    with torch.device(given.device):
+        for title, forms in reading_forms(long_segments(size), DTYPES[given.dtype]).items():
+            compare(title, forms, given)
 
 
 # ---- --what softmax -----------------------------------------------------------------------------
 
-class Largest(TorchDispatchMode):
-    """Keeps the shape of the largest tensor that is made inside the block and has a row a token."""
-
-    shape = torch.Size()
-
-    def __init__(self, tokens):
-        super().__init__()
-        self.tokens = tokens
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **kwargs or {})
-        for z in result if isinstance(result, (tuple, list)) else [result]:
-            if torch.is_tensor(z) and self.tokens in z.shape:
-                self.shape = max(self.shape, z.shape, key=torch.Size.numel)
-        return result
-
-
 def cost_of_a_step(config, threads):
-    """One lane of T = M tokens as rare as 1 / rank, forward and backward.
-
-    Returns parameters, peak memory in GB, seconds (the middle of three), largest shape.
+    """Forward and backward of one lane of T = M tokens -> parameters, peak memory in GB, seconds
+    (the middle of three), shape of the largest tensor with a row a token that autograd keeps.
     """
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model, T = fast.prepare(lesson_5.TransformerXL(config)), config.mem_len
-    parameters = sum(p.numel() for p in model.parameters())
-    ranks = 1 / torch.arange(1.0, config.vocab_size + 1)
-    x, y = torch.multinomial(ranks, 2 * T, replacement=True).view(2, 1, T)
+    x, y = random_tokens(config.vocab_size, 2, 1, T)
     memory = [torch.randn(1, T, config.d_model) for _ in range(config.n_layer)]
-    times = []
-    for _ in range(3):
+    times, shapes = [], []
+
+    def step():
         start = time.perf_counter()
-        loss, _ = model(x, memory, y)
-        loss.mean().backward()
+        model(x, memory, y)[0].mean().backward()
         times.append(time.perf_counter() - start)
         model.zero_grad()
+
+    def keep(tensor):
+        shapes.append(tensor.shape)
+        return tensor
+    for _ in range(3):
+        step()
     peak = resident_peak()
-    with Largest(T) as largest:
-        model(x, memory, y)[0].mean().backward()
-    return parameters, peak, sorted(times)[1], tuple(largest.shape)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        step()
+    largest = max((shape for shape in shapes if T in shape), key=torch.Size.numel)
+    return lesson_5.count_parameters(config), peak, sorted(times[:3])[1], tuple(largest)
 
 
 def compare_softmax(size, given):
@@ -270,8 +264,7 @@ def compare_softmax(size, given):
     print(f"N {config.n_layer}, D {config.d_model}, T = M = {config.mem_len}, B 1, "
           f"{config.vocab_size:,} words; {given.threads} threads")
     for name, c in (("full", replace(config, cutoffs=(), div_val=1)), ("adaptive", config)):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:  # a peak of its own
-            parameters, peak, seconds, shape = pool.apply(cost_of_a_step, (c, given.threads))
+        parameters, peak, seconds, shape = in_new_process(cost_of_a_step, c, given.threads)
         print(f"{name:8}  {parameters:11,} parameters  {seconds:5.2f} s forward and backward  peak "
               f"{peak:.1f} GB (weights and gradients {8 * parameters / 1e9:.1f})  "
               f"largest activation {shape}, {4 * math.prod(shape) / 1e6:.0f} MB")
@@ -279,13 +272,13 @@ def compare_softmax(size, given):
 
 # ---- --what dtype -------------------------------------------------------------------------------
 
-def compare_dtypes(given, flags):
-    """Two runs of train.py with these flags: the last validations, and how far the curves part."""
+def compare_dtypes(_, given):
+    """Two runs of train.py with given.others: the last validations, and how far the curves part."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes, curves = figure.subplots(), []
     for name, style in (("float32", "-"), ("bf16", "--")):
         rows = optimizers.train_until_done(common.RUNS / f"dtype-{name}", [
-            *optimizers.FLAGS["adam"], "--steps", "2000", "--device", given.device, *flags,
+            *optimizers.FLAGS["adam"], "--steps", "2000", "--device", given.device, *given.others,
             "--dtype", name])
         curve = [(int(row["step"]), float(row["train"])) for row in rows if row["train"]]
         axes.plot(*zip(*curve), style, label=name)
@@ -293,8 +286,9 @@ def compare_dtypes(given, flags):
         valid = [row["valid"] for row in rows if row["valid"]][-1]
         print(f"{name:8} validation {valid} after {rows[-1]['step']} steps, "
               f"{float(rows[-1]['seconds']):.0f} s of training")
-    rest = [abs(a - b) for (_, a), (_, b) in zip(*curves)][len(curves[0]) // 10 :]
-    print(f"largest distance of the training curves after the first tenth: {max(rest):.4f}")
+    apart = [abs(a - b) for (_, a), (_, b) in zip(*curves)]
+    print("largest distance of the training curves after the first tenth: "
+          f"{max(apart[len(apart) // 10 :]):.4f}")
     axes.set(xlabel="step", ylabel="training loss (bits per byte)", xlim=(0, None),
              ylim=(0, None), title="The same run in two dtypes")
     axes.grid(alpha=0.4)

@@ -6,9 +6,8 @@
 A run is `python train.py --seed N`, or the same with FLAGS["adam"], kept in a folder of --out; what
 is finished is not trained again.  Its best model reads the first 100,000 bytes of the validation
 text with memories from 0 to 2,048, beyond training's length twice: all distances as they are, and
-the larger ones counted as the largest of training (clamp).  With same_length each query sees itself
-and exactly the M keys before it, as far as they exist; with M 0 only itself, and that loss is above
-the figure.  The figure shows the loss over the minutes of training, and over the memory.
+the larger ones counted as the largest of training (clamp).  With M 0 each query sees only itself,
+and that loss is above the figure.
 """
 import math
 import statistics
@@ -30,9 +29,8 @@ FLAGS = {"muon": ["--optimizer", "muon"],  # the default; Adam with what was bes
 
 def train_until_done(out, flags):
     """Train a run in a folder, or what is left of it -> the lines of its metrics.tsv."""
-    saved = (out / "checkpoint.pt", out / "previous.pt")
-    resume = ["--resume"] if any(path.exists() for path in saved) else []
-    if train.command([*flags, "--out", str(out), *resume]):
+    saved = (out / "checkpoint.pt").exists() or (out / "previous.pt").exists()
+    if train.command([*flags, "--out", str(out), *["--resume"] * saved]):
         raise KeyboardInterrupt  # a signal has stopped it, and all is saved
     return log.read_metrics(out / "metrics.tsv")
 
@@ -41,15 +39,14 @@ def losses_over_memory(out, data_dir):
     """{(M, clamp): bpc on the beginning of the validation text} of a run's best model."""
     content = checkpoint.best(out)
     model, run, _ = train.restored(content, "cpu")
-    tokens = train.validation_tokens(
-        train.read_corpus({"data_dir": data_dir}, run, content), run)
-    reader = train.reader_of(model, run)
+    corpus = train.read_corpus({"data_dir": data_dir}, run, content)
+    reader, found = train.reader_of(model, run), {}
     farthest = model.config.mem_len + run.segment - 1  # the largest distance in training
-    found = {}
     for M in MEMORIES:
         for clamp in {0, farthest if M > farthest else 0}:
-            lengths = replace(run, eval_mem_len=M, eval_clamp_len=clamp)
-            nats = train.evaluate(reader, tokens, lengths, f"{out.name}, M {M}")
+            nats = train.evaluate(
+                reader, train.validation_tokens(corpus, run),
+                replace(run, eval_mem_len=M, eval_clamp_len=clamp), f"{out.name}, M {M}")
             found[M, clamp > 0] = nats / math.log(2)
     return found
 
@@ -61,12 +58,11 @@ def draw(curves, losses, path):
     for (name, seed), curve in curves.items():
         label = name.title() if seed == min(s for _, s in curves) else None
         left.plot(*zip(*curve), STYLES[name], alpha=0.7, linewidth=1, label=label)
-        for clamp, line in ((False, "o-"), (True, "x:")):
-            points = [(MEMORIES.index(M), loss) for (M, clamped), loss in losses[name, seed].items()
-                      if clamped == clamp]
-            text = f"{label}, larger distances clamped" if clamp else label
-            right.plot(*zip(*points) if points else ((), ()), line, color=STYLES[name], alpha=0.7,
-                       markersize=4, linewidth=1, label=text if label else None)
+        for clamp, line, what in ((False, "o-", ""), (True, "x:", ", larger distances clamped")):
+            points = {MEMORIES.index(M): loss for (M, clamped), loss in losses[name, seed].items()
+                      if clamped == clamp}
+            right.plot(points.keys(), points.values(), line, color=STYLES[name], alpha=0.7,
+                       markersize=4, linewidth=1, label=label and label + what)
     left.set(xlabel="minutes of training", ylabel="training loss (bits per byte)", xlim=(0, None),
              ylim=(0, None), title="The same time, two optimizers")
     right.set(xlabel="memory M at evaluation (bytes)", ylabel="validation loss (bits per byte)",

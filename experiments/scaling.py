@@ -13,11 +13,11 @@ the gradients (S bytes) in buckets of 25 MiB while the backward pass goes on.  I
     not hidden = max(0, that of the layers - 2/3 compute / parts) + that of embedding and output
     step       = compute + not hidden
 
-`fixed` is what a layer takes in a step however few lanes there are (starting kernels, Adam), so it
-is a floor.  `parts` (micro-batches) is the least with which the memory fits.  Backward is 2/3 of
-the compute.  The embedding is the output matrix, too, so its gradient is complete only with the
-very last operation of the backward pass: nothing is left to hide its all-reduce.  The bandwidth is
-that of the slowest link, nvlink up to 8 GPUs, network above; the hops are those of a tree.
+`fixed` is what a layer takes in a step however few lanes there are (starting kernels, Adam).
+`parts` (micro-batches) is the least with which the memory fits.  Backward is 2/3 of the compute.
+The embedding is the output matrix, too, so its gradient is complete only with the very last
+operation: nothing is left to hide its all-reduce.  The bandwidth is that of the slowest link,
+nvlink up to 8 GPUs, network above; the hops are those of a tree.
 """
 import math
 import sys

@@ -1,9 +1,9 @@
 """Table 9 of the paper: how much slower is a sliding window than a memory?
 
 A model without memory can give each prediction a long context only by reading a window of it afresh
-(Al-Rfou et al. 2018; baselines.py, as fast as we can make it).  Ours reads segments of 128 on with
-a memory of that length, and keeps its keys and values projected (support/fast.py); the plain form,
-as public code writes it, projects the whole memory in every call (baselines.py).
+(Al-Rfou et al. 2018).  Ours reads segments of 128 on with a memory of that length, and keeps its
+keys and values projected (support/fast.py); the plain form projects the whole memory in every call
+(both others: baselines.py).
 
     python experiments/table9_eval_speed.py                       a few minutes on two cores
     python experiments/table9_eval_speed.py --size enwik8-12L --repetitions 3      half an hour
@@ -26,6 +26,7 @@ import math
 import statistics
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
@@ -61,13 +62,13 @@ def milliseconds_a_token(size, given):
                      for side, (make, *_) in SIDES.items()}
             seconds = benchmark.measure(calls, given.repetitions, given.device)
         except torch.OutOfMemoryError:
-            break
+            if lanes > min(given.lanes):
+                break
+            raise ValueError(f"out of memory at length {size.eval_mem_len:,} already with "
+                             f"{lanes} lanes") from None
         for side, (_, tokens, *_) in SIDES.items():
             best[side] = min(best[side], [1000 * z / (lanes * tokens) for z in seconds[side]],
                              key=statistics.median)
-    if best["window"] == [math.inf]:
-        raise ValueError(f"out of memory at length {size.eval_mem_len:,} already with "
-                         f"{min(given.lanes)} lanes")
     return best
 
 
@@ -84,31 +85,30 @@ def main(argv):
     if min(given.repetitions, *given.lanes, *given.lengths) < 1:
         raise ValueError("--repetitions, --lanes and --lengths must be at least 1")
     common.hardware.check(given.device)
-    out = common.Path(given.out)
+    out = Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
-    size, speeds = benchmark.SIZES[SIZES[given.size]], {side: [] for side in SIDES}
+    name, middles = SIZES[given.size], []
+    size = replace(benchmark.SIZES[name], eval_segment=SEGMENT)
     config = size.config
-    print(f"milliseconds a token, median of {given.repetitions}; {SIZES[given.size]} (N "
+    print(f"milliseconds a token, median of {given.repetitions}; {name} (N "
           f"{config.n_layer}, D {config.d_model}), {given.dtype}, {given.device}, T {SEGMENT}, "
           f"best of {given.lanes} lanes\nlength      ours     plain    window  window / ours  "
           "[range]          arithmetic allows  paper (24 layers, GPU)")
     for length in given.lengths:
-        times = milliseconds_a_token(
-            replace(size, eval_mem_len=length, eval_segment=SEGMENT), given)
+        times = milliseconds_a_token(replace(size, eval_mem_len=length), given)
         middle = {side: statistics.median(z) for side, z in times.items()}
         low, high = (a(times["window"]) / b(times["ours"]) for a, b in ((min, max), (max, min)))
         print(f"{length:6}" + "".join(f"{z:10.3f}" for z in middle.values())
               + f"{middle['window'] / middle['ours']:15,.0f}  "
               f"{f'[{low:,.0f} ... {high:,.0f}]':15}{allowed(config, length):19,.0f}"
               f"{PAPER.get(length, '-'):>24}", flush=True)
-        for side in SIDES:
-            speeds[side].append(1000 / middle[side])
+        middles.append(middle)
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
     for side, (*_, style, label) in SIDES.items():
-        axes.plot(given.lengths, speeds[side], style, label=label)
+        axes.plot(given.lengths, [1000 / z[side] for z in middles], style, label=label)
     axes.set(yscale="log", xlabel="memory, or length of the window (tokens)", xlim=(0, None),
              ylabel="tokens per second (log scale)",
-             title=f"Evaluation of {SIZES[given.size]}, {given.dtype}, {given.device}")
+             title=f"Evaluation of {name}, {given.dtype}, {given.device}")
     axes.grid(axis="y", alpha=0.4)
     axes.legend()
     common.save_figure(axes.figure, out / "speed.png")

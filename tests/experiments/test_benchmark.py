@@ -61,7 +61,7 @@ def test_the_plain_form_gives_our_losses_and_gradients():
     assert_close(found[1], wanted[1], "the gradient into W_kR", 1e-5)
 
 
-@pytest.mark.parametrize("make", [benchmark.make, baselines.make], ids=["ours", "plain"])
+@pytest.mark.parametrize("make", [benchmark.Ours, baselines.make], ids=["ours", "plain"])
 def test_every_call_does_its_work(make):
     """A step changes the weights; evaluation and generation change nothing but their memory."""
     made = make(benchmark.SIZES["tiny"], "float32", "cpu")
@@ -96,7 +96,7 @@ def test_the_products_are_those_that_the_model_makes(what, monkeypatch):
     """Their operations are what torch counts in a forward pass with a full memory."""
     monkeypatch.setattr(fast, "BLOCK", 4)
     size = replace(benchmark.SIZES["tiny"], eval_segment=8, batch=4, micro_batch=2)
-    made, counter = benchmark.make(size, "float32", "cpu"), FlopCounterMode(display=False)
+    made, counter = benchmark.Ours(size, "float32", "cpu"), FlopCounterMode(display=False)
     x = made.tokens(size.micro_batch, size.segment)
     if what == "train":
         made.train(True)
@@ -105,7 +105,7 @@ def test_the_products_are_those_that_the_model_makes(what, monkeypatch):
             made.model(x, memory, x)
         parts, projected = 2, 2 * 2 * (16 + 16) * 32 * 32  # of R, in two layers
     else:
-        made.full("evaluate")
+        made.train(False)
         with counter:
             made.evaluate()
         parts = 1
@@ -156,18 +156,17 @@ def test_a_line_for_each_implementation(what, tokens, others, capsys, monkeypatc
     clock, now = {"ours": iter([9, 9, 2, 4, 3]), name: iter(
         z for z in (9, 9, 12, 12, 12) for _ in range(in_a_row))}, [0.0]
 
-    def load(path, function):
-        assert (str(path), function) in (("", "make"), ("plain.py", "make"),
-                                         (str(benchmark.BASELINES), "SlidingWindow"))
+    def load(source):
+        assert source in ("ours", "plain.py", "window")
 
         def call():
-            now[0] += next(clock[name if path else "ours"])
+            now[0] += next(clock["ours" if source == "ours" else name])
         return lambda *_: SimpleNamespace(**{benchmark.METHODS[what]: call})
 
     def limit(*_):
         return 6e9 * tokens, 12e9, "the work"
 
-    monkeypatch.setattr(benchmark, "peak_memory", lambda *_: 0.25)
+    monkeypatch.setattr(benchmark, "in_new_process", lambda *_: 0.25)
     monkeypatch.setattr(parts, "now", lambda device: now[0])
     monkeypatch.setattr(benchmark, "IN_A_ROW", 1)
     monkeypatch.setattr(benchmark, "limit_of_products", limit)
