@@ -6,8 +6,7 @@ drawn from the 40 best symbols after a prompt of 512 test tokens.  A sample can 
 The idea.  A prompt introduces names.  A model that reads the last T tokens cannot know those last
 seen before them; one with a memory can.  How many stand again in each of these texts?
 
-    with memory        one token after the other is read; M is that of the run's evaluation, or
-                       --memory
+    with memory        one token after the other is read; M is --memory, or that of evaluation
     without memory     same weights and seeds, but each token from the last T alone, read anew; T is
                        the segment of training (which had a memory; for models without see table 6)
     true continuation  what goes on in the test split
@@ -15,7 +14,7 @@ seen before them; one with a memory can.  How many stand again in each of these 
 
     python experiments/appendix_e_generation.py --checkpoint runs/stdlib-laptop    a run, or a file
     python experiments/appendix_e_generation.py     trains two minutes first
-    python experiments/appendix_e_generation.py --dataset copies     where all is known; 3 minutes
+    python experiments/appendix_e_generation.py --dataset copies     where all is known; minutes
 
 Rules.  A name is an identifier of four characters or more, or a word like that, not among the 500
 most common of the training split (its first ten million tokens).  A prompt's names count once each,
@@ -24,13 +23,10 @@ among the last T).  What touches an end of the prompt may be cut and does not co
 over the names of all prompts.  Repetition is the share of n-grams that stood in the new text before
 (16 bytes, of which an indent can be many, or 4 words), the mean over the prompts.
 
-Minutes of training are few: with Adam, after 4 and 20 of them (test 2.10 and 1.81 bpc), not one
-name in a hundred came back; with Muon (1.445 bpc) three did, in the true text 35.
-
-The synthetic text is one that such a model learns: each new token should be, nine times in ten, the
-symbol that stood 24, 48, 72 or 96 tokens before it, by its kind.  How often is it, with M = 128 and
-from the last 64 alone?  A symbol is drawn from the eight of the kind whose turn it is: one of a
-wrong kind would shift all that follow.  A seed is that of a model, too; they are the models of
+The synthetic text is one that a small model learns: each new token should be, nine times in ten,
+the symbol that stood 24, 48, 72 or 96 tokens before it, by its kind.  How often is it, with M = 128
+and from the last 64 alone?  It is drawn from the eight of the kind whose turn it is: one of a wrong
+kind would shift all that follow.  A seed is that of a model, too; the models are those of
 memory_length.py --dataset copies, and taken from there if --out names its folder.
 """
 import math
@@ -45,30 +41,27 @@ import torch
 from matplotlib.figure import Figure
 
 import common
-from common import (
-    Config, checkpoint, command_line, corpora, fast, hardware, lesson_5, train, validate)
+from common import Config, checkpoint, command_line, corpora, fast, lesson_5, train
 
 NAME = "appendix_e_generation"
 COMMON, COUNTED = 500, 10_000_000
 IDENTIFIER = re.compile(r"\b[A-Za-z_]\w{3,}", re.ASCII)
-COLORS = {"with memory": "tab:blue", "without memory": "tab:orange", "true continuation": "black",
-          "chance": "tab:gray"}
+COLORS = {"with memory": "C0", "without memory": "C1", "true continuation": "k", "chance": "C7"}
 # prompts, their length, and new tokens after each
 SIZES = {"tiny": (2, 100, 20), "laptop": (8, 512, 1000), "copies": (16, 200, 500)}
-# what is trained on the synthetic text, and how
-COPIES = {"tiny": (Config(32, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16, mem_len=8),
-                   train.Run(batch=4, segment=8, steps=6)),
-          "laptop": (Config(32, n_layer=2, d_model=64, n_head=4, d_head=32, d_inner=128,
-                            mem_len=64),
-                     train.Run(batch=16, segment=64, steps=700))}
+# what is trained on the synthetic text (V, N, D, H, C, FF and M as in lesson 5), and how
+COPIES = {
+    "tiny": (Config(32, 2, 16, 2, 8, 16, 8), train.Run(batch=4, segment=8, steps=6)),
+    "laptop": (Config(32, 2, 64, 4, 32, 128, 64), train.Run(batch=16, segment=64, steps=700))}
 
 
 # ---- the measures: a text is a str with a character for each byte, or a list of words -----------
 
-def as_text(tokens, vocab):
-    """Tokens (n,) -> n characters, or n words."""
-    return corpora.as_bytes(tokens, vocab).decode("latin-1") if isinstance(vocab[0], int) else [
-        vocab[token] for token in tokens.tolist()]
+def texts_of(rows, vocab):
+    """Rows of tokens, (n,) each -> texts of n characters, or n words."""
+    if isinstance(vocab[0], int):
+        return [corpora.as_bytes(row, vocab).decode("latin-1") for row in rows]
+    return [[vocab[token] for token in row.tolist()] for row in rows]
 
 
 def repetition(text, n):
@@ -124,15 +117,14 @@ def measure_names(prompts, new, corpus, T):
     """What comes back in real text: names of the columns, and a row for each kind of text, the
     columns of each seed; new {kind: (B, n) for each seed}, prompts (B, P).
     """
-    prompts, counts = [as_text(z, corpus.vocab) for z in prompts], Counter()
-    parts = corpus.train[:COUNTED].split(2**20)
-    for part in train.progress(parts, "counting names", len(parts)):
-        counts.update(name for name, *_ in names(as_text(part, corpus.vocab)))
+    prompts, counts = texts_of(prompts, corpus.vocab), Counter()
+    for text in texts_of(corpus.train[:COUNTED].split(2**20), corpus.vocab):
+        counts.update(name for name, *_ in names(text))
     frequent = {name for name, _ in counts.most_common(COMMON)}
-    both = {kind: [measure(prompts, [as_text(z, corpus.vocab) for z in texts], frequent, T)
-                   for texts in new[kind]] for kind in new}
-    rows = {kind: [own for own, _ in values] for kind, values in both.items()}
-    rows["chance"] = [others for _, others in both["with memory"]]
+    measured = {kind: [measure(prompts, texts_of(z, corpus.vocab), frequent, T) for z in seeds]
+                for kind, seeds in new.items()}
+    rows = {kind: [own for own, _ in seeds] for kind, seeds in measured.items()}
+    rows["chance"] = [others for _, others in measured["with memory"]]
     ages = [age for z in prompts for age, _ in come_back(z, z, z[:0], frequent)]
     print(f"{len(ages)} names, {sum(age < T for age in ages)} of them among the last T tokens")
     return ("repetition", "names back: all", f"in the last {T}", "before"), rows
@@ -140,11 +132,11 @@ def measure_names(prompts, new, corpus, T):
 
 def repeated(tokens, start):
     """The share of tokens (B, n) from column `start` on that repeat what stood their kind's
-    distance before: one for each of DISTANCES.  Column 0 is of the first kind; start >= 96.
+    distance before: one for each of DISTANCES.  Column `start` is of the first kind; start >= 96.
     """
-    places, shares = torch.arange(start, tokens.shape[1]), []
+    shares = []
     for kind, d in enumerate(corpora.DISTANCES):
-        mine = places[places % len(corpora.DISTANCES) == kind]
+        mine = torch.arange(start + kind, tokens.shape[1], len(corpora.DISTANCES))
         shares.append((tokens[:, mine] == tokens[:, mine - d]).double().mean().item())
     return shares
 
@@ -163,35 +155,36 @@ def parse(argv):
     """The command line, checked.  ValueError."""
     parser = common.make_flags(NAME, __doc__, ("tiny", "laptop"))
     parser.add_argument("--checkpoint", type=Path, help="a run's folder, or a file in it")
-    for name, default in (("prompts", "8; 16 of copies"), ("n-tokens", "1000; 500 of copies"),
-                          ("top-k", "40"), ("memory", "the run's; 128 for copies")):
-        parser.add_argument(f"--{name}", type=int, help=f"default: {default}")
     parser.add_argument("--temperature", type=float, default=1.0, help="default: 1")
+    numbers = {"prompts": (2, "8; 16 of copies"), "n_tokens": (1, "1000; 500 of copies"),
+               "top_k": (1, "40"), "memory": (0, "the run's; 128 of copies")}
+    for name, (_, default) in numbers.items():
+        parser.add_argument(command_line.flag(name), type=int, help=f"default: {default}")
     given = parser.parse_args(argv)
     if given.checkpoint and (given.dataset or given.text):
         raise ValueError("--checkpoint has its own text: leave out --dataset and --text")
     if given.checkpoint and not given.out:
         given.out = common.RUNS / f"{NAME}-{given.checkpoint.stem}"
-    for name, value, least in (("prompts", given.prompts, 2), ("n-tokens", given.n_tokens, 1),
-                               ("memory", given.memory, 0)):
-        if value is not None and not least <= value <= validate.MOST:
-            raise ValueError(f"--{name} must be from {least} to {validate.MOST}, got {value}")
+    for name, (least, _) in numbers.items():
+        if (value := getattr(given, name)) is not None and value < least:
+            raise ValueError(f"{command_line.flag(name)} must be at least {least}, got {value}")
     return given
 
 
 def load_run(given):
-    """The model of a run, its Run and its corpus; a run is made first if none is named."""
+    """The model of a run, made first if none is named, for each seed; its Run and its corpus."""
     path = given.checkpoint or given.out / "run"
     if not given.checkpoint:
-        source = ["--text", given.text] if given.text else ["--dataset", given.dataset]
         length = ["--model", "tiny"] if given.size == "tiny" else ["--minutes", "2"]
+        source = ["--text" if given.text else "--dataset", given.dataset]
         common.train_run(path, [*length, *source], [
             "--data-dir", str(given.data_dir), "--device", given.device])
-    if not (path.is_file() or any(path.glob("*.pt"))):
+    elif not path.exists():
         raise ValueError(f"no checkpoint at {path}: name the folder of a run of train.py")
-    content = checkpoint.newest(path) if path.is_file() else checkpoint.best(path)
+    content = checkpoint.load(path) if path.is_file() else checkpoint.best(path)
     model, run, _ = train.restored(content, given.device)
-    return model, run, train.read_corpus({"data_dir": given.data_dir}, run, content)
+    corpus = train.read_corpus({"data_dir": given.data_dir}, run, content)
+    return dict.fromkeys(given.seeds, model), run, corpus
 
 
 def train_copies(given, corpus):
@@ -211,60 +204,52 @@ def train_copies(given, corpus):
 @torch.no_grad()
 def continued(model, prompts, given, seed, T=0, in_turn=False):
     """Prompts (B, P) -> what the model makes after them, (B, n_tokens): with the memory of its
-    config or, T above 0, each token from the last T alone.
-
-    in_turn: only symbols of the kind whose turn it is in the synthetic text; the first kind begins.
+    config or, T above 0, each token from the last T alone.  in_turn: only symbols of the kind whose
+    turn it is in the synthetic text; the first kind begins.
     """
     text, x, memory = prompts, prompts, None
     draws = torch.Generator(prompts.device).manual_seed(seed)
     for t in train.progress(range(given.n_tokens), "sampling token", given.n_tokens):
-        if T:
-            logits, _ = model(text[:, -T:], last_only=True)
-        else:
-            logits, memory = model(x, memory, last_only=True)
+        part, past = (text[:, -T:], None) if T else (x, memory)
+        logits, memory = model(part, past, last_only=True)
         logits = logits[:, -1]  # (B, V)
         if in_turn:
             kinds = torch.arange(logits.shape[1], device=x.device) // corpora.EACH
             logits = logits.masked_fill(kinds != t % len(corpora.DISTANCES), float("-inf"))
         x = lesson_5.sample_top_k(logits, given.top_k, given.temperature, draws)  # (B, 1)
         text = torch.cat([text, x], dim=1)
-    return text[:, prompts.shape[1] :]
+    return text[:, prompts.shape[1] :].cpu()
 
 
 def sample(models, prompts, run, given):
     """{kind: what each seed makes of the prompts (B, P), (B, n)}, with memory and without."""
     new, in_turn = {"with memory": [], "without memory": []}, run.dataset == "copies"
-    prompts = prompts.to(given.device)
+    prompts, T = prompts.to(given.device), run.segment
     for seed, model in models.items():
         reader = fast.Reader(model)
-        with hardware.finite_logits():
-            with train.evaluating(reader, run):
-                text = continued(reader, prompts, given, seed, in_turn=in_turn)
-            new["with memory"].append(text.cpu())
-            text = continued(reader, prompts, given, seed, run.segment, in_turn)
-            new["without memory"].append(text.cpu())
+        with train.evaluating(reader, run):
+            new["with memory"].append(continued(reader, prompts, given, seed, 0, in_turn))
+        new["without memory"].append(continued(reader, prompts, given, seed, T, in_turn))
     return new
 
 
 # ---- the experiment -----------------------------------------------------------------------------
 
 def prompts_of(corpus, given, run):
-    """Prompts of the test split and their true continuations, (B, P) and (B, n).
-
-    Completes the flags that the text decides.  ValueError if they do not fit it.
+    """Prompts (B, P) of the test split, and how they go on there, (B, n).  Completes the flags that
+    the text decides.  ValueError if they do not fit it.
     """
-    synthetic = run.dataset == "copies"
+    synthetic, available = run.dataset == "copies", len(corpus.test)
     B, P, n = SIZES["copies" if synthetic and given.size == "laptop" else given.size]
-    B, given.n_tokens = given.prompts or B, given.n_tokens or n
-    given.top_k = min(40, len(corpus.vocab)) if given.top_k is None else given.top_k
+    B, n = given.prompts or B, given.n_tokens or n
+    given.n_tokens, given.top_k = n, given.top_k or min(40, len(corpus.vocab))
     command_line.check_sampling(vars(given), len(corpus.vocab))
     turns = len(corpora.DISTANCES) if synthetic else 1
-    stride = len(corpus.test) // B // turns * turns  # each prompt begins with the first kind
-    if stride < P + given.n_tokens:
-        raise ValueError(f"the test split has {len(corpus.test):,} tokens; {B} prompts of {P} and "
-                         f"their continuations of {given.n_tokens} take "
-                         f"{B * (P + given.n_tokens):,}")
-    tokens = corpus.test[: B * stride].view(B, stride)[:, : P + given.n_tokens].long()
+    stride = available // B // turns * turns  # each prompt begins with the first kind
+    if stride < P + n:
+        raise ValueError(f"the test split has {available:,} tokens; {B} prompts of {P} and their "
+                         f"continuations of {n} take {B * (P + n):,}")
+    tokens = corpus.test[: B * stride].view(B, stride)[:, : P + n].long()
     return tokens.tensor_split([P], dim=1)
 
 
@@ -281,8 +266,8 @@ def draw(columns, rows, path, title):
     """The table as bars, each the mean of its seeds, which are dots."""
     axes = Figure(figsize=(7.5, 4), layout="constrained").subplots()
     common.bars(axes, rows, COLORS)
-    axes.set(xticks=range(len(columns)), xticklabels=columns, ylabel="share", ylim=(0, None),
-             title=title)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set(ylabel="share", ylim=(0, None), title=title)
     axes.figure.legend(loc="outside upper center", ncols=4)
     common.save_figure(axes.figure, path)
 
@@ -294,8 +279,7 @@ def main(argv):
     if given.dataset == "copies":
         models, run = train_copies(given, corpus)
     else:
-        model, run, corpus = load_run(given)
-        models = dict.fromkeys(given.seeds, model)
+        models, run, corpus = load_run(given)
     if given.memory is not None:
         run = replace(run, eval_mem_len=given.memory)
     prompts, true = prompts_of(corpus, given, run)

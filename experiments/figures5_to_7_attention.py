@@ -14,9 +14,8 @@ An average hides what a single query picks: (a) can be sharp for each and yet un
     python experiments/figures5_to_7_attention.py    trains a model for a minute first, and keeps it
     python experiments/figures5_to_7_attention.py --checkpoint runs/stdlib-laptop --memory 640
 
-The last one is the paper's.  The text is the validation split of the model's own corpus, read with
-same_length on the CPU; colours are logarithmic.  One model is described and nothing compared:
-other seeds, other heads.
+M 640 is the paper's.  The text is the validation split of the model's own corpus, read with
+same_length on the CPU.  One model is described and nothing compared: other seeds, other heads.
 """
 import sys
 from dataclasses import replace
@@ -30,7 +29,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 import common
-from common import checkpoint, corpora, lanes, lesson_1, train
+from common import checkpoint, corpora, lanes, train
 
 rel_shift = import_module("04_rel_shift").rel_shift
 NAME = "figures5_to_7_attention"
@@ -60,22 +59,22 @@ def averages(model, tokens, n):
     So all n have a full memory.  (4, N, H, M + 1) float64, PARTS in front; each row sums to 1.
     """
     c, memory = model.config, None
-    attends = [layer.attention.attend for layer in model.layers]
     sums = torch.zeros(4, c.n_layer, c.n_head, c.mem_len + 1, dtype=torch.float64)
 
-    def look(layer, q, k, value, Q, u, v, hidden):
+    def look(number, attend, *given):
+        q, k, _, Q, u, v, hidden = given
         table = terms(q, k, Q, u, v)[..., ~hidden]  # a query's keys as in the text
         table = table.unflatten(-1, (q.shape[2], c.mem_len + 1)).flip(-1)  # nearest first
         for i, score in enumerate((table.sum(0), *table[[0, 1, 3]])):
-            sums[i, layer] += score.double().softmax(-1).sum((0, 2))
-        return attends[layer](q, k, value, Q, u, v, hidden)
+            sums[i, number] += score.double().softmax(-1).sum((0, 2))
+        return attend(*given)
 
     past, counted = (part.split(SEGMENT, dim=1) for part in tokens.long().tensor_split([-n], dim=1))
     parts = [*past, *counted]
-    for i, x in enumerate(lesson_1.progress(parts, "reading segment", len(parts))):
+    for i, x in enumerate(train.progress(parts, "reading segment", len(parts))):
         if i == len(past):  # lesson 5 hands out no scores: take what it makes them from
             for number, layer in enumerate(model.layers):
-                layer.attention.attend = partial(look, number)
+                layer.attention.attend = partial(look, number, layer.attention.attend)
         _, memory = model(x, memory, last_only=True)  # logits of one token are enough
     for layer in model.layers:
         del layer.attention.attend  # what remains is the class's own
@@ -153,14 +152,14 @@ def draw_terms(p, names):
 
 # ---- the experiment -----------------------------------------------------------------------------
 
-def position_of(given, tokens):
-    """The position to show, if the flags fit the split to read, tokens (n,); else ValueError."""
-    M, n = given.memory, len(tokens)
-    if M < 1 or given.queries < 1:
-        raise ValueError(f"--memory and --queries must be at least 1, got {M} and {given.queries}")
-    if n <= (need := PIECES * (M + ceil(given.queries / PIECES))):
-        raise ValueError(f"--memory {M} and --queries {given.queries} need {need + 1:,} tokens of "
-                         f"the validation split, it has {n:,}")
+def position_of(given, n):
+    """The position to show, if the flags fit a split of n tokens; else ValueError."""
+    M, queries = given.memory, given.queries
+    if M < 1 or queries < 1:
+        raise ValueError(f"--memory and --queries must be at least 1, got {M} and {queries}")
+    if n <= (need := PIECES * (M + ceil(queries / PIECES))):
+        raise ValueError(f"--memory {M} and --queries {queries} need {need + 1:,} tokens of the "
+                         f"validation split, it has {n:,}")
     position = n // 2 if given.position is None else given.position
     if not M <= position <= n - 2:
         raise ValueError(f"--position must be {M} to {n - 2}, with a memory before it and a target "
@@ -170,14 +169,12 @@ def position_of(given, tokens):
 
 def load(path):
     """The content of the checkpoint to look at; if no path is given one is trained first."""
-    path, named = path or HERE, path is not None
-    if path.is_file():
-        return checkpoint.load(path)
-    if named and not any(path.glob("*.pt")):
-        raise ValueError(f"no checkpoint at {path}; python train.py --out {path} makes one")
-    if not named:
+    if path is None:
+        path = HERE
         common.train_run(path, ["--minutes", "1"])
-    return checkpoint.best(path)
+    elif not path.exists():
+        raise ValueError(f"no checkpoint at {path}; python train.py --out {path} makes one")
+    return checkpoint.load(path) if path.is_file() else checkpoint.best(path)
 
 
 def report(numbers, names, wide, M):
@@ -196,19 +193,17 @@ def report(numbers, names, wide, M):
 def main(argv):
     """Read the validation split, print numbers, draw."""
     flags = common.new_parser(NAME, __doc__)
-    for name, kind, default, text in (
-            ("checkpoint", Path, None, "a run's folder or a file in it (default: train one)"),
-            ("memory", int, 256, "M, in tokens (default: 256)"),
-            ("queries", int, 4096, "how many are averaged (default: 4096)"),
-            ("position", int, None, "the token that looks in figure 6 (default: the middle one)"),
-            ("out", Path, HERE, f"folder for the figures (default: runs/{NAME})")):
-        flags.add_argument(f"--{name}", type=kind, default=default, help=text)
+    flags.add_argument("--checkpoint", type=Path, help="a run, or a file in it; default: train one")
+    flags.add_argument("--memory", type=int, default=256, help="M, in tokens; default: 256")
+    flags.add_argument("--queries", type=int, default=4096, help="in the averages; default: 4096")
+    flags.add_argument("--position", type=int, help="of the token in figure 6; default: the middle")
+    flags.add_argument("--out", type=Path, default=HERE, help=f"default: runs/{NAME}")
     given = flags.parse_args(argv)
     content = load(given.checkpoint)
     model, run, state = train.restored(content, "cpu")
     config, corpus = model.config, train.read_corpus({}, run, content)
     tokens, M, H = corpus.valid, given.memory, config.n_head
-    position = position_of(given, tokens)
+    position = position_of(given, len(tokens))
     given.out.mkdir(parents=True, exist_ok=True)
     model.config = replace(config, mem_len=M, same_length=True, clamp_len=run.eval_clamp_len)
 
@@ -228,11 +223,11 @@ def main(argv):
     title = f"Where the last of {M + 1} tokens looks; the next one, to be predicted, is {target}"
     chosen = [f"{names[i]}: mean distance {numbers[0, i, 1]:.0f} tokens" for i in wide]
     rows = torch.cat([p.mean(1, keepdim=True), p[:, wide]], dim=1)
-    for name, figure in (
-            ("5_heads", draw_heads(p[0], [z + " *" * (i in wide) for i, z in enumerate(names)])),
-            ("6_text", draw_text(seen, labels, chosen, title)),
-            ("7_terms", draw_terms(rows, [f"mean of {len(names)} heads", *chosen]))):
-        common.save_figure(figure, given.out / f"figure{name}.png")
+    starred = [name + " *" * (i in wide) for i, name in enumerate(names)]
+    common.save_figure(draw_heads(p[0], starred), given.out / "figure5_heads.png")
+    common.save_figure(draw_text(seen, labels, chosen, title), given.out / "figure6_text.png")
+    common.save_figure(draw_terms(rows, [f"mean of {len(names)} heads", *chosen]),
+                       given.out / "figure7_terms.png")
 
 
 if __name__ == "__main__":

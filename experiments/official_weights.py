@@ -9,10 +9,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 import common
-from common import checkpoint, fast, train
+from common import checkpoint, fast, hardware, train
 from support.official_weights import (
     description, load_official_weights, looks_like, official_state, read)
 
@@ -21,26 +19,23 @@ PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 
          "wt103-standard": "24.0 ppl", "wt103-large": "18.3 ppl", "lm1b-large": "21.8 ppl"}
 
 
-def evaluate(path, given):
+def evaluate(given):
     """Evaluate official weights on the test split of their data set: one line."""
-    state, configs = read(path), train.CONFIGS
+    state, configs = read(given.file), train.CONFIGS
     name = given.model or looks_like(state, configs)
-    if given.model and name not in configs:
-        raise ValueError(f"unknown model {name!r}, known are {', '.join(configs)}")
     if name not in configs:
-        raise ValueError(f"{path} has none of the known sizes ({name}); name one with --model: "
-                         f"{', '.join(configs)}")
+        raise ValueError(f"{given.file} has none of the known sizes ({name}); name one with "
+                         f"--model: {', '.join(configs)}")
     config = replace(configs[name], untie_r=description(state)["untie_r"])
     model = load_official_weights(train.TransformerXL(config), state, configs).eval()
-    run = train.RUNS_OF[name]
-    run = replace(run, dataset=given.dataset or run.dataset)
-    run = replace(run, drop_newlines=run.dataset == "enwik8" and config.vocab_size == 204)
+    dataset = given.dataset or train.RUNS_OF[name].dataset
+    run = replace(train.RUNS_OF[name], dataset=dataset,
+                  drop_newlines=dataset == "enwik8" and config.vocab_size == 204)
     corpus = train.read_corpus({"data_dir": given.data_dir}, run)
     if len(corpus.vocab) != config.vocab_size:
-        raise ValueError(f"{path} has {config.vocab_size:,} words, {corpus.name} has "
+        raise ValueError(f"{given.file} has {config.vocab_size:,} words, {corpus.name} has "
                          f"{len(corpus.vocab):,}: other data, or another vocabulary")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    line = train.test_line(fast.Reader(model.to(device)), corpus, run)
+    line = train.test_line(fast.Reader(model.to(hardware.device({}))), corpus, run)
     print(f"{line}; published: {PAPER.get(name, 'nothing')}")
 
 
@@ -49,21 +44,22 @@ def main(argv):
     """Evaluate a file of official weights, or write ours in their layout."""
     flags = common.new_parser(NAME, __doc__, "--data-dir")
     flags.add_argument("file", nargs="?", help="a state dict in the official layout")
-    flags.add_argument("--model", help="its configuration (default: told by its shapes)")
+    flags.add_argument("--model", choices=train.CONFIGS, metavar="NAME",
+                       help="its configuration (default: told by its shapes)")
     flags.add_argument("--dataset", help="evaluate on this one (default: the model's own)")
-    flags.add_argument("--to", help="write the weights of the run in --run to this file")
-    flags.add_argument("--run", help="the folder of that run, with its checkpoint")
+    flags.add_argument("--to", type=Path, help="write the weights of the run in --run to this file")
+    flags.add_argument("--run", type=Path, help="the folder of that run, with its checkpoint")
     flags.add_argument("--port", action="store_true", help="with the names of the port")
     given = flags.parse_args(argv)
     if bool(given.file) == bool(given.to) or bool(given.to) != bool(given.run):
         raise ValueError("name either a file to evaluate, or --to FILE and --run FOLDER")
     if given.file:
-        evaluate(given.file, given)
+        evaluate(given)
     else:
-        content = checkpoint.best(Path(given.run))
+        content = checkpoint.best(given.run)
         model, *_ = train.restored(content, "cpu")
         state = official_state(model, given.port)
-        checkpoint.save(Path(given.to), state)
+        checkpoint.save(given.to, state)
         print(f"{given.to}: {len(state)} tensors of {content.path}")
 
 

@@ -334,3 +334,14 @@ def test_adam_and_muon_and_what_a_memory_brings(tmp_path, monkeypatch, capsys):
         assert {z[1:] for z in read if z[0].startswith(name)} == {
             (0, 0), (16, 0), (120, 0), (120, 31)}
     assert (tmp_path / "optimizers" / "optimizers.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("left", [(), ("checkpoint.pt",), ("previous.pt",)])
+def test_a_run_goes_on_from_what_is_left(left, tmp_path, monkeypatch):
+    """A kill between two renames leaves previous.pt alone; a new folder has no checkpoint."""
+    for name in (*left, "metrics.tsv"):
+        (tmp_path / name).touch()
+    calls = []
+    monkeypatch.setattr(optimizers.train, "command", calls.append)
+    optimizers.train_until_done(tmp_path, ["--steps", "6"])
+    assert [call.count("--resume") for call in calls] == [1 if left else 0]
