@@ -262,6 +262,14 @@ def fit(model, corpus, run, path, bar, weight=1, training=None):
     return model.eval()
 
 
+def fit_seeds(make, corpus, run, given, name, bar, weight=1):
+    """Yield the model that make() returns, trained: one for each seed of the command line."""
+    for seed in given.seeds:
+        torch.manual_seed(seed)
+        yield fit(make(), corpus, replace(run, seed=seed), given.out / f"{name}-{seed}.pt", bar,
+                  weight)
+
+
 def train_run(path, flags, always=()):
     """Train a run of train.py in the folder path, or what is left of it, unless it has ended."""
     if (path / "curve.png").exists():  # drawn when a run has ended
@@ -366,3 +374,8 @@ def spread(values, digits=3):
     half = (max(values) - min(values)) / 2
     middle = round(statistics.mean(values), digits) + 0.0  # + 0.0: no minus before a zero
     return f"{middle:.{digits}f} ± {half:.{digits}f}"
+
+
+def mean_table(tables):
+    """Tables {length: loss}, one for each seed -> their mean."""
+    return {length: statistics.mean(z[length] for z in tables) for length in tables[0]}
