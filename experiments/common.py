@@ -247,8 +247,7 @@ def fit(model, corpus, run, path, bar, weight=1, training=None):
         state.stop_if_never_finite()
         if state.column == stream.shape[1] - 1:  # the text begins again, without a past
             state.begin_text_again()
-            if corpus.separator is not None:  # with its sentences in another order
-                stream = train.training_lanes(corpus, run, state.epoch, device)
+            stream = train.training_lanes(corpus, run, state.epoch, device)
         training.after_step(state, done)
         bar.advance(f"{path.stem}: loss {loss:.3f}", weight * (x.numel() if run.tokens else 1))
         done = train.fraction_done(run, state)
@@ -263,6 +262,14 @@ def fit(model, corpus, run, path, bar, weight=1, training=None):
     return model.eval()
 
 
+def fit_seeds(make, corpus, run, given, name, bar, weight=1):
+    """Yield the model that make() returns, trained: one for each seed of the command line."""
+    for seed in given.seeds:
+        torch.manual_seed(seed)
+        yield fit(make(), corpus, replace(run, seed=seed), given.out / f"{name}-{seed}.pt", bar,
+                  weight)
+
+
 def train_run(path, flags, always=()):
     """Train a run of train.py in the folder path, or what is left of it, unless it has ended."""
     if (path / "curve.png").exists():  # drawn when a run has ended
@@ -273,20 +280,16 @@ def train_run(path, flags, always=()):
 
 
 def kept_for_backward(function):
-    """Bytes that autograd keeps between the forward and the backward pass: the memory of training.
-
-    The hook is called with each tensor that the graph saves.
-    """
+    """Bytes that autograd keeps from the forward to the backward pass: the memory of training."""
     sizes = {}
 
-    def keep(tensor):
+    def keep(tensor):  # called with each tensor that the graph saves
         storage = tensor.untyped_storage()
         sizes[storage.data_ptr()] = storage.nbytes()  # a storage that is kept twice counts once
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        kept = function()  # holds the graph, so that no storage is given to another tensor
-    del kept
+        _kept = function()  # holds the graph, so that no storage is given to another tensor
     return sum(sizes.values())
 
 
@@ -296,12 +299,10 @@ def kept_for_backward(function):
 def evaluating_with(model, **changes):
     """Inside the block these settings of the model's config; float32, and nothing learns."""
     config = model.config
-    try:
-        model.config = replace(config, **changes)
-        with torch.no_grad():
-            yield
-    finally:
-        model.config = config
+    model.config = replace(config, **changes)
+    with torch.no_grad():
+        yield
+    model.config = config
 
 
 def pieces(tokens, before, count, n):
@@ -356,11 +357,10 @@ def bars(axes, rows, colors):
     """Draw rows {name: values of each seed}: groups of bars, the means, and the seeds as dots."""
     gap = 0.8 / len(rows)
     for i, (name, values) in enumerate(rows.items()):
-        for k, column in enumerate(zip(*values)):
-            x = k + gap * (i - (len(rows) - 1) / 2)
-            axes.bar(x, statistics.mean(column), 0.9 * gap, color=colors[name], alpha=0.5,
-                     label=None if k else name)
-            axes.plot([x] * len(column), column, "o", color=colors[name], markersize=4)
+        x = [k + gap * (i - (len(rows) - 1) / 2) for k in range(len(values[0]))]
+        means = [statistics.mean(column) for column in zip(*values)]
+        axes.bar(x, means, 0.9 * gap, color=colors[name], alpha=0.5, label=name)
+        axes.plot(x, list(zip(*values)), "o", color=colors[name], markersize=4)
 
 
 def save_figure(figure, path):
@@ -374,3 +374,8 @@ def spread(values, digits=3):
     half = (max(values) - min(values)) / 2
     middle = round(statistics.mean(values), digits) + 0.0  # + 0.0: no minus before a zero
     return f"{middle:.{digits}f} ± {half:.{digits}f}"
+
+
+def mean_table(tables):
+    """Tables {length: loss}, one for each seed -> their mean."""
+    return {length: statistics.mean(z[length] for z in tables) for length in tables[0]}

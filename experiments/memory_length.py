@@ -22,25 +22,20 @@ import statistics
 import sys
 from dataclasses import replace
 
-import torch
 from matplotlib.figure import Figure
 
 import common
-from common import Config, Setting, corpora, lesson_5, train
+import table6_ablation
+from common import Setting, corpora, lesson_5, mean_table, train
 
-NAME = "memory_length"
-SMALL = Config(2, d_model=128, n_head=4, d_head=32, d_inner=512)
-# depths, memory lengths of training, and what is common; lengths are memories of evaluation
+NAME, TABLE_6 = "memory_length", table6_ablation.SIZES
+# depths, memory lengths of training, and table 6's settings; lengths are memories of evaluation
 SIZES = {
-    "tiny": ((1, 2), (0, 8), Setting(
-        replace(SMALL, d_model=16, n_head=2, d_head=8, d_inner=16),
-        train.Run(batch=4, segment=8, steps=6), (1, 4, 8, 16), count=2, n=30)),
-    "laptop": ((1, 2, 4), (0, 16, 32), Setting(
-        SMALL, train.Run(batch=64, segment=16, steps=1000),
-        (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256), count=16, n=960)),
-    "copies": ((1, 2), (32, 64), Setting(
-        replace(SMALL, d_model=64, d_inner=128), train.Run(batch=16, segment=64, steps=700),
-        (12, 22, 23, 32, 46, 47, 56, 70, 71, 80, 94, 95, 110, 128), count=16, n=960)),
+    "tiny": ((1, 2), (0, 8), replace(TABLE_6["tiny"], lengths=(1, 4, 8, 16))),
+    "laptop": ((1, 2, 4), (0, 16, 32), replace(TABLE_6["laptop"], lengths=(
+        4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256))),
+    "copies": ((1, 2), (32, 64), replace(TABLE_6["copies"], lengths=(
+        12, 22, 23, 32, 46, 47, 56, 70, 71, 80, 94, 95, 110, 128))),
     "paper": ((4, 8, 16), (0, 150, 600), Setting(
         lesson_5.CONFIGS["wt103-standard"], train.RUNS_OF["wt103-standard"],
         (40, 80, 150, 300, 450, 640, 900, 1200, 1600), count=16, n=12_000))}
@@ -78,11 +73,6 @@ def evaluate(model, setting, corpus, M, bar):
     return *by_length, loss(segment=T), same
 
 
-def mean(tables):
-    """Tables by length, one for each seed -> their mean."""
-    return {length: statistics.mean(z[length] for z in tables) for length in tables[0]}
-
-
 def report(results, setting, floor):
     """Print a line for each model: what memory brings, where that ends, what the options bring."""
     shortest, longest = setting.lengths[0], setting.lengths[-1]
@@ -96,7 +86,7 @@ def report(results, setting, floor):
         gain = [min(a[shortest], b[shortest]) - low for a, b, low in zip(free, clamped, best)]
         above, above_clamped = ([z[longest] - low for z, low in zip(part, best)]
                                 for part in (free, clamped))
-        both = {length: min(z[length] for z in (mean(free), mean(clamped)))
+        both = {length: min(z[length] for z in (mean_table(free), mean_table(clamped)))
                 for length in setting.lengths}
         end = next(length for length, z in both.items() if z <= min(both.values()) + 0.002)
         change = [a - b for a, b in zip(same, trained)]
@@ -112,14 +102,14 @@ def draw(results, setting, floor, path, title):
     """A panel for each depth: loss over the memory length, a color for each memory of training."""
     depths = list(dict.fromkeys(N for N, _ in results))
     figure = Figure(figsize=(4 * len(depths) + 1, 4), layout="constrained")
-    panels = figure.subplots(1, len(depths), sharey=True, squeeze=False)[0]
+    panels = figure.subplots(1, len(depths), sharey=True)
     for axes, depth in zip(panels, depths):
         models = {M: list(zip(*seeds)) for (N, M), seeds in results.items() if N == depth}
         for color, (M, (free, clamped, *_)) in zip(COLORS, models.items()):
             for part, style, name in ((free, "o-", ""), (clamped, "x:", ", clamped")):
                 for z in part:
                     axes.plot(*zip(*z.items()), style[1:], color=color, alpha=0.25)
-                axes.plot(*zip(*mean(part).items()), style, color=color, markersize=4,
+                axes.plot(*zip(*mean_table(part).items()), style, color=color, markersize=4,
                           label=f"trained with M {M}{name}")
         if floor:
             axes.step(*zip(*floor.items()), color="black", where="post",
@@ -156,12 +146,9 @@ def main(argv):
     bar, results = common.Bar((sum(depths) + len(depths) / 4) * each * run.steps), {}
     for N in depths:
         for M in memories:
-            results[N, M] = []
-            for seed in given.seeds:
-                torch.manual_seed(seed)
-                model = common.fit(make(N, M), corpus, replace(run, seed=seed),
-                                   given.out / f"N{N}-M{M}-{seed}.pt", bar, weight=N)
-                results[N, M].append(evaluate(model, setting, corpus, M, bar))
+            models = common.fit_seeds(
+                lambda: make(N, M), corpus, run, given, f"N{N}-M{M}", bar, weight=N)
+            results[N, M] = [evaluate(model, setting, corpus, M, bar) for model in models]
     bar.clear()
     print(f"{corpus.name}; segments of {run.segment}, {run.steps:,} steps of {run.batch} lanes, "
           f"seeds {given.seeds}, {run.dtype}")

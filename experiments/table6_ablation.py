@@ -1,12 +1,11 @@
 """Tables 6, 7 and 10 of the paper: what recurrence, encoding and loss are worth.
 
     table 6     nine models of the same width and depth, on text with long dependencies
-    table 7     three of them on text without: its lines shuffled (the paper: One Billion Word,
-                whose sentences are), so that recurrence brings an end of fragmentation, and
-                context within lines that are longer than a segment, but no more
-    table 10    with equal memory in training instead of equal segments: without recurrence there is
-                room for longer ones, up to what the first model takes; that is measured.  They
-                read as many segments, so more tokens
+    table 7     three of them on text without: its lines shuffled (the paper: One Billion Word), so
+                that recurrence ends fragmentation, and helps in lines longer than a segment
+    table 10    with equal memory in training instead of equal segments: without recurrence these
+                are longer, up to what the first model takes, which is measured; they are as many,
+                so more tokens are read
 
     python experiments/table6_ablation.py                              half an hour on two cores
     python experiments/table6_ablation.py --tables 6 --dataset copies  where all is known
@@ -22,25 +21,24 @@ The model is lesson 5's, with its recurrence, encoding and loss to be switched:
 
 Shaw et al. (2018) learn K vectors, those of training; what is farther counts as the farthest.  Of
 Al-Rfou et al. (2018) the two auxiliary losses are missing, as in the paper's row.  Recurrence is a
-mem_len above 0, and needs distances: lesson 2 shows what absolute places do to a memory.
+mem_len above 0, and needs distances (lesson 2).
 
 Each model reads pieces of the validation split with many attention lengths L.  With recurrence each
-query sees L keys, itself included, most of them in memory, and N layers reach N (L - 1) tokens
-back; without, a window of L tokens moves on by a quarter of L, and nothing beyond it is seen.
-"trained" is evaluated with the lengths of training (without recurrence: windows of T, which is
-kinder than segments of T); "best" is the best of all, "at" the shortest length within 0.001 nats of
-it.  Length and loss are of the same tokens.
+query sees L keys, itself included, and N layers reach N (L - 1) tokens back; without, a window of L
+tokens moves on by a quarter of L.  "trained" is evaluated with the lengths of training (without
+recurrence: windows of T, which is kinder than segments of T); "best" is the best of all, "at" the
+shortest length within 0.001 nats of it, chosen on the same tokens.
 
-Losses are in nats a token.  A row also says how far it lies above the first; for the paper this is
+Losses are in nats a token.  "above" is how far a row lies above the first, for the paper
 ln(perplexity / that of the first row).  Order and sign compare with ours, size does not: there a
 token is a word, about five bytes.
 """
 import math
-import statistics
 import sys
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import combinations
+from itertools import permutations
+from statistics import mean
 
 import torch
 import torch.nn as nn
@@ -165,8 +163,7 @@ class AblationModel(nn.Module):
         c, D, T = self.config, self.config.d_model, x.shape[1]
         h = self.dropout_embedding(self.embedding(x) * D**0.5)  # (B, T, D)
         if self.encoding == "vaswani":
-            places = torch.arange(T, device=x.device)
-            h = h + self.dropout_R(lesson_1.sinusoid(places, D).to(h))
+            h = h + self.dropout_R(lesson_1.sinusoid(torch.arange(T, device=x.device), D).to(h))
         memory = memory or [h[:, :0]] * c.n_layer
         m = min(memory[0].shape[1], c.mem_len)
         R = lesson_5.distance_encoding(m + T, D, c.clamp_len, x.device)
@@ -201,11 +198,10 @@ def stem(row):
 
 def setting_of(given, corpus):
     """The setting for a corpus, and its name: two corpora have settings of their own."""
-    own = given.size
-    if (given.dataset, own) in (("copies", "laptop"), ("lm1b", "paper")):
-        own = given.dataset
-    config = replace(SIZES[own].config, vocab_size=len(corpus.vocab))
-    return replace(SIZES[own], config=config), own
+    own = (given.dataset, given.size) in (("copies", "laptop"), ("lm1b", "paper"))
+    name = given.dataset if own else given.size
+    config = replace(SIZES[name].config, vocab_size=len(corpus.vocab))
+    return replace(SIZES[name], config=config), name
 
 
 def without_order(corpus):
@@ -258,13 +254,6 @@ def evaluate(model, row, setting, corpus, T, bar):
                         for L in lengths if L <= T or row.encoding != "al-rfou"}
 
 
-def mean(results):
-    """The mean over the seeds of what evaluate gives."""
-    as_trained, losses = zip(*results)
-    by_length = {L: statistics.mean(z[L] for z in losses) for L in losses[0]}
-    return statistics.mean(as_trained), by_length
-
-
 def best(as_trained, losses):
     """The best loss of an evaluation, and the shortest length within 0.001 nats of it."""
     lowest = min(as_trained, *losses.values())
@@ -279,12 +268,12 @@ def report(table, rows, results, sizes):
     lowest = {row: [best(*result)[0] for result in results[row]] for row in rows}  # by seed
     points = []
     for row in rows:
+        trained, tables = zip(*results[row])
         above = [mine - first for mine, first in zip(lowest[row], lowest[rows[0]])]
         paper = math.log(row.paper[1] / rows[0].paper[1])
         print(f"{'yes' if row.recurrence else 'no':11}{row.encoding:9}{row.loss:5}{sizes[row]:11,}"
-              f"{common.spread([result[0] for result in results[row]]):>15}"
-              f"{common.spread(lowest[row]):>15}{best(*mean(results[row]))[1]:>8}"
-              f"{common.spread(above):>17} | "
+              f"{common.spread(trained):>15}{common.spread(lowest[row]):>15}"
+              f"{best(mean(trained), common.mean_table(tables))[1]:>8}{common.spread(above):>17} | "
               f"{row.paper[0]:5}{row.paper[1]:8}{row.paper[2]:>5}{paper:7.3f}")
         points.append((row, above, paper))
     count_order(points, lowest)
@@ -293,37 +282,35 @@ def report(table, rows, results, sizes):
 
 def count_order(points, lowest):
     """Print how many pairs of rows the seeds tell apart, and how many of these as the paper."""
-    pairs = list(combinations(points, 2))
-    clear = [(a, b) for a, b in pairs if max(lowest[a[0]]) < min(lowest[b[0]])
-             or max(lowest[b[0]]) < min(lowest[a[0]])]
-    same = [(a, b) for a, b in clear if (lowest[a[0]] < lowest[b[0]]) == (a[2] < b[2])]
-    seeds = len(points[0][1])
+    apart = [(paper, other) for (a, _, paper), (b, _, other) in permutations(points, 2)
+             if max(lowest[a]) < min(lowest[b])]
+    pairs, seeds = math.comb(len(points), 2), len(points[0][1])
     chance = 2 / math.comb(2 * seeds, seeds)  # that equal models are told apart
-    print(f"of {len(pairs)} pairs of rows the seeds, which do not overlap, tell {len(clear)} apart "
-          f"(by chance {chance * len(pairs):.0f}), {len(same)} of them in the paper's order")
+    print(f"of {pairs} pairs of rows the seeds, which do not overlap, tell {len(apart)} apart "
+          f"(by chance {chance * pairs:.0f}), {sum(paper < other for paper, other in apart)} of "
+          "them in the paper's order")
 
 
 def draw(points, results, path, title):
     """Left: how far each row lies above the first, beside the paper's.  Right: over the length."""
     figure = Figure(figsize=(12, 1.8 + 0.32 * max(6, len(points))), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for y, (row, above, paper) in enumerate(points):
-        left.plot(above, [y] * len(above), "o", color=COLORS[row.encoding], alpha=0.7)
-        left.plot(paper, y, "k|", markersize=14)
-        right.plot(*zip(*mean(results[row])[1].items()), "o-" if row.recurrence else "^:",
+    for row, above, paper in points:
+        left.plot(above, [str(row)] * len(above), "o", color=COLORS[row.encoding], alpha=0.7)
+        left.plot([paper], [str(row)], "k|", markersize=14)
+        by_length = common.mean_table([table for _, table in results[row]])
+        right.plot(*zip(*by_length.items()), "o-" if row.recurrence else "^:",
                    color=COLORS[row.encoding], markersize=4,
                    fillstyle="full" if row.loss == "full" else "none", label=str(row))
-    left.set_yticks(range(len(points)), [str(row) for row, *_ in points])
     left.invert_yaxis()
     left.set(title=title, xlabel="nats above the first row; dots: seeds, bar: paper")
     left.grid(axis="x", alpha=0.4)
     lowest = min(min(z.values()) for row, *_ in points for _, z in results[row])
     highest = max(0.05, *(max(above) for _, above, _ in points))
-    right.set(xlabel="attention length (log scale)", ylabel="nats a token (not from 0)",
-              xscale="log", title="mean of the seeds",
-              ylim=(lowest - 0.1 * highest, lowest + 2 * highest))
     ticks = list(results[points[0][0]][0][1])[1::2]  # al-rfou has only the lengths of training
-    right.set_xticks(ticks, ticks)
+    right.set(xlabel="attention length (log scale)", ylabel="nats a token (not from 0)",
+              xscale="log", xticks=ticks, xticklabels=ticks, title="mean of the seeds",
+              ylim=(lowest - 0.1 * highest, lowest + 2 * highest))
     right.minorticks_off()
     right.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     common.save_figure(figure, path)
@@ -336,12 +323,12 @@ def main(argv):
     flags.add_argument("--tables", type=int, nargs="+", choices=(6, 7, 10), default=[6, 7, 10])
     given, ordered = common.begin(flags.parse_args(argv), NAME)
     setting, _ = setting_of(given, ordered)
-    setting = replace(setting, run=common.choose_dtype(make(ROWS[0], setting, given), setting.run,
-                                                       given.out))
     rows = [row for row in ROWS if row.table in given.tables]
     shuffled = without_order(ordered) if 7 in given.tables else ordered
     for corpus in (ordered, shuffled):
         common.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
+    setting = replace(setting, run=common.choose_dtype(make(ROWS[0], setting, given), setting.run,
+                                                       given.out))
     print(f"{ordered.name}; segments of {setting.run.segment}, {setting.run.steps:,} steps of "
           f"{setting.run.batch} lanes, seeds {given.seeds}, {setting.run.dtype}")
     bar = common.Bar(len(rows) * len(given.seeds) * 1.25 * setting.run.steps)
@@ -355,11 +342,9 @@ def main(argv):
             ending = f"-{T}" * (T > setting.run.segment)
             bar.clear()
             print(f"{row}: segments of {T} keep {MiB:.1f} MiB for the backward pass")
-        for seed in given.seeds:
-            torch.manual_seed(seed)
-            model = make(row, setting, given, T)
-            model = common.fit(model, corpus, replace(setting.run, segment=T, seed=seed),
-                               given.out / f"{stem(row)}{ending}-{seed}.pt", bar)
+        for model in common.fit_seeds(
+                lambda: make(row, setting, given, T), corpus, replace(setting.run, segment=T),
+                given, stem(row) + ending, bar):
             sizes[row] = sum(z.numel() for z in model.parameters())
             results[row].append(evaluate(model, row, setting, corpus, T, bar))
     bar.clear()

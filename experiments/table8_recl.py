@@ -12,8 +12,8 @@ With l_i(c, t) = -ln p_i(x_t | the c tokens before), in nats:
 
 Start with a small c; if a context of c' = c + step gains less than 1 percent, g_i < 0.01, the RECL
 of model i is c; otherwise go on from c'.  The paper does not say which step; its figures are
-multiples of 100, but for the 128 that is all the vanilla model can see.  Only what improves counts
-(min), so even random changes from c to c' are a small gain, and g never falls below 0.
+multiples of 100, but for vanilla's 128, its T.  Only what improves counts (min), so even random
+changes from c to c' are a small gain, and g never falls below 0.
 
 Five models with about the same number of parameters: ours; with Shaw's encoding; without
 recurrence; Al-Rfou's vanilla, which has places for T tokens and of longer contexts is given the
@@ -33,10 +33,10 @@ all exact, since nothing stands before the window.  The windows begin a step apa
     window 2                        [ step 1 ][ step 2 ][ step 3 ]
                                               ^ the token here is predicted from 3, 2 and 1 steps
 """
-import statistics
 import sys
 from dataclasses import replace
 from math import exp
+from statistics import mean, median
 
 import torch
 import torch.nn as nn
@@ -108,9 +108,8 @@ class LSTM(nn.Module):
         for weight in self.embedding.parameters():
             nn.init.normal_(weight, std=0.02)
         D = config.d_model
-        # two layers, and a matrix back to D
-        sizes = {4 * width * (D + 3 * width + 4) + width * D: width for width in range(8, 4096, 8)}
-        width = sizes[max(size for size in sizes if size <= parameters)]
+        width = max(w for w in range(8, 4096, 8)  # two layers, and a matrix back to D
+                    if 4 * w * (D + 3 * w + 4) + w * D <= parameters)
         self.lstm = nn.LSTM(D, width, num_layers=2, batch_first=True)
         self.out = nn.Linear(width, D, bias=False)
 
@@ -158,10 +157,11 @@ def losses_by_context(model, tokens, contexts, attention, side_by_side, bar):
             bar.advance("reading windows", part.numel())
 
     if getattr(model, "encoding", "") == "al-rfou":  # it has T places: the last T tokens
-        by_length = {L: torch.cat([losses[:, -1] for losses in read(
-            tokens[I * step - L :].unfold(0, L + 1, step)[:P].long())])
-            for L in {min(c, model.T) for c in contexts}}
-        return torch.stack([by_length[min(c, model.T)] for c in contexts])
+        rows = []
+        for L in (min(c, model.T) for c in contexts):
+            last = tokens[I * step - L :].unfold(0, L + 1, step)[:P].long()  # (P, L + 1)
+            rows.append(torch.cat([losses[:, -1] for losses in read(last)]))
+        return torch.stack(rows)
     table = torch.cat([losses[:, step - 1 :: step] for losses in read(windows)])  # (W, I)
     # the loss of window w at column i is that of position w + i + 1, counted in steps
     return torch.stack([table[I - 1 - i : I - 1 - i + P, i] for i in range(I)])
@@ -171,34 +171,20 @@ def losses_by_context(model, tokens, contexts, attention, side_by_side, bar):
 
 def draw(losses, contexts, path, title):
     """Figures 3 and 4: losses are those of each seed, (models, contexts, positions)."""
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    left, right = Figure(figsize=(11, 4), layout="constrained").subplots(1, 2)
     for i, (name, style) in enumerate(STYLES.items()):
         gains = [[exp(hard_loss(z, i, c, c, 0.1)) - exp(hard_loss(z, i, c, c + 1, 0.1))
                   for c in range(len(contexts) - 1)] for z in losses]
-        left.plot(contexts[:-1], [statistics.mean(z) for z in zip(*gains)], style, markersize=4,
-                  label=name)
-        means = [z[i].double().mean(-1).exp().tolist() for z in losses]
-        right.plot(contexts, [statistics.mean(z) for z in zip(*means)], style, markersize=4,
-                   label=name)
+        left.plot(contexts[:-1], [mean(z) for z in zip(*gains)], style, markersize=4, label=name)
+        perplexities = [z[i].double().mean(-1).exp().tolist() for z in losses]
+        right.plot(contexts, [mean(z) for z in zip(*perplexities)], style, markersize=4)
     left.set(xlabel=f"context c (tokens), to c + {contexts[0]}", xlim=(0, None), ylim=(0, None),
              ylabel="gain in perplexity a token", title=f"figure 3: hardest tenth, {title}")
     right.set(xlabel="context (tokens)", ylabel="perplexity a token (not from 0)", xlim=(0, None),
               title=f"figure 4: all positions, {title}")
     left.legend()
     right.grid(axis="y", alpha=0.4)
-    common.save_figure(figure, path)
-
-
-def train_missing(given, setting, corpus):
-    """The five models of each seed, {(seed, name): model}."""
-    bar, models = common.Bar(len(MODELS) * len(given.seeds) * setting.run.steps), {}
-    for seed in given.seeds:
-        for name, row in MODELS.items():
-            torch.manual_seed(seed)
-            models[seed, name] = common.fit(make(name, setting, given), corpus, replace(
-                setting.run, seed=seed), given.out / f"{table6_ablation.stem(row)}-{seed}.pt", bar)
-    return models
+    common.save_figure(left.figure, path)
 
 
 def stretches_of(corpus, contexts, stretches, W):
@@ -215,15 +201,12 @@ def stretches_of(corpus, contexts, stretches, W):
 
 def report(models, lengths, losses, contexts):
     """Print the table beside the paper's."""
-    seeds = list(dict.fromkeys(seed for seed, _ in models))
-    print(f"RECL in tokens for seeds {seeds}; {contexts[-1]} stands for at least {contexts[-1]}\n"
-          f"{'model':15}{'parameters':>11}{'memory':>9}"
+    print(f"{'model':15}{'parameters':>11}{'memory':>9}"
           + "".join(f"{f'r = {r}':>18}" for r in FRACTIONS) + "   paper")
     found = {r: [recl(z, contexts, r) for z in losses] for r in FRACTIONS}
     for i, (name, row) in enumerate(MODELS.items()):
-        attends = statistics.median(lengths[seed, name] for seed in seeds)
-        print(f"{name:15}{sum(z.numel() for z in models[seeds[0], name].parameters()):11,}"
-              f"{'state' if name == 'lstm' else int(attends):>9}"
+        print(f"{name:15}{sum(z.numel() for z in models[name][0].parameters()):11,}"
+              f"{'state' if name == 'lstm' else int(median(lengths[name])):>9}"
               + "".join(f"{' '.join(str(z[i]) for z in found[r]):>18}" for r in FRACTIONS)
               + "   " + " / ".join(map(str, row.paper)))
 
@@ -241,21 +224,26 @@ def main(argv):
     common.pieces(corpus.valid, 16 * T, setting.count, setting.n)  # long enough?
     setting = replace(setting, run=common.choose_dtype(make("ours", setting, given), setting.run,
                                                        given.out))
-    models = train_missing(given, setting, corpus)
-    bar, losses, lengths = common.Bar(len(models) * stretches * W * contexts[-1]), [], {}
-    for seed in given.seeds:
+    count, models = len(MODELS) * len(given.seeds), {}
+    bar = common.Bar(count * setting.run.steps)
+    for name, row in MODELS.items():  # for each name the models of all seeds
+        models[name] = list(common.fit_seeds(lambda: make(name, setting, given), corpus,
+                                             setting.run, given, table6_ablation.stem(row), bar))
+    bar = common.Bar(count * stretches * W * contexts[-1])
+    losses, lengths = [], {name: [] for name in MODELS}
+    for models_of_a_seed in zip(*models.values()):
         group = []
-        for name in MODELS:
-            model = models[seed, name]
-            lengths[seed, name] = T if name in ("vanilla", "lstm") else best_length(
-                model, setting, corpus, bar)
+        for name, model in zip(MODELS, models_of_a_seed):
+            length = T if name in ("vanilla", "lstm") else best_length(model, setting, corpus, bar)
+            lengths[name].append(length)
             group.append(torch.cat([losses_by_context(
-                model, text, contexts, lengths[seed, name], side_by_side, bar) for text in texts],
-                dim=1))
+                model, text, contexts, length, side_by_side, bar) for text in texts], dim=1))
         losses.append(torch.stack(group))
     bar.clear()
     print(f"{corpus.name}; {losses[0].shape[-1]:,} positions, contexts {contexts[0]}, "
-          f"{contexts[1]} ... {contexts[-1]}; segments of {T} in training")
+          f"{contexts[1]} ... {contexts[-1]}; segments of {T} in training\n"
+          f"RECL in tokens for seeds {given.seeds}; {contexts[-1]} stands for at least "
+          f"{contexts[-1]}")
     report(models, lengths, losses, contexts)
     draw(losses, contexts, given.out / "recl.png", corpus.name.split(" (")[0])
 
