@@ -11,17 +11,15 @@ with c(h w) the count at the longest context, the number of different words befo
 ones (but the count, if h begins a line: nothing stands before it); D one of three discounts, for a
 c(h w) of 1, of 2 and of more; g(h) what the discounts of h free, so that all sums to 1; and below a
 single word the uniform 1 / V.  Contexts begin with the `<eos>` of the line before and never reach
-across it.  For small corpora: the counts are dictionaries.
+across it.  Like the neural models it predicts all of the test split with `<eos>`, but for the first
+token.  For small corpora: the counts are a dictionary.
 
     python experiments/kneser_ney.py --dataset ptb --data-dir data      a 5-gram, half a minute
     python experiments/kneser_ney.py --dataset ptb --order 3
-
-Counted are the same tokens as for the neural models: all of the test split with `<eos>`, but for
-the first one.
 """
 import math
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 
 import common
 from support import corpora
@@ -47,30 +45,25 @@ class KneserNey:
     """Counts of a training text (n,) of tokens below V; `order` words long at most."""
 
     def __init__(self, tokens, V, order):
-        if order < 1 or len(tokens) < 2:
-            raise ValueError(f"order must be at least 1 and the text 2 tokens, got {order} and "
-                             f"{len(tokens)}")
+        if order < 1:
+            raise ValueError(f"--order must be at least 1, got {order}")
         self.V, self.order = V, order
-        counts = [Counter() for _ in range(order + 1)]  # by length
+        self.counts = Counter()  # of n-grams of all lengths
         for context, word in progress(contexts(tokens, order), "counting token", len(tokens)):
             gram = context + (word,)
-            counts[len(gram)][gram] += 1
-            for start in range(1, len(gram)):  # shorter: by the number of different words before
-                if counts[len(gram) - start + 1][gram[start - 1 :]] > 1:
-                    break  # this one has been seen, so all shorter ones have been counted for it
-                counts[len(gram) - start][gram[start:]] += 1
-        self.counts, self.discounts = counts, [self.discount(c) for c in counts]
-        self.total = [defaultdict(int) for _ in counts]  # c(h)
-        self.freed = [defaultdict(float) for _ in counts]  # g(h) c(h)
-        for length, table in enumerate(counts):
-            for gram, count in table.items():
-                self.total[length][gram[:-1]] += count
-                self.freed[length][gram[:-1]] += self.discounts[length][min(count, 3)]
+            self.counts[gram] += 1
+            while len(gram) > 1 and self.counts[gram] == 1:  # a new word before the shorter one
+                gram = gram[1:]
+                self.counts[gram] += 1
+        self.discounts = [self.discount(length) for length in range(order + 1)]
+        self.total, self.freed = Counter(), Counter()  # c(h), and g(h) c(h)
+        for gram, count in self.counts.items():
+            self.total[gram[:-1]] += count
+            self.freed[gram[:-1]] += self.discounts[len(gram)][min(count, 3)]
 
-    @staticmethod
-    def discount(counts):
-        """[0, D1, D2, D3] from the numbers of n-grams that count 1, 2, 3 and 4 (section 3)."""
-        n = Counter(counts.values())
+    def discount(self, length):
+        """[0, D1, D2, D3] from the numbers n of n-grams that count 1, 2, 3 and 4 (section 3)."""
+        n = Counter(count for gram, count in self.counts.items() if len(gram) == length)
         if n[1] and n[2] and n[3]:
             Y = n[1] / (n[1] + 2 * n[2])
             D = [k - (k + 1) * Y * n[k + 1] / n[k] for k in (1, 2, 3)]
@@ -82,13 +75,12 @@ class KneserNey:
         """p(word | context), from the shortest context to the longest."""
         p = 1 / self.V
         for start in range(len(context), -1, -1):
-            h, length = context[start:], len(context) - start + 1
-            total = self.total[length].get(h)
-            if total is None:
+            h = context[start:]
+            if h not in self.total:
                 return p  # a context that never came; no longer one can have come either
-            count = self.counts[length].get(h + (word,), 0)
-            discount = self.discounts[length][min(count, 3)]
-            p = (count - discount + self.freed[length][h] * p) / total
+            count = self.counts[h + (word,)]
+            discount = self.discounts[len(h) + 1][min(count, 3)]
+            p = (count - discount + self.freed[h] * p) / self.total[h]
         return p
 
     def loss(self, tokens):

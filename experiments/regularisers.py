@@ -13,18 +13,17 @@ Socher (2018, "Regularizing and Optimizing LSTM Language Models", here MKS) trai
     segment_length  segments of random length, so that the cuts move (MKS 4.1)
     optimizer_of    Adam with weight decay, inside the gradient or beside it (Loshchilov & Hutter
                     2019), and a rate of its own for the embedding
-    averager        the mean of the weights over the last steps (Polyak & Juditsky 1992; Izmailov et
-                    al. 2018), or an exponential one: torch.optim.swa_utils
+    Regularised     trains with all of them, and averages the weights of the last steps (Polyak &
+                    Juditsky 1992; Izmailov et al. 2018), or exponentially
 
 Lesson 5 has no option for any of them: `regularise` puts its modules in the place of the model's.
 They own no weights, and those that wrap a weight share it under its name, so that a regularised
-model has the state dict of the plain one, and in eval mode its results.  fast.prepare, after it,
-puts its own dropout in the place of those that are torch's.  `Regularised` trains with all of them.
+model has the state dict of the plain one, and in eval mode its results.
 """
 import math
 import random
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import partial
 
 import torch
 import torch.nn as nn
@@ -33,6 +32,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common import Training, checkpoint, fast, hardware, lesson_5, log, train
 from support.optimizers import Optimizer
+
+DROPOUTS = "word", "input", "inside", "attention", "output", "connect"  # the rates among the parts
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,10 @@ class Recipe:
     average_rate: float = 1.0  # ... and the learning rate from there on, in units of the one there
 
     def __post_init__(self):
-        rates = "word", "input", "inside", "attention", "output", "connect"
-        for name in (*rates, "alpha", "beta", "decay", "embedding_rate", "muon", "average_from",
-                     "average_rate"):
-            value, most = getattr(self, name), 1.0 if name in rates else math.inf
-            if not 0 <= value < most:
-                raise ValueError(f"{name} must be in [0, {most:g}), got {value}")
+        for part, value in vars(self).items():
+            most = 1.0 if part in DROPOUTS else math.inf
+            if isinstance(value, float) and not 0 <= value < most:
+                raise ValueError(f"{part} must be in [0, {most:g}), got {value}")
         if self.muon and self.decay and not self.decoupled:
             raise ValueError("Muon's decay is beside the gradient: muon needs decoupled=True")
         if self.average not in ("equal", "ema", ""):
@@ -94,16 +93,12 @@ def changed(recipe, settings):
 
 # ---- dropouts -----------------------------------------------------------------------------------
 
-class LockedDropout(nn.Module):
+class LockedDropout(nn.Dropout):
     """Dropout with one mask for all time steps of a call: (..., T, D), mask (..., 1, D).
 
     Each lane has its own.  A feature that is dropped is absent for the whole segment, so that it
     cannot be read off the neighbouring word.
     """
-
-    def __init__(self, p):
-        super().__init__()
-        self.p = p
 
     def forward(self, z):
         """(..., T, D) -> (..., T, D), the mean kept; in evaluation z itself."""
@@ -120,8 +115,7 @@ class WordDropout(lesson_5.TiedEmbedding):
     """
 
     def __init__(self, embedding, p):
-        nn.Embedding.__init__(self, *embedding.weight.shape, _weight=embedding.weight)
-        # _weight alone would make a second Parameter
+        nn.Embedding.__init__(self, *embedding.weight.shape, device="meta")  # no memory
         self.weight, self.bias, self.p = embedding.weight, embedding.bias, p
 
     def forward(self, x):
@@ -205,68 +199,41 @@ class Penalised(nn.Module):
         return losses + penalty, memory
 
 
-# ---- length, rate, optimizer, averaging ---------------------------------------------------------
+# ---- length, optimizer --------------------------------------------------------------------------
 
 def segment_length(T, seed, step):
     """The length of a step's segment: near T, or, one segment in twenty, near T / 2.
 
     Normal, T / 14 wide as with MKS's 5 of 70, then rounded to tenths of T, so that there are few
-    different ones.  The learning rate of the step is to be scaled by length / T.  The same seed and
-    step give the same length.
+    different ones.  The learning rate of the step is to be scaled by length / T.
     """
     draw = random.Random(f"{seed} {step}")
     length = draw.gauss(T if draw.random() < 0.95 else T / 2, T / 14)
     return max(1, round(T * max(1, round(10 * length / T)) / 10))
 
 
-def rate_at(run, recipe, step, done):
-    """Warm-up, a cosine from run.lr to a third of it, then, while weights are averaged, constant.
-
-    Without averaging the cosine ends at 0, as train.py's does.
-    """
-    if not recipe.average:
-        return train.learning_rate(run, step, done)
-    cosine = train.learning_rate(run, step, min(1.0, done / recipe.average_from))
-    rate = min((run.lr + 2 * cosine) / 3, run.lr * (step + 1) / max(1, run.warmup))
-    return rate * (recipe.average_rate if done >= recipe.average_from else 1.0)
-
-
 def optimizer_of(model, recipe, lr):
     """Adam over three groups: the embedding, the other matrices, which Muon may move instead, and
-    the rest, which never decays (MKS decay all weights).
-
-    A group's learning rate is that of the run times its "factor"; a decay beside the gradient is
-    multiplied by it, too.
+    the rest, which never decays (MKS decay all weights).  A decay beside the gradient is multiplied
+    by the learning rate of the group.
     """
-    embedding = [model.embedding.weight]
-    matrices = [z for z in model.parameters() if z.dim() == 2 and z is not embedding[0]]
+    embedding = model.embedding.weight
+    matrices = [z for z in model.parameters() if z.dim() == 2 and z is not embedding]
     rest = [z for z in model.parameters() if z.dim() != 2]
-    kind = torch.optim.AdamW if recipe.decoupled else torch.optim.Adam
-    groups = [{"params": embedding, "factor": recipe.embedding_rate},
+    groups = [{"params": [embedding], "factor": recipe.embedding_rate},
               {"params": matrices, "factor": 1.0},
               {"params": rest, "factor": 1.0, "weight_decay": 0.0}]
-    if not recipe.muon:
-        return Optimizer(kind(groups, lr=lr, weight_decay=recipe.decay, fused=True))
-    moved = {"params": matrices, "factor": recipe.muon / lr}
-    return Optimizer(kind(groups[::2], lr=lr, weight_decay=recipe.decay, fused=True),
-                     torch.optim.Muon([moved], lr=recipe.muon, weight_decay=recipe.decay))
-
-
-def averager(model, recipe, steps):
-    """A copy of the model for the mean of weights: update_parameters(model) adds those of a model.
-
-    "equal": the mean of all updates; "ema": one in which an update has lost 1 - 1/e of its weight
-    after `steps` more.
-    """
-    rule = get_ema_multi_avg_fn(1 - 1 / steps) if recipe.average == "ema" else None
-    return AveragedModel(model, multi_avg_fn=rule)
+    muon = []
+    if recipe.muon:
+        moved = groups.pop(1) | {"factor": recipe.muon / lr}
+        muon = [torch.optim.Muon([moved], lr=recipe.muon, weight_decay=recipe.decay)]
+    kind = torch.optim.AdamW if recipe.decoupled else torch.optim.Adam
+    return Optimizer(kind(groups, lr=lr, weight_decay=recipe.decay, fused=True), *muon)
 
 
 # ---- training with them -------------------------------------------------------------------------
 
-def ppl(nats):
-    """A mean loss as perplexity."""
-    return log.in_unit(nats, "ppl")
+ppl = partial(log.in_unit, unit="ppl")  # of a mean loss in nats
 
 
 def shown(nats):
@@ -279,32 +246,34 @@ COLUMNS = {"step": str, "tokens": str, "seconds": "{:.1f}".format, "rate": "{:.3
 
 
 def write_curve(curve, path):
-    """Dicts of COLUMNS, with losses in nats -> curve.tsv, with perplexities."""
-    lines = ["\t".join(form(row[name]) for name, form in COLUMNS.items()) for row in curve]
-    checkpoint.write(path, lambda file: file.write("\n".join(["\t".join(COLUMNS), *lines, ""])))
+    """A curve, with losses in nats -> curve.tsv, with perplexities."""
+    lines = [COLUMNS, *([form(row[name]) for name, form in COLUMNS.items()] for row in curve)]
+    checkpoint.write(path, lambda file: file.writelines("\t".join(z) + "\n" for z in lines))
 
 
 class Regularised(Training):
-    """What common.fit asks for, by a recipe; with a curve of validations, see COLUMNS."""
+    """What common.fit asks for, by a recipe; with a curve of validations, dicts of COLUMNS."""
 
     def __init__(self, model, run, recipe, corpus, folder, mode):
         self.model, self.run, self.recipe = fast.prepare(regularise(model, recipe)), run, recipe
         self.optimizer = optimizer_of(model, recipe, run.lr)
-        steps = (1 - recipe.average_from) * run.tokens / (run.batch * run.segment)
-        self.mean = averager(model, recipe, max(1, steps / 10))
-        self.penalised = Penalised(model, recipe.alpha, recipe.beta)  # the mean is copied before
+        steps = (1 - recipe.average_from) * run.tokens / (run.batch * run.segment)  # averaged ones
+        # after a tenth of them an update has lost 1 - 1/e of its weight in the exponential mean
+        rule = get_ema_multi_avg_fn(1 - 1 / max(1, steps / 10)) if recipe.average == "ema" else None
+        self.mean = AveragedModel(model, multi_avg_fn=rule)  # a copy, and one without penalties
+        self.penalised = Penalised(model, recipe.alpha, recipe.beta)
         self.valid, self.curve = train.validation_tokens(corpus, run), []
         self.folder, self.mode = folder, mode
 
-    @cached_property
+    @property
     def learner(self):
         """The model with its penalties; with a mode of torch.compile, compiled."""
         if self.mode is None:
             return self.penalised
-        x = torch.zeros(self.run.batch, self.run.segment, dtype=torch.int64,
-                        device=self.model.u.device)
+        run, device = self.run, self.model.u.device
+        x = torch.zeros(run.batch, run.segment, dtype=torch.int64, device=device)
         return hardware.compiled(
-            self.penalised, train.autocast(self.run, x.device.type), x, x, self.mode)
+            self.penalised, train.autocast(run, device.type), x, x, self.mode)
 
     def length(self, step):
         """Random, if the recipe says so."""
@@ -312,8 +281,17 @@ class Regularised(Training):
         return segment_length(T, self.run.seed, step) if self.recipe.vary else T
 
     def rate(self, step, done, T):
-        """In proportion to T."""
-        return rate_at(self.run, self.recipe, step, done) * T / self.run.segment
+        """train.py's; with averaging the cosine ends where that begins, at a third of run.lr, and
+        the rate is constant from there on.  In proportion to T.
+        """
+        run, recipe = self.run, self.recipe
+        rate = train.learning_rate(run, step, done)
+        if recipe.average:
+            cosine = train.learning_rate(run, step, min(1.0, done / recipe.average_from))
+            rate = min((run.lr + 2 * cosine) / 3, run.lr * (step + 1) / max(1, run.warmup))
+            if done >= recipe.average_from:
+                rate *= recipe.average_rate
+        return rate * T / run.segment
 
     def after_step(self, state, done):
         """Average; every eval_every steps a line for the curve, whose losses have no penalty."""
@@ -325,7 +303,7 @@ class Regularised(Training):
         if state.step % run.eval_every == 0 or state.tokens >= run.tokens:
             self.curve.append({
                 "step": state.step, "tokens": state.tokens, "seconds": state.seconds,
-                "rate": rate_at(run, recipe, state.step - 1, done),
+                "rate": self.rate(state.step - 1, done, run.segment),
                 "train": state.loss_sum / state.loss_count if state.loss_count else math.inf,
                 "valid": self.validate(self.model),
                 "averaged": self.validate(self.mean.module) if self.mean.n_averaged else None})

@@ -1,9 +1,8 @@
 """Penn Treebank: the paper's 54.52 test perplexity with 24 million parameters (section 4.1).
 
 The paper says "variational dropout and weight average" and nothing more, and no script for it was
-published.  This is the published architecture, W_kR included, within 24.1 million parameters, one
-model, no cache, no dynamic evaluation, with the parts of regularisers.py, and the search for how
-strong each should be.  results.md has what came out.
+published.  This is the published architecture, W_kR included, within 24.1 million parameters, with
+the parts of regularisers.py, and the search for how strong each should be.
 
     python experiments/table5_ptb.py --what effects        each part's effect, small: hours
     python experiments/table5_ptb.py --size whole          train.py's small model, the whole text
@@ -13,8 +12,7 @@ strong each should be.  results.md has what came out.
 A run is a recipe and a seed, in a folder of its own under --out; a run that was stopped goes on (to
 the bit on a CPU; on a GPU sums come in any order).  Another model, length, batch or rate needs
 another --out.  Several processes may work in one --out: each takes the next run that nobody works
-on, so that small runs share a GPU, or the cores (there put OMP_NUM_THREADS=1 in front: processes
-whose threads wait for each other are slow).
+on, so that small runs share a GPU, or the cores (with OMP_NUM_THREADS=1, else they are slow).
 
 The model of a run is its last weights, or the average of those of its last part, rounded to bf16.
 Memory length, clamp and temperature of its evaluation are chosen on the validation split.  Only
@@ -51,8 +49,8 @@ class Size:
     run: train.Run  # with its length in tokens, later
     epochs: int
     recipe: Recipe
+    memories: tuple  # of evaluation, to choose from
     part: int = 1  # train on the first 1/part of the text
-    memories: tuple = ()  # of evaluation, to choose from
 
 
 # the authors' later code has 16 layers of 380 without W_kR; 12 of 384 suit a GPU's multiples of 64
@@ -65,24 +63,27 @@ SMALL = Recipe(word=0.1, input=0.3, inside=0.1, attention=0.1, output=0.3, alpha
                decay=0.1, average="equal", average_from=0.7, average_rate=0.5)
 MILD = Recipe(input=0.1, inside=0.1, attention=0.1, output=0.2, alpha=0.1, beta=0.05,
               average="equal", average_from=0.7, average_rate=0.5)
+RUN = train.Run("ptb", tokens=1, eval_segment=64)
 SIZES = {
     "tiny": Size(train.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16, mem_len=8),
-                 train.Run("ptb", batch=4, segment=8, tokens=1, lr=3e-3, warmup=5, eval_segment=64,
-                           eval_mem_len=16, eval_every=10, eval_tokens=200),
+                 replace(RUN, batch=4, segment=8, lr=3e-3, warmup=5, eval_mem_len=16,
+                         eval_every=10, eval_tokens=200),
                  epochs=2, recipe=SMALL, part=10, memories=(8, 16)),
     "laptop": Size(train.Config(2, n_layer=4, d_model=96, n_head=3, d_head=32, d_inner=192,
                                 mem_len=32),
-                   train.Run("ptb", batch=16, segment=32, tokens=1, lr=2e-3, warmup=200,
-                             eval_segment=64, eval_mem_len=64, eval_every=227, eval_tokens=20_000),
+                   replace(RUN, batch=16, segment=32, lr=2e-3, warmup=200, eval_mem_len=64,
+                           eval_every=227, eval_tokens=20_000),
                    epochs=18, recipe=SMALL, part=12, memories=(32, 64, 128, 256)),
     "whole": Size(replace(CONFIGS["laptop-words"], dropout=0.0, cutoffs=()),
-                  train.Run("ptb", batch=16, segment=64, tokens=1, lr=2e-3, warmup=400,
-                            eval_segment=64, eval_mem_len=128, eval_every=907, eval_tokens=20_000),
+                  replace(RUN, batch=16, segment=64, lr=2e-3, warmup=400, eval_mem_len=128,
+                          eval_every=907, eval_tokens=20_000),
                   epochs=6, recipe=MILD, memories=(64, 128, 256, 512)),
     "paper": Size(MODELS["12x384"],
-                  train.Run("ptb", batch=20, segment=70, tokens=1, lr=3e-4, warmup=3000,
-                            eval_segment=512, eval_mem_len=140, eval_every=1992, eval_tokens=0),
+                  replace(RUN, batch=20, segment=70, lr=3e-4, warmup=3000, eval_segment=512,
+                          eval_mem_len=140, eval_every=1992, eval_tokens=0),
                   epochs=150, recipe=RECIPE, memories=(70, 140, 280, 560, 1120))}
+BASELINES = {"nothing": Recipe(), "only independent dropout": Recipe(
+    input=0.2, inside=0.2, attention=0.2, output=0.2, locked=False)}
 EFFECTS = {  # what each changes in the recipe
     "no word dropout": {"word": 0.0}, "no input dropout": {"input": 0.0},
     "no inside dropout": {"inside": 0.0}, "no attention dropout": {"attention": 0.0},
@@ -97,23 +98,18 @@ EFFECTS = {  # what each changes in the recipe
 
 
 def effects(recipe):
-    """{name: recipe}: the recipe, two baselines, then the recipe with one part changed, each.
-
-    A change that leaves the recipe as it is is left out.
-    """
-    others = {"nothing": Recipe(), "only independent dropout": Recipe(
-        input=0.2, inside=0.2, attention=0.2, output=0.2, locked=False)}
-    others |= {name: replace(recipe, **changes) for name, changes in EFFECTS.items()}
-    return {"recipe": recipe} | {name: z for name, z in others.items() if z != recipe}
+    """{name: recipe}: itself, the baselines, each of EFFECTS; without those that change nothing."""
+    others = {name: replace(recipe, **changes) for name, changes in EFFECTS.items()}
+    return {"recipe": recipe} | {
+        name: other for name, other in (BASELINES | others).items() if other != recipe}
 
 
-# ---- training -----------------------------------------------------------------------------------
+# ---- one run: training, evaluation --------------------------------------------------------------
 
 def fit(config, run, recipe, corpus, folder, device, mode=None):
-    """Train in a folder, from the start or from where it stopped -> the model, its curve.
+    """Train in a folder, or go on there -> the model with the weights that are kept, its curve.
 
-    The model has the final weights (averaged, if the recipe says so), rounded to bf16.  mode is
-    torch.compile's; None: not compiled.  Errors: as common.fit.
+    mode is torch.compile's; None: not compiled.
     """
     torch.manual_seed(run.seed)
     model, bar = TransformerXL(config).to(device), common.Bar(run.tokens, f"{folder.name}/")
@@ -123,43 +119,39 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
     return model, training.curve
 
 
-# ---- evaluation ---------------------------------------------------------------------------------
-
 @torch.no_grad()
 def losses_by_temperature(model, tokens, run, temperatures=TEMPERATURES, known=None):
     """Mean losses in nats, [one for each temperature], over all n - 1 predictions of n tokens.
 
-    train.evaluate's way of reading: one lane, each token once, memory and clamp of the run.  The
-    logits are divided by the temperature: above 1 the model is less sure of itself.  With known
-    (V,) bool, only predictions of these words count.
+    One lane, each token once, memory and clamp of the run.  The logits are divided by the
+    temperature: above 1 the model is less sure.  With known (V,) bool only these words count.
     """
-    model, memory = fast.Reader(model), None
-    stream = lanes(tokens.to(model.u.device), 1)
-    totals = torch.zeros(len(temperatures), dtype=torch.float64)
+    model, memory, device = fast.Reader(model), None, model.u.device
+    stream = lanes(tokens.to(device), 1)
+    totals = torch.zeros(len(temperatures), dtype=torch.float64, device=device)
     counted = torch.ones(model.config.vocab_size) if known is None else known
-    counted = counted.to(model.u.device, torch.float64)
+    counted = counted.to(device, torch.float64)
     parts = math.ceil((len(tokens) - 1) / run.eval_segment)
     with train.evaluating(model, run):
         for x, y in train.progress(segments(stream, run.eval_segment), "evaluating", parts):
             logits, memory = model(x, memory)
             for i, temperature in enumerate(temperatures):
                 losses = lesson_5.token_losses(logits / temperature, y)  # (1, T)
-                totals[i] += (losses * counted[y]).sum().cpu()
-    return (totals / counted[stream[0, 1:].long()].sum().cpu()).tolist()
+                totals[i] += (losses * counted[y]).sum()
+    return (totals / counted[stream[0, 1:].long()].sum()).tolist()
 
 
 def choose(model, valid, run, memories):
     """The evaluation with the lowest validation loss -> (nats, run, temperature).
 
-    A clamp is tried where it acts: at the longest distance of training (in segments of the usual
-    length), if evaluation has longer ones.
+    A clamp is tried at the longest distance of training, if evaluation has longer ones.
     """
     longest, found = model.config.mem_len + run.segment - 1, []
     for M in memories:
         for clamp in (0, longest) if M > longest else (0,):
             at = replace(run, eval_mem_len=M, eval_clamp_len=clamp)
-            found += [(loss, at, temperature) for temperature, loss in zip(
-                TEMPERATURES, losses_by_temperature(model, valid, at))]
+            loss, temperature = min(zip(losses_by_temperature(model, valid, at), TEMPERATURES))
+            found.append((loss, at, temperature))
     return min(found, key=lambda one: one[0])
 
 
@@ -167,10 +159,10 @@ def result_of(model, corpus, run, memories, path, test):
     """Choose the evaluation and, if asked, read the test split -> what `path` says of them.
 
     Both are done once for a model.  A reading is noted before it begins, so that one that was
-    interrupted can be seen; it is repeated.  ValueError if the file is about other weights.
+    interrupted, and is repeated, can be seen.  ValueError if the file is about other weights.
     """
-    weights = b"".join(z.cpu().numpy().tobytes() for z in model.state_dict().values())
-    weights = hashlib.sha256(weights).hexdigest()
+    weights = hashlib.sha256(b"".join(
+        z.cpu().numpy().tobytes() for z in model.state_dict().values())).hexdigest()
 
     def note(result):
         checkpoint.write(path, lambda file: json.dump(result, file, indent=1))
@@ -181,23 +173,22 @@ def result_of(model, corpus, run, memories, path, test):
               "clamp": at.eval_clamp_len, "temperature": temperature, "readings": []})
     try:
         result = json.loads(path.read_text())
-        same = result["weights"] == weights
+        if result["weights"] != weights:
+            raise ValueError
     except (ValueError, TypeError, LookupError):
-        same = False
-    if not same:
         raise ValueError(f"{path} is damaged, or about another model; it logs what was read of the "
-                         "test split, so move it away, and keep it")
+                         "test split, so move it away, and keep it") from None
     if test and "test" not in result:
         result["readings"].append(time.strftime("%Y-%m-%d %H:%M:%S"))
         note(result)
         at = replace(run, eval_mem_len=result["M"], eval_clamp_len=result["clamp"])
         found = losses_by_temperature(model, corpus.test, at, (result["temperature"], 1.0))
-        result |= dict(zip(("test", "test at temperature 1"), map(ppl, found)))
+        result["test"], result["test at temperature 1"] = map(ppl, found)
         note(result)
     return result
 
 
-def said(result, corpus):
+def describe(result, corpus):
     """A result in one line."""
     line = (f"valid {result['valid']:.2f} ppl (M {result['M']}, clamp {result['clamp'] or 'none'}, "
             f"temperature {result['temperature']})")
@@ -211,14 +202,12 @@ def said(result, corpus):
 # ---- many runs, and what came out ---------------------------------------------------------------
 
 def each_run(jobs, out, work):
-    """work(job, folder) for every job that no other process works on.
+    """work(job, folder) for every job, (name, seed), that no other process works on.
 
-    Returns {job: what it returned}, and the jobs that failed.  A job is (name, seed).  One that
-    fails is reported, and does not keep the others from being done.
+    Returns {job: what it returned}, and the jobs that failed: why is printed at once.
     """
     results, failed = {}, []
-    for job in jobs:
-        name, seed = job
+    for name, seed in jobs:
         folder = out / f"{'-'.join(name.replace(',', '').split())}-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
         with checkpoint.Lock(folder) as lock:
@@ -227,35 +216,33 @@ def each_run(jobs, out, work):
             except ValueError:  # another process is at it
                 continue
             try:
-                results[job] = work(job, folder)
+                results[name, seed] = work((name, seed), folder)
             except ValueError as error:
                 common.Bar.clear()
                 print(f"{folder.name} failed: {error}", flush=True)
-                failed.append(job)
+                failed.append((name, seed))
     return results, failed
 
 
 def points(curve, epochs):
-    """[(epochs, perplexity)]: the validation of the weights or, where it is lower, their average's.
-    """
+    """[(epochs, validation perplexity)], of the weights or, where it is lower, their average."""
     return [(epochs * row["tokens"] / curve[-1]["tokens"],
              ppl(min(row["valid"], row["averaged"] or math.inf))) for row in curve]
 
 
 def report(curves, kept, base, epochs):
-    """Print a line for each recipe: its validation curve in perplexity, and the best of it; and of
-    the model that is kept the loss in nats over words that the training text has, as distance to
-    the recipe named `base`, seed by seed.
+    """A line for each recipe: its validation curve in perplexity, and the best of it; and for each
+    seed the loss of the model that is kept, over known words, in nats above that of `base`.
     """
     marks = [epochs * k / 6 for k in range(1, 7)]
     print(f"{'valid ppl after epochs':26}" + "".join(f"{mark:7.3g}" for mark in marks)
           + f"{'best':>8} | kept, nats above {base!r}, known words")
     for name in dict.fromkeys(name for name, _ in curves):
         seeds = [seed for other, seed in curves if other == name]
-        those = [points(curves[name, seed], epochs) for seed in seeds]
-        line = [statistics.mean(min(z, key=lambda one: abs(one[0] - mark))[1] for z in those)
+        drawn = [points(curves[name, seed], epochs) for seed in seeds]
+        line = [statistics.mean(min(z, key=lambda one: abs(one[0] - mark))[1] for z in drawn)
                 for mark in marks]
-        best = statistics.mean(min(value for _, value in z) for z in those)
+        best = statistics.mean(min(value for _, value in z) for z in drawn)
         above = [kept[name, seed] - kept[base, seed] for seed in seeds if (base, seed) in kept]
         print(f"{name:26}" + "".join(f"{z:7.0f}" for z in line) + f"{best:8.1f} | "
               + "  ".join(f"{z:+.3f}" for z in above))
@@ -267,18 +254,17 @@ def report(curves, kept, base, epochs):
 
 def draw(curves, path, epochs, title):
     """A panel for each recipe: validation perplexity over epochs, the first recipe in grey."""
-    drawn = {job: points(curve, epochs) for job, curve in curves.items()}
     names = list(dict.fromkeys(name for name, _ in curves))
-    low = min(value for z in drawn.values() for _, value in z)
+    low = min(value for curve in curves.values() for _, value in points(curve, epochs))
     columns = min(4, len(names))
     rows = math.ceil(len(names) / columns)
     figure = Figure(figsize=(2.9 * columns + 0.4, 2.4 * rows + 0.6), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
     for axes, name in zip(panels, names):
-        for shown, color in ((names[0], "0.6"), (name, "tab:blue")):
-            for (other, _), z in drawn.items():
-                if other == shown:
-                    axes.plot(*zip(*z), color=color)
+        for (other, _), curve in curves.items():
+            if other in (names[0], name):
+                color = "tab:blue" if other == name else "0.6"
+                axes.plot(*zip(*points(curve, epochs)), color=color)
         axes.set_title(name, fontsize=10)
         axes.set(ylim=(0.95 * low, 2.2 * low), xlim=(0, epochs))
         axes.grid(alpha=0.3)
@@ -322,18 +308,17 @@ def asked(given):
     if given.only and given.what == "recipe":
         raise ValueError("--only is for --what effects")
     size = SIZES[given.size]
-    run = replace(size.run, **{name: getattr(given, name) for name in ("batch", "lr", "warmup")
-                               if getattr(given, name) is not None})
-    size = replace(size, run=run, epochs=given.epochs or size.epochs,
-                   config=MODELS[given.model] if given.model else size.config)
+    typed = {name: getattr(given, name) for name in ("batch", "lr", "warmup")
+             if getattr(given, name) is not None}
+    size = replace(size, config=MODELS.get(given.model, size.config),
+                   run=replace(size.run, **typed), epochs=given.epochs or size.epochs)
     recipe = changed(size.recipe, given.set)
     recipes = effects(recipe) if given.what == "effects" else {
         " ".join(["recipe", *given.set]): recipe}
-    only = given.only or recipes
-    if unknown := set(only) - set(recipes):
+    if unknown := set(given.only or ()) - set(recipes):
         raise ValueError(f"--only {' '.join(map(repr, sorted(unknown)))}: the effects are "
                          f"{', '.join(map(repr, recipes))}")
-    recipes = {name: z for name, z in recipes.items() if name in only}
+    recipes = {name: z for name, z in recipes.items() if name in (given.only or recipes)}
     if given.compile and any(z.vary for z in recipes.values()):
         raise ValueError("--compile compiles for one length of segments: leave 'random lengths' "
                          "out (--only names what remains), or --compile")
@@ -348,14 +333,13 @@ def main(argv):
     given, corpus = common.begin(given, NAME, lock=False)  # each run has a lock of its own
     corpus = replace(corpus, train=corpus.train[: len(corpus.train) // size.part])
     config = replace(size.config, vocab_size=len(corpus.vocab))
-    run = replace(size.run, tokens=size.epochs * lanes(
-        corpus.train, size.run.batch)[:, 1:].numel())
+    epoch = lanes(corpus.train, size.run.batch)[:, 1:].numel()  # predictions
+    run = replace(size.run, tokens=size.epochs * epoch)
     run = common.choose_dtype(TransformerXL(config).to(given.device), run, given.out)
     print(f"{lesson_5.count_parameters(config):,} parameters, {len(corpus.train):,} tokens of "
           f"training, {size.epochs} epochs, {run.batch} lanes of {run.segment}, {run.dtype}",
           flush=True)
-    kept = {}
-    valid = train.validation_tokens(corpus, run)
+    kept, valid = {}, train.validation_tokens(corpus, run)
     known = torch.bincount(corpus.train, minlength=len(corpus.vocab)) > 0  # of a part: not all
 
     def work(job, folder):
@@ -365,7 +349,7 @@ def main(argv):
         if given.what == "recipe":
             result = result_of(model, corpus, run, size.memories, folder / "result.json",
                                given.test)
-            print(f"{folder.name}: {said(result, corpus)}", flush=True)
+            print(f"{folder.name}: {describe(result, corpus)}", flush=True)
         else:
             kept[job], = losses_by_temperature(model, valid, run, (1.0,), known)
         return curve
