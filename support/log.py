@@ -94,8 +94,9 @@ class Metrics:
         if time.monotonic() - self.said > 5:
             self.said = time.monotonic()
             left = state.seconds * (1 / done - 1) if done else 0
-            print(f"step {state.step:,} | {done:.0%} | loss of this step {in_unit(loss, self.unit):.3f} "
-                  f"{self.unit} | {state.tokens / state.seconds:,.0f} tok/s | "
+            print(f"step {state.step:,} | {done:.0%} | loss of this step "
+                  f"{in_unit(loss, self.unit):.3f} {self.unit} | "
+                  f"{state.tokens / state.seconds:,.0f} tok/s | "
                   f"{clock(state.seconds)}, {clock(left)} left"
                   + (f" | {state.skipped} steps skipped" if state.skipped else ""), flush=True)
 

@@ -30,7 +30,8 @@ LEFT_OUT = ("data", "runs", "figures", "experiments", "README.md", "tests/README
             "tests/course/test_course.py", "tests/course/test_blank.py",
             "tests/course/test_edition.py", "tests/course/test_grade.py",
             "tests/course/plain_reader.py", "tests/course/answers.md", "support/README.md",
-            "support/fast.py", "support/official_weights.py")  # and what begins with a dot, .gitignore excepted
+            "support/fast.py", "support/official_weights.py")
+# and what begins with a dot, .gitignore excepted
 
 
 # ---- a lesson file, taken apart -----------------------------------------------------------------
