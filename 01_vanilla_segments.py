@@ -262,7 +262,7 @@ if __name__ == "__main__":
 
 # Ask yourself
 #   1. Why does the loss fall within a segment, if all positions share the weights?
-#   2. Position 0 predicts from one byte.  Which entropy of the text bounds its loss?
+#   2. Position 0 predicts from one byte.  Could it beat counted pairs of bytes?
 # Change and watch
 #   1. T = 16, then 128 in main: what becomes of the loss and the work of both ways?
 #   2. Write h = E for h = E + U.to(E): which positions get worse, and why not all?

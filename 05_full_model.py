@@ -285,7 +285,8 @@ def generate(model, prompt, n_tokens, top_k=None, temperature=1.0, generator=Non
     """Sample n_tokens more after each prompt: (B, P) int64 -> (B, n_tokens).
 
     The prompt is read once, then one token at a time: the memory is the past.  A prompt
-    (P,) gives (n_tokens,); top_k None is min(40, V); `model` may be a fast.Reader.
+    (P,) gives (n_tokens,); top_k None is min(40, V).  A Reader of the model
+    (support/fast.py) may take its place.
     """
     if prompt.dim() == 1:
         return generate(model, prompt[None], n_tokens, top_k, temperature, generator)[0]

@@ -186,7 +186,7 @@ def evaluating(model, run):
 def reading_length(run):
     """The T that `evaluate` reads with: same_length lets no loss depend on the cut, and
     a longer segment is fewer calls and larger products.  Beyond M a plain model scores
-    ever more pairs that the mask hides; 512 bounds the memory that its scores take.
+    ever more pairs that the mask hides; 512 bounds the room that its scores take.
     """
     return max(run.eval_segment, min(run.eval_mem_len, 512))
 
@@ -228,7 +228,7 @@ def reader_of(model, run):
 
 def training_lanes(corpus, run, epoch, device):
     """The lanes of one pass over the text: in order, or sentences in a new order."""
-    if corpus.separator is None:  # one text, in order; only lm1b's sentences have one
+    if corpus.separator is None:  # one text, in order; lm1b has a separator
         return lanes(corpus.train, run.batch).to(device)
     return corpora.SentenceLanes(
         corpus.train, run.batch, corpus.separator, run.seed, epoch)

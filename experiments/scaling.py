@@ -167,7 +167,7 @@ def draw(names, m, gpus):
              title="Training by the formula; dotted: a larger batch than the paper's")
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend()
     common.RUNS.mkdir(exist_ok=True)
     common.save_figure(axes.figure, common.RUNS / "scaling.png")
 

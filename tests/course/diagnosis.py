@@ -214,7 +214,7 @@ def side_by_side(wanted, got, seen=None):
         where = f"shape: expected {tuple(wanted.shape)}, got {tuple(got.shape)}"
         if wanted.dim() == got.dim() > 2 and wanted.shape[:-2] == got.shape[:-2]:
             wanted, got = (z[(0,) * (z.dim() - 2)] for z in (wanted, got))
-            where += ", the first"
+            where += "; of each the first matrix:"
         wanted, got = (z.flatten(0, -2)[:10, :columns] for z in (wanted, got))
         hidden = None
     numbers = torch.cat([z.double().flatten() for z in (wanted, got)])
