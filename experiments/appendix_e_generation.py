@@ -177,13 +177,9 @@ def load_run(given):
     if not given.checkpoint:
         length = ["--model", "tiny"] if given.size == "tiny" else ["--minutes", "2"]
         source = ["--text" if given.text else "--dataset", given.dataset]
-        common.train_run(path, [*length, *source], [
-            "--data-dir", str(given.data_dir), "--device", given.device])
-    elif not path.exists():
-        raise ValueError(f"no checkpoint at {path}: name the folder of a run of train.py")
-    content = checkpoint.load(path) if path.is_file() else checkpoint.best(path)
-    model, run, _ = train.restored(content, given.device)
-    corpus = train.read_corpus({"data_dir": given.data_dir}, run, content)
+        common.train_run(path, [*length, *source, "--data-dir", str(given.data_dir),
+                                "--device", given.device])
+    model, run, corpus, _ = common.open_run(path, given.device, given.data_dir)
     return dict.fromkeys(given.seeds, model), run, corpus
 
 

@@ -277,9 +277,10 @@ def compare_dtypes(_, given):
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes, curves = figure.subplots(), []
     for name, style in (("float32", "-"), ("bf16", "--")):
-        rows = optimizers.train_until_done(common.RUNS / f"dtype-{name}", [
-            *optimizers.FLAGS["adam"], "--steps", "2000", "--device", given.device, *given.others,
-            "--dtype", name])
+        out = common.RUNS / f"dtype-{name}"
+        common.train_run(out, [*optimizers.FLAGS["adam"], "--steps", "2000", "--device",
+                               given.device, *given.others, "--dtype", name])
+        rows = common.log.read_metrics(out / "metrics.tsv")
         curve = [(int(row["step"]), float(row["train"])) for row in rows if row["train"]]
         axes.plot(*zip(*curve), style, label=name)
         curves.append(curve)

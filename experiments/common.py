@@ -270,13 +270,22 @@ def fit_seeds(make, corpus, run, given, name, bar, weight=1):
                   weight)
 
 
-def train_run(path, flags, always=()):
+def train_run(path, flags):
     """Train a run of train.py in the folder path, or what is left of it, unless it has ended."""
     if (path / "curve.png").exists():  # drawn when a run has ended
         return
-    begun = any(path.glob("*.pt"))
-    if status := train.main([*(["--resume"] if begun else flags), *always, "--out", str(path)]):
-        raise SystemExit(status)  # train.py has said why
+    begun = (path / "checkpoint.pt").exists() or (path / "previous.pt").exists()
+    if train.command([*flags, "--out", str(path), *["--resume"] * begun]):
+        raise KeyboardInterrupt  # a signal has stopped it, and all is saved
+
+
+def open_run(path, device="cpu", data_dir=SHARED["--data-dir"]["default"]):
+    """A run's folder, or a checkpoint in it -> its model, Run, corpus, and the content."""
+    if not path.exists():
+        raise ValueError(f"no checkpoint at {path}; name the folder of a run of train.py")
+    content = checkpoint.load(path) if path.is_file() else checkpoint.best(path)
+    model, run, _ = train.restored(content, device)
+    return model, run, train.read_corpus({"data_dir": data_dir}, run, content), content
 
 
 def kept_for_backward(function):

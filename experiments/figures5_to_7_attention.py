@@ -29,7 +29,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 import common
-from common import checkpoint, corpora, lanes, train
+from common import corpora, lanes, train
 
 rel_shift = import_module("04_rel_shift").rel_shift
 NAME = "figures5_to_7_attention"
@@ -167,16 +167,6 @@ def position_of(given, n):
     return position
 
 
-def load(path):
-    """The content of the checkpoint to look at; if no path is given one is trained first."""
-    if path is None:
-        path = HERE
-        common.train_run(path, ["--minutes", "1"])
-    elif not path.exists():
-        raise ValueError(f"no checkpoint at {path}; python train.py --out {path} makes one")
-    return checkpoint.load(path) if path.is_file() else checkpoint.best(path)
-
-
 def report(numbers, names, wide, M):
     """Print the measures (4, N * H, 3): the mean of all heads, and those that look furthest."""
     print(f"{'':35}entropy (bits)   mean distance   apart from the whole\n"
@@ -192,17 +182,18 @@ def report(numbers, names, wide, M):
 @common.command
 def main(argv):
     """Read the validation split, print numbers, draw."""
-    flags = common.new_parser(NAME, __doc__)
+    flags = common.new_parser(NAME, __doc__, "--data-dir")
     flags.add_argument("--checkpoint", type=Path, help="a run, or a file in it; default: train one")
     flags.add_argument("--memory", type=int, default=256, help="M, in tokens; default: 256")
     flags.add_argument("--queries", type=int, default=4096, help="in the averages; default: 4096")
     flags.add_argument("--position", type=int, help="of the token in figure 6; default: the middle")
     flags.add_argument("--out", type=Path, default=HERE, help=f"default: runs/{NAME}")
     given = flags.parse_args(argv)
-    content = load(given.checkpoint)
-    model, run, state = train.restored(content, "cpu")
-    config, corpus = model.config, train.read_corpus({}, run, content)
-    tokens, M, H = corpus.valid, given.memory, config.n_head
+    if given.checkpoint is None:
+        common.train_run(HERE, ["--minutes", "1"])
+    model, run, corpus, content = common.open_run(
+        given.checkpoint or HERE, data_dir=given.data_dir)
+    config, tokens, M, H = model.config, corpus.valid, given.memory, model.config.n_head
     position = position_of(given, len(tokens))
     given.out.mkdir(parents=True, exist_ok=True)
     model.config = replace(config, mem_len=M, same_length=True, clamp_len=run.eval_clamp_len)
@@ -212,7 +203,7 @@ def main(argv):
     numbers = measures(p, p[0])  # (4, N * H, 3)
     wide = numbers[0, :, 1].topk(min(3, p.shape[1])).indices.tolist()
     names = [f"layer {i // H + 1} head {i % H + 1}" for i in range(p.shape[1])]
-    print(f"{content.path}: step {state.step:,}, {corpus.name}\n{PIECES * n:,} queries of the "
+    print(f"{content.path}: step {content['state']['step']:,}, {corpus.name}\n{PIECES * n:,} queries of the "
           f"validation split, each with M = {M} tokens before it")
     report(numbers, names, wide, M)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 import common
-from support import checkpoint, log
+from support import log
 
 NAME, train = "optimizers", common.train
 MEMORIES = 0, 32, 64, 128, 256, 512, 1024, 2048
@@ -27,19 +27,9 @@ FLAGS = {"muon": ["--optimizer", "muon"],  # the default; Adam with what was bes
          "adam": "--optimizer adam --lr 3e-3 --warmup 100 --schedule cosine --clip 0.25".split()}
 
 
-def train_until_done(out, flags):
-    """Train a run in a folder, or what is left of it -> the lines of its metrics.tsv."""
-    saved = (out / "checkpoint.pt").exists() or (out / "previous.pt").exists()
-    if train.command([*flags, "--out", str(out), *["--resume"] * saved]):
-        raise KeyboardInterrupt  # a signal has stopped it, and all is saved
-    return log.read_metrics(out / "metrics.tsv")
-
-
 def losses_over_memory(out, data_dir):
     """{(M, clamp): bpc on the beginning of the validation text} of a run's best model."""
-    content = checkpoint.best(out)
-    model, run, _ = train.restored(content, "cpu")
-    corpus = train.read_corpus({"data_dir": data_dir}, run, content)
+    model, run, corpus, _ = common.open_run(out, data_dir=data_dir)
     reader, found = train.reader_of(model, run), {}
     farthest = model.config.mem_len + run.segment - 1  # the largest distance in training
     for M in MEMORIES:
@@ -85,8 +75,9 @@ def main(argv):
     for seed in given.seeds:
         for name in STYLES:
             out = Path(given.out) / f"{name}-{seed}"
-            rows = train_until_done(out, [*FLAGS[name], "--seed", str(seed), *others,
-                                          "--data-dir", str(given.data_dir)])
+            common.train_run(out, [*FLAGS[name], "--seed", str(seed), *others,
+                                   "--data-dir", str(given.data_dir)])
+            rows = log.read_metrics(out / "metrics.tsv")
             curves[name, seed] = [(float(row["seconds"]) / 60, float(row["train"]))
                                   for row in rows if row["train"]]
             losses[name, seed] = losses_over_memory(out, given.data_dir)

@@ -314,7 +314,7 @@ def test_adam_and_muon_and_what_a_memory_brings(tmp_path, monkeypatch, capsys):
     train = optimizers.train
     corpus = train.read_corpus({}, train.Run(text=str(notes), steps=1))
     for column, name in ((2, "adam"), (3, "muon")):
-        content = optimizers.checkpoint.best(tmp_path / "optimizers" / f"{name}-3")
+        content = common.checkpoint.best(tmp_path / "optimizers" / f"{name}-3")
         assert content["run"]["optimizer"] == name
         model, _, _ = train.restored(content, "cpu")
         for M, clamped, *_ in rows:
@@ -342,6 +342,6 @@ def test_a_run_goes_on_from_what_is_left(left, tmp_path, monkeypatch):
     for name in (*left, "metrics.tsv"):
         (tmp_path / name).touch()
     calls = []
-    monkeypatch.setattr(optimizers.train, "command", calls.append)
-    optimizers.train_until_done(tmp_path, ["--steps", "6"])
+    monkeypatch.setattr(common.train, "command", calls.append)
+    common.train_run(tmp_path, ["--steps", "6"])
     assert [call.count("--resume") for call in calls] == [1 if left else 0]

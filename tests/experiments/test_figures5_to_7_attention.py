@@ -114,7 +114,7 @@ def test_what_is_shown_is_what_was_read(run_folder, tmp_path, monkeypatch):
             shown.update({name: given}) or real(*given)))
     assert maps.main(["--checkpoint", str(run_folder), "--memory", "20", "--queries", "50",
                       "--position", "333", "--out", str(tmp_path)]) == 0
-    content = maps.checkpoint.best(run_folder)
+    content = maps.common.checkpoint.best(run_folder)
     model, run, _ = train.restored(content, "cpu")
     model.config = replace(model.config, mem_len=20, same_length=True, clamp_len=6)
     valid = train.read_corpus({}, run, content).valid
