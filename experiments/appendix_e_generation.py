@@ -41,7 +41,8 @@ import torch
 from matplotlib.figure import Figure
 
 import common
-from common import Config, checkpoint, command_line, corpora, fast, lesson_5, train
+import memory_length
+from common import checkpoint, command_line, corpora, fast, hardware, lesson_5, train
 
 NAME = "appendix_e_generation"
 COMMON, COUNTED = 500, 10_000_000
@@ -49,10 +50,6 @@ IDENTIFIER = re.compile(r"\b[A-Za-z_]\w{3,}", re.ASCII)
 COLORS = {"with memory": "C0", "without memory": "C1", "true continuation": "k", "chance": "C7"}
 # prompts, their length, and new tokens after each
 SIZES = {"tiny": (2, 100, 20), "laptop": (8, 512, 1000), "copies": (16, 200, 500)}
-# what is trained on the synthetic text (V, N, D, H, C, FF and M as in lesson 5), and how
-COPIES = {
-    "tiny": (Config(32, 2, 16, 2, 8, 16, 8), train.Run(batch=4, segment=8, steps=6)),
-    "laptop": (Config(32, 2, 64, 4, 32, 128, 64), train.Run(batch=16, segment=64, steps=700))}
 
 
 # ---- the measures: a text is a str with a character for each byte, or a list of words -----------
@@ -185,16 +182,15 @@ def load_run(given):
 
 def train_copies(given, corpus):
     """A model of the synthetic text for each seed, {seed: model}, and how they were trained."""
-    config, run = COPIES[given.size]
-    run = common.choose_dtype(lesson_5.TransformerXL(config).to(given.device), run, given.out)
-    bar, models = common.Bar(run.steps * len(given.seeds)), {}
-    for seed in given.seeds:
-        torch.manual_seed(seed)
-        model = lesson_5.TransformerXL(config).to(given.device)
-        models[seed] = common.fit(model, corpus, replace(run, seed=seed),
-                                  given.out / f"N2-M{config.mem_len}-{seed}.pt", bar)
-    bar.clear()
-    return models, replace(run, dataset="copies", eval_mem_len=128)
+    _, (*_, M), setting = memory_length.SIZES["copies" if given.size == "laptop" else given.size]
+    config = replace(setting.config, vocab_size=len(corpus.vocab), n_layer=2, mem_len=M)
+
+    def make():
+        return lesson_5.TransformerXL(config).to(given.device)
+
+    run = common.choose_dtype(make(), setting.run, given.out)
+    models = common.fit_seeds(make, corpus, run, given, f"N2-M{M}")
+    return dict(zip(given.seeds, models)), replace(run, dataset="copies", eval_mem_len=128)
 
 
 @torch.no_grad()
@@ -223,7 +219,7 @@ def sample(models, prompts, run, given):
     prompts, T = prompts.to(given.device), run.segment
     for seed, model in models.items():
         reader = fast.Reader(model)
-        with train.evaluating(reader, run):
+        with train.evaluating(reader, run), hardware.finite_logits():
             new["with memory"].append(continued(reader, prompts, given, seed, 0, in_turn))
         new["without memory"].append(continued(reader, prompts, given, seed, T, in_turn))
     return new
@@ -261,7 +257,10 @@ def write_samples(prompts, new, vocab, path):
 def draw(columns, rows, path, title):
     """The table as bars, each the mean of its seeds, which are dots."""
     axes = Figure(figsize=(7.5, 4), layout="constrained").subplots()
-    common.bars(axes, rows, COLORS)
+    for i, (name, seeds) in enumerate(rows.items()):
+        x = [k + 0.2 * (i - 1.5) for k in range(len(columns))]
+        axes.bar(x, list(map(mean, zip(*seeds))), 0.18, color=COLORS[name], alpha=0.5, label=name)
+        axes.plot(x, list(zip(*seeds)), "o", color=COLORS[name], markersize=4)
     axes.set_xticks(range(len(columns)), columns)
     axes.set(ylabel="share", ylim=(0, None), title=title)
     axes.figure.legend(loc="outside upper center", ncols=4)

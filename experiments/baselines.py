@@ -141,28 +141,6 @@ make = PlainForm  # what benchmark.py --against calls
 
 # ---- the sliding window -------------------------------------------------------------------------
 
-class WindowLayer(nn.Module):
-    """Causal attention within the window, then feed-forward; both post-norm."""
-
-    def __init__(self, config):
-        super().__init__()
-        D, HC, FF = config.d_model, config.n_head * config.d_head, config.d_inner
-        self.C = config.d_head
-        self.W_q, self.W_kv = nn.Linear(D, HC, bias=False), nn.Linear(D, 2 * HC, bias=False)
-        self.W_o = nn.Linear(HC, D, bias=False)
-        self.norm_1, self.norm_2 = nn.LayerNorm(D), nn.LayerNorm(D)
-        self.W_1, self.W_2 = nn.Linear(D, FF), nn.Linear(FF, D)
-
-    def forward(self, h, last_only):
-        """(B, L, D) -> (B, L, D), or only its last position, (B, 1, D)."""
-        states, h = h, h[:, -1:] if last_only else h
-        q, k, value = (z.unflatten(-1, (-1, self.C)).transpose(1, 2) for z in (
-            self.W_q(h), *self.W_kv(states).chunk(2, dim=-1)))  # (B, H, n, C)
-        out = F.scaled_dot_product_attention(q, k, value, is_causal=not last_only)
-        h = self.norm_1(h + self.W_o(out.transpose(1, 2).flatten(-2)))
-        return self.norm_2(h + self.W_2(F.relu(self.W_1(h))))
-
-
 class SlidingWindow(nn.Module):
     """The model; each call predicts one token for each lane.  It does not train."""
 
@@ -171,7 +149,11 @@ class SlidingWindow(nn.Module):
         config, self.size, self.dtype, self.device = size.config, size, dtype, device
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.position = nn.Parameter(torch.randn(size.eval_mem_len, config.d_model))
-        self.layers = nn.ModuleList(WindowLayer(config) for _ in range(config.n_layer))
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(
+            config.d_model, config.n_head, config.d_inner, dropout=0.0, batch_first=True)
+            for _ in range(config.n_layer))
+        causal = nn.Transformer.generate_square_subsequent_mask(size.eval_mem_len)
+        self.register_buffer("causal", causal)
         self.to(device)
 
     @torch.no_grad()
@@ -180,7 +162,10 @@ class SlidingWindow(nn.Module):
         x = torch.randint(self.size.config.vocab_size, (self.size.eval_batch, len(self.position)),
                           device=self.device)
         with torch.autocast(self.device, torch.bfloat16, enabled=self.dtype == "bf16"):
-            h = self.embedding(x) + self.position
-            for n, layer in enumerate(self.layers):
-                h = layer(h, last_only=n == len(self.layers) - 1)
+            h, (*layers, last) = self.embedding(x) + self.position, self.layers
+            for layer in layers:  # the mask is not read: is_causal takes the fused attention
+                h = layer(h, self.causal, is_causal=True)
+            out, _ = last.self_attn(h[:, -1:], h, h, need_weights=False)
+            h = last.norm1(h[:, -1:] + out)  # (B, 1, D)
+            h = last.norm2(h + last.linear2(F.relu(last.linear1(h))))
             return F.linear(h, self.embedding.weight)[:, 0].argmax(-1)

@@ -30,6 +30,7 @@ GFLOP/s and GB/s count what ours needs for a token over the time that a token ta
 the others, too.  So a share of the limit of 50% means: twice its time.
 """
 import math
+import os
 import runpy
 import statistics
 import sys
@@ -276,6 +277,7 @@ def compare(size, given):
 def main(argv):
     """Measure what is asked for."""
     flags = common.new_parser(NAME, __doc__, "--dtype", "--device")
+    flags.set_defaults(device="cpu")
     flags.add_argument("--what", choices=[*METHODS, *INSIDE], default="train")
     flags.add_argument("--size", choices=SIZES, help="default: S; with --what reading enwik8-12L, "
                        "softmax wt103-large; dtype takes train.py's flags instead")
@@ -283,7 +285,8 @@ def main(argv):
     flags.add_argument("--repetitions", type=int, default=15)
     flags.add_argument("--micro-batch", type=int, default=0, help="lanes at a time in training")
     flags.add_argument("--compile", action="store_true", help="both models, in --what train")
-    flags.add_argument("--against", nargs="*", default=[], metavar="FILE.py")
+    flags.add_argument("--against", nargs="*", default=[], metavar="FILE.py",
+                       type=os.path.abspath)  # so that it is none of OWN
     given, others = flags.parse_known_args(argv)
     given.others = others
     if others and given.what != "dtype":

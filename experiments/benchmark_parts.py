@@ -170,7 +170,7 @@ def compare_parts(size, given):
             calls = {name: lambda form=form: form(*inputs).sum().backward()
                      for name, form in forms.items()}
             compare(title, calls, given, {
-                name: f"  {common.kept_for_backward(lambda: form(*inputs)) / 1e6:6.1f} MB kept"
+                name: f"  {common.kept_for_backward(lambda: form(*inputs))[0] / 1e6:6.1f} MB kept"
                 for name, form in forms.items()})
 
 
@@ -236,24 +236,15 @@ def cost_of_a_step(config, threads):
     model, T = fast.prepare(lesson_5.TransformerXL(config)), config.mem_len
     x, y = random_tokens(config.vocab_size, 2, 1, T)
     memory = [torch.randn(1, T, config.d_model) for _ in range(config.n_layer)]
-    times, shapes = [], []
-
-    def step():
+    times = []
+    for _ in range(3):
         start = time.perf_counter()
         model(x, memory, y)[0].mean().backward()
         times.append(time.perf_counter() - start)
         model.zero_grad()
-
-    def keep(tensor):
-        shapes.append(tensor.shape)
-        return tensor
-    for _ in range(3):
-        step()
-    peak = resident_peak()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        step()
+    peak, (_, shapes) = resident_peak(), common.kept_for_backward(lambda: model(x, memory, y))
     largest = max((shape for shape in shapes if T in shape), key=torch.Size.numel)
-    return lesson_5.count_parameters(config), peak, sorted(times[:3])[1], tuple(largest)
+    return lesson_5.count_parameters(config), peak, statistics.median(times), tuple(largest)
 
 
 def compare_softmax(size, given):

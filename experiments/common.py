@@ -43,8 +43,7 @@ class Setting:
 SHARED = {  # flags that several experiments take
     "--seeds": {"type": int, "nargs": "+", "default": [0, 1, 2]},
     "--data-dir": {"default": RUNS.parent / "data", "metavar": "FOLDER"},
-    "--device": {"choices": ("cpu", "cuda"),
-                 "default": "cuda" if torch.cuda.is_available() else "cpu"},
+    "--device": {"choices": ("cpu", "cuda")},
     "--dtype": {"choices": ("float32", "bf16"), "default": "float32"}}
 
 
@@ -54,6 +53,7 @@ def new_parser(name, about, *shared):
                                  argument_default=None)
     for flag in shared:
         parser.add_argument(flag, **SHARED[flag])
+    parser.set_defaults(device=hardware.device({}))  # the best present
     return parser
 
 
@@ -108,7 +108,6 @@ def command(experiment):
             experiment(argv)
             return 0
         except (ValueError, OSError, torch.OutOfMemoryError) as error:
-            Bar.clear()
             advice = "; make room, or name another folder with --out" * isinstance(error, OSError)
             print(f"{name}: {' '.join(str(error).split())}{advice}", file=sys.stderr)
             return 1
@@ -117,33 +116,6 @@ def command(experiment):
                   file=sys.stderr)
             return 130
     return main
-
-
-class Bar:
-    """One line on stderr: what runs, how much is done, and how long the rest will take."""
-
-    there = False  # whether such a line stands on the screen
-
-    def __init__(self, total, label=""):
-        self.total, self.label, self.done = total, label, 0
-        self.begun, self.shown = time.monotonic(), 0.0
-
-    def advance(self, text, n=1):
-        """So many more are done."""
-        self.done += n
-        now = time.monotonic()
-        if now - self.shown > 0.5:
-            self.shown, gone, Bar.there = now, now - self.begun, True
-            left = gone * (self.total - self.done) / self.done
-            print(f"\r{self.label}{text} | {self.done / self.total:.0%} | {log.clock(gone)}, "
-                  f"{log.clock(left)} left    ", end="", file=sys.stderr, flush=True)
-
-    @classmethod
-    def clear(cls):
-        """The line makes room."""
-        if cls.there:
-            print("\r" + " " * 78, end="\r", file=sys.stderr, flush=True)
-        cls.there = False
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -217,11 +189,17 @@ def resume(path, settings, training):
     return state
 
 
-def fit(model, corpus, run, path, bar, weight=1, training=None):
+def until_done(run, state):
+    """Yield before each step how much of the run is done, 0 to 1, until it is all."""
+    while (done := train.fraction_done(run, state)) < 1:
+        yield done
+
+
+def fit(model, corpus, run, path, training=None):
     """Train as long as run says, or take what is saved at path -> the model, evaluating.
 
-    A step (a token, if run.tokens is the length) is `weight` units of the bar.  ValueError if
-    another run is saved there, or after ten steps that are not finite; OSError if saving fails.
+    ValueError if another run is saved there, or after ten steps that are not finite; OSError if
+    saving fails.
     """
     training = training or Training(model, run)
     device = next(model.parameters()).device
@@ -230,14 +208,16 @@ def fit(model, corpus, run, path, bar, weight=1, training=None):
         corpus.name, corpora.checksum(corpus))))
     state = resume(path, settings, training)  # steps, tokens, the place in the text, the memory
     state.memory = state.memory and [z.to(device) for z in state.memory]
-    bar.total -= weight * (state.tokens if run.tokens else state.step)
-    if (done := train.fraction_done(run, state)) == 1:
+    if train.fraction_done(run, state) == 1:
         return model.eval()
     stream = train.training_lanes(corpus, run, state.epoch, device)
     learner, optimizer = training.learner, training.optimizer
     due = time.monotonic() + EVERY
     model.train()
-    while done < 1:
+    left = run.steps - state.step
+    if run.tokens:
+        left = (run.tokens - state.tokens) // (run.batch * run.segment)
+    for done in train.progress(until_done(run, state), f"{path.stem}: step", left):
         begun = time.perf_counter()
         x, y = next(segments(stream, training.length(state.step), state.column))  # (B, T)
         optimizer.set_rate(training.rate(state.step, done, x.shape[1]))
@@ -249,7 +229,6 @@ def fit(model, corpus, run, path, bar, weight=1, training=None):
             state.begin_text_again()
             stream = train.training_lanes(corpus, run, state.epoch, device)
         training.after_step(state, done)
-        bar.advance(f"{path.stem}: loss {loss:.3f}", weight * (x.numel() if run.tokens else 1))
         done = train.fraction_done(run, state)
         if done == 1:
             state.memory = None  # nothing will be read after it
@@ -262,12 +241,11 @@ def fit(model, corpus, run, path, bar, weight=1, training=None):
     return model.eval()
 
 
-def fit_seeds(make, corpus, run, given, name, bar, weight=1):
+def fit_seeds(make, corpus, run, given, name):
     """Yield the model that make() returns, trained: one for each seed of the command line."""
     for seed in given.seeds:
         torch.manual_seed(seed)
-        yield fit(make(), corpus, replace(run, seed=seed), given.out / f"{name}-{seed}.pt", bar,
-                  weight)
+        yield fit(make(), corpus, replace(run, seed=seed), given.out / f"{name}-{seed}.pt")
 
 
 def train_run(path, flags):
@@ -281,7 +259,7 @@ def train_run(path, flags):
 
 def open_run(path, device="cpu", data_dir=SHARED["--data-dir"]["default"]):
     """A run's folder, or a checkpoint in it -> its model, Run, corpus, and the content."""
-    if not path.exists():
+    if not (path.is_file() or any(path.glob("*.pt"))):
         raise ValueError(f"no checkpoint at {path}; name the folder of a run of train.py")
     content = checkpoint.load(path) if path.is_file() else checkpoint.best(path)
     model, run, _ = train.restored(content, device)
@@ -289,17 +267,19 @@ def open_run(path, device="cpu", data_dir=SHARED["--data-dir"]["default"]):
 
 
 def kept_for_backward(function):
-    """Bytes that autograd keeps from the forward to the backward pass: the memory of training."""
-    sizes = {}
+    """What autograd keeps from the forward to the backward pass, the memory of training -> bytes,
+    and the shapes; what is kept twice counts once.
+    """
+    kept = []  # so that no storage is given to another tensor
 
     def keep(tensor):  # called with each tensor that the graph saves
-        storage = tensor.untyped_storage()
-        sizes[storage.data_ptr()] = storage.nbytes()  # a storage that is kept twice counts once
+        kept.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        _kept = function()  # holds the graph, so that no storage is given to another tensor
-    return sum(sizes.values())
+        function()
+    sizes = {z.untyped_storage().data_ptr(): z.untyped_storage().nbytes() for z in kept}
+    return sum(sizes.values()), [z.shape for z in kept]
 
 
 # ---- losses after so many tokens ----------------------------------------------------------------
@@ -360,16 +340,6 @@ def window_losses(model, tokens, before, L):
     losses = torch.cat(losses).view(len(tokens), len(ends), stride)
     last = n - (len(ends) - 1) * stride  # the last window shares tokens with the one before
     return torch.cat([losses[:, :-1].flatten(1), losses[:, -1, stride - last :]], dim=1)
-
-
-def bars(axes, rows, colors):
-    """Draw rows {name: values of each seed}: groups of bars, the means, and the seeds as dots."""
-    gap = 0.8 / len(rows)
-    for i, (name, values) in enumerate(rows.items()):
-        x = [k + gap * (i - (len(rows) - 1) / 2) for k in range(len(values[0]))]
-        means = [statistics.mean(column) for column in zip(*values)]
-        axes.bar(x, means, 0.9 * gap, color=colors[name], alpha=0.5, label=name)
-        axes.plot(x, list(zip(*values)), "o", color=colors[name], markersize=4)
 
 
 def save_figure(figure, path):

@@ -203,8 +203,8 @@ def main(argv):
     numbers = measures(p, p[0])  # (4, N * H, 3)
     wide = numbers[0, :, 1].topk(min(3, p.shape[1])).indices.tolist()
     names = [f"layer {i // H + 1} head {i % H + 1}" for i in range(p.shape[1])]
-    print(f"{content.path}: step {content['state']['step']:,}, {corpus.name}\n{PIECES * n:,} queries of the "
-          f"validation split, each with M = {M} tokens before it")
+    print(f"{content.path}: step {content['state']['step']:,}, {corpus.name}\n"
+          f"{PIECES * n:,} queries of the validation split, each with M = {M} tokens before it")
     report(numbers, names, wide, M)
 
     first = max(0, position - config.n_layer * M)  # N layers reach N * M tokens back

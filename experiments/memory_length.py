@@ -54,16 +54,14 @@ def best_loss(c):
     return statistics.mean(losses)
 
 
-def evaluate(model, setting, corpus, M, bar):
+def evaluate(model, setting, corpus, M):
     """Mean losses in nats: {memory length: loss} without and with clamp; as trained, and with
-    same_length and as many keys.  It counts as a quarter of the steps of one layer's training.
+    same_length and as many keys.
     """
     before, T = setting.lengths[-1], setting.run.segment
     tokens = common.pieces(corpus.valid, before, setting.count, setting.n)
 
     def loss(**changes):
-        bar.advance(f"evaluating M {changes.get('mem_len', M)}", setting.run.steps / 4 / (
-            2 + 2 * len(setting.lengths)))
         return common.memory_losses(model, tokens, before, **changes).mean().item()
 
     by_length = [{length: loss(mem_len=length, same_length=True, clamp_len=clamp,
@@ -142,14 +140,11 @@ def main(argv):
         return lesson_5.TransformerXL(replace(config, n_layer=N, mem_len=M)).to(given.device)
 
     run = common.choose_dtype(make(depths[0], memories[-1]), setting.run, given.out)
-    each = len(memories) * len(given.seeds)  # models of a depth; a layer of one is a unit of time
-    bar, results = common.Bar((sum(depths) + len(depths) / 4) * each * run.steps), {}
+    results = {}
     for N in depths:
         for M in memories:
-            models = common.fit_seeds(
-                lambda: make(N, M), corpus, run, given, f"N{N}-M{M}", bar, weight=N)
-            results[N, M] = [evaluate(model, setting, corpus, M, bar) for model in models]
-    bar.clear()
+            models = common.fit_seeds(lambda: make(N, M), corpus, run, given, f"N{N}-M{M}")
+            results[N, M] = [evaluate(model, setting, corpus, M) for model in models]
     print(f"{corpus.name}; segments of {run.segment}, {run.steps:,} steps of {run.batch} lanes, "
           f"seeds {given.seeds}, {run.dtype}")
     floor = {M: best_loss(M + 1) for M in setting.lengths} if known else {}

@@ -5,17 +5,6 @@ readings, and its validation loss rises from then on.  The paper names variation
 weight averaging (section 4.1) and no more.  The parts here are those with which Merity, Keskar and
 Socher (2018, "Regularizing and Optimizing LSTM Language Models", here MKS) trained their LSTM.
 
-    LockedDropout   one mask for all time steps of a segment (MKS 4.2; Gal & Ghahramani 2016)
-    WordDropout     whole words vanish from the input (MKS 4.3; Gal & Ghahramani 2016)
-    DropConnect     single weights vanish (Wan et al. 2013; MKS 2 on an LSTM's recurrent matrices)
-    Penalised       a price for large (AR) and for jumping (TAR) hidden states
-                    (Merity, McCann & Socher 2017; MKS 4.6)
-    segment_length  segments of random length, so that the cuts move (MKS 4.1)
-    optimizer_of    Adam with weight decay, inside the gradient or beside it (Loshchilov & Hutter
-                    2019), and a rate of its own for the embedding
-    Regularised     trains with all of them, and averages the weights of the last steps (Polyak &
-                    Juditsky 1992; Izmailov et al. 2018), or exponentially
-
 Lesson 5 has no option for any of them: `regularise` puts its modules in the place of the model's.
 They own no weights, and those that wrap a weight share it under its name, so that a regularised
 model has the state dict of the plain one, and in eval mode its results.
@@ -60,10 +49,10 @@ class Recipe:
     average_rate: float = 1.0  # ... and the learning rate from there on, in units of the one there
 
     def __post_init__(self):
-        for part, value in vars(self).items():
-            most = 1.0 if part in DROPOUTS else math.inf
-            if isinstance(value, float) and not 0 <= value < most:
-                raise ValueError(f"{part} must be in [0, {most:g}), got {value}")
+        for field in fields(self):
+            value, most = getattr(self, field.name), 1.0 if field.name in DROPOUTS else math.inf
+            if field.type is float and not 0 <= value < most:
+                raise ValueError(f"{field.name} must be in [0, {most:g}), got {value}")
         if self.muon and self.decay and not self.decoupled:
             raise ValueError("Muon's decay is beside the gradient: muon needs decoupled=True")
         if self.average not in ("equal", "ema", ""):
@@ -94,7 +83,8 @@ def changed(recipe, settings):
 # ---- dropouts -----------------------------------------------------------------------------------
 
 class LockedDropout(nn.Dropout):
-    """Dropout with one mask for all time steps of a call: (..., T, D), mask (..., 1, D).
+    """Dropout with one mask for all time steps of a call: (..., T, D), mask (..., 1, D) (MKS 4.2;
+    Gal & Ghahramani 2016).
 
     Each lane has its own.  A feature that is dropped is absent for the whole segment, so that it
     cannot be read off the neighbouring word.
@@ -102,9 +92,7 @@ class LockedDropout(nn.Dropout):
 
     def forward(self, z):
         """(..., T, D) -> (..., T, D), the mean kept; in evaluation z itself."""
-        if not self.training or self.p == 0:
-            return z
-        return z * F.dropout(z.new_ones(*z.shape[:-2], 1, z.shape[-1]), self.p)
+        return F.dropout1d(z.mT, self.p, self.training).mT
 
 
 class WordDropout(lesson_5.TiedEmbedding):

@@ -112,10 +112,9 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
     mode is torch.compile's; None: not compiled.
     """
     torch.manual_seed(run.seed)
-    model, bar = TransformerXL(config).to(device), common.Bar(run.tokens, f"{folder.name}/")
+    model = TransformerXL(config).to(device)
     training = Regularised(model, run, recipe, corpus, folder, mode)
-    common.fit(model, corpus, run, folder / "model.pt", bar, training=training)
-    bar.clear()
+    common.fit(model, corpus, run, folder / "model.pt", training)
     return model, training.curve
 
 
@@ -126,19 +125,15 @@ def losses_by_temperature(model, tokens, run, temperatures=TEMPERATURES, known=N
     One lane, each token once, memory and clamp of the run.  The logits are divided by the
     temperature: above 1 the model is less sure.  With known (V,) bool only these words count.
     """
-    model, memory, device = fast.Reader(model), None, model.u.device
-    stream = lanes(tokens.to(device), 1)
-    totals = torch.zeros(len(temperatures), dtype=torch.float64, device=device)
-    counted = torch.ones(model.config.vocab_size) if known is None else known
-    counted = counted.to(device, torch.float64)
+    reader, memory, table = fast.Reader(model), None, []
+    stream = lanes(tokens.to(model.u.device), 1)
     parts = math.ceil((len(tokens) - 1) / run.eval_segment)
-    with train.evaluating(model, run):
+    with train.evaluating(reader, run):
         for x, y in train.progress(segments(stream, run.eval_segment), "evaluating", parts):
-            logits, memory = model(x, memory)
-            for i, temperature in enumerate(temperatures):
-                losses = lesson_5.token_losses(logits / temperature, y)  # (1, T)
-                totals[i] += (losses * counted[y]).sum()
-    return (totals / counted[stream[0, 1:].long()].sum()).tolist()
+            logits, memory = reader(x, memory)
+            table.append(torch.cat([lesson_5.token_losses(logits / z, y) for z in temperatures]))
+    table = torch.cat(table, dim=1).double().cpu()  # (temperatures, n - 1)
+    return (table if known is None else table[:, known[tokens[1:].long()]]).mean(1).tolist()
 
 
 def choose(model, valid, run, memories):
@@ -218,7 +213,6 @@ def each_run(jobs, out, work):
             try:
                 results[name, seed] = work((name, seed), folder)
             except ValueError as error:
-                common.Bar.clear()
                 print(f"{folder.name} failed: {error}", flush=True)
                 failed.append((name, seed))
     return results, failed

@@ -225,7 +225,7 @@ def longest_segment(row, setting, given):
         with torch.no_grad():
             _, memory = model(x, None, x)
         with train.autocast(setting.run, given.device):
-            return common.kept_for_backward(lambda: model(x, memory, x)[0].mean()) / 2**20
+            return common.kept_for_backward(lambda: model(x, memory, x)[0].mean())[0] / 2**20
 
     torch.manual_seed(0)  # with an adaptive softmax the tokens count, too
     T = setting.run.segment
@@ -237,21 +237,20 @@ def longest_segment(row, setting, given):
 
 # ---- the tables ---------------------------------------------------------------------------------
 
-def evaluate(model, row, setting, corpus, T, bar):
+def evaluate(model, row, setting, corpus, T):
     """Mean losses in nats: as trained, and {attention length: loss}; none where al-rfou has no
-    places.  In all it counts as a quarter of the steps of training.
+    places.
     """
-    before, lengths = setting.lengths[-1], setting.lengths
+    before = setting.lengths[-1]
     tokens = common.pieces(corpus.valid, before, setting.count, setting.n)
 
     def loss(L, segment, **changes):
-        bar.advance(f"evaluating {row.encoding}, {L}", setting.run.steps / 4 / (1 + len(lengths)))
         if row.recurrence:
             return common.memory_losses(model, tokens, before, segment, **changes).mean().item()
         return common.window_losses(model, tokens, before, L).mean().item()
 
     return loss(T, T), {L: loss(L, max(64, T), mem_len=L - 1, same_length=True)
-                        for L in lengths if L <= T or row.encoding != "al-rfou"}
+                        for L in setting.lengths if L <= T or row.encoding != "al-rfou"}
 
 
 def best(as_trained, losses):
@@ -331,7 +330,6 @@ def main(argv):
                                                        given.out))
     print(f"{ordered.name}; segments of {setting.run.segment}, {setting.run.steps:,} steps of "
           f"{setting.run.batch} lanes, seeds {given.seeds}, {setting.run.dtype}")
-    bar = common.Bar(len(rows) * len(given.seeds) * 1.25 * setting.run.steps)
     results, sizes = {row: [] for row in rows}, {}
     for row in rows:
         corpus, T, ending = ordered, setting.run.segment, ""
@@ -340,14 +338,12 @@ def main(argv):
         if row.table == 10:
             T, MiB = longest_segment(row, setting, given)
             ending = f"-{T}" * (T > setting.run.segment)
-            bar.clear()
             print(f"{row}: segments of {T} keep {MiB:.1f} MiB for the backward pass")
         for model in common.fit_seeds(
                 lambda: make(row, setting, given, T), corpus, replace(setting.run, segment=T),
-                given, stem(row) + ending, bar):
+                given, stem(row) + ending):
             sizes[row] = sum(z.numel() for z in model.parameters())
-            results[row].append(evaluate(model, row, setting, corpus, T, bar))
-    bar.clear()
+            results[row].append(evaluate(model, row, setting, corpus, T))
     for table in dict.fromkeys(given.tables):
         points = report(table, [row for row in rows if row.table == table], results, sizes)
         draw(points, results, given.out / f"table{table}.png",

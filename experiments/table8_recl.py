@@ -130,18 +130,17 @@ def make(name, setting, given):
     return LSTM(setting.config, parameters).to(given.device)
 
 
-def best_length(model, setting, corpus, bar):
+def best_length(model, setting, corpus):
     """The memory, T to 16 T tokens and the query itself, with the lowest validation loss."""
     T, losses = setting.run.segment, {}
     tokens = common.pieces(corpus.valid, 16 * T, setting.count, setting.n)
     for length in (T, 2 * T, 4 * T, 8 * T, 16 * T):
         losses[length] = common.memory_losses(model, tokens, 16 * T, max(64, T), mem_len=length - 1,
                                              same_length=True).mean().item()
-        bar.advance("choosing a memory", tokens.numel())
     return min(losses, key=losses.get)
 
 
-def losses_by_context(model, tokens, contexts, attention, side_by_side, bar):
+def losses_by_context(model, tokens, contexts, attention, side_by_side):
     """-ln p in nats after exactly c tokens, for each c in contexts: (contexts, positions).
 
     contexts are step, 2 step, 3 step ...; positions are the tokens (n,) at I step, (I + 1) step ...
@@ -152,16 +151,16 @@ def losses_by_context(model, tokens, contexts, attention, side_by_side, bar):
     P = len(windows) - I + 1
 
     def read(windows):
-        for part in windows.split(side_by_side):
+        parts = windows.split(side_by_side)
+        for part in common.train.progress(parts, "reading windows", len(parts)):
             yield common.memory_losses(model, part, 0, 64, mem_len=attention - 1, same_length=True)
-            bar.advance("reading windows", part.numel())
 
     if getattr(model, "encoding", "") == "al-rfou":  # it has T places: the last T tokens
-        rows = []
-        for L in (min(c, model.T) for c in contexts):
+        seen, by_length = [min(c, model.T) for c in contexts], {}
+        for L in set(seen):
             last = tokens[I * step - L :].unfold(0, L + 1, step)[:P].long()  # (P, L + 1)
-            rows.append(torch.cat([losses[:, -1] for losses in read(last)]))
-        return torch.stack(rows)
+            by_length[L] = torch.cat([losses[:, -1] for losses in read(last)])
+        return torch.stack([by_length[L] for L in seen])
     table = torch.cat([losses[:, step - 1 :: step] for losses in read(windows)])  # (W, I)
     # the loss of window w at column i is that of position w + i + 1, counted in steps
     return torch.stack([table[I - 1 - i : I - 1 - i + P, i] for i in range(I)])
@@ -224,22 +223,18 @@ def main(argv):
     common.pieces(corpus.valid, 16 * T, setting.count, setting.n)  # long enough?
     setting = replace(setting, run=common.choose_dtype(make("ours", setting, given), setting.run,
                                                        given.out))
-    count, models = len(MODELS) * len(given.seeds), {}
-    bar = common.Bar(count * setting.run.steps)
+    models, losses, lengths = {}, [], {name: [] for name in MODELS}
     for name, row in MODELS.items():  # for each name the models of all seeds
         models[name] = list(common.fit_seeds(lambda: make(name, setting, given), corpus,
-                                             setting.run, given, table6_ablation.stem(row), bar))
-    bar = common.Bar(count * stretches * W * contexts[-1])
-    losses, lengths = [], {name: [] for name in MODELS}
+                                             setting.run, given, table6_ablation.stem(row)))
     for models_of_a_seed in zip(*models.values()):
         group = []
         for name, model in zip(MODELS, models_of_a_seed):
-            length = T if name in ("vanilla", "lstm") else best_length(model, setting, corpus, bar)
+            length = T if name in ("vanilla", "lstm") else best_length(model, setting, corpus)
             lengths[name].append(length)
             group.append(torch.cat([losses_by_context(
-                model, text, contexts, length, side_by_side, bar) for text in texts], dim=1))
+                model, text, contexts, length, side_by_side) for text in texts], dim=1))
         losses.append(torch.stack(group))
-    bar.clear()
     print(f"{corpus.name}; {losses[0].shape[-1]:,} positions, contexts {contexts[0]}, "
           f"{contexts[1]} ... {contexts[-1]}; segments of {T} in training\n"
           f"RECL in tokens for seeds {given.seeds}; {contexts[-1]} stands for at least "

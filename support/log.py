@@ -22,7 +22,7 @@ COLUMNS = ("step", "tokens", "seconds", "lr", "grad_norm", "train", "train_max",
 
 
 def in_unit(nats, unit):
-    """A mean loss in the corpus's unit: bits per character, or perplexity."""
+    """A mean loss in the corpus's unit: bits per byte, or perplexity."""
     if unit == "bpc":
         return nats / math.log(2)
     return math.exp(nats) if nats < 700 else math.inf  # above, exp overflows

@@ -14,8 +14,7 @@ import torch
 
 from helpers import randomized, run_examples
 
-generation, memory_length = (import_module(name) for name in (
-    "appendix_e_generation", "memory_length"))
+generation = import_module("appendix_e_generation")
 train, corpora = generation.train, generation.corpora
 lesson_5 = train.lesson_5
 SMALL = ["--prompts", "2", "--n-tokens", "60", "--top-k", "9", "--seeds", "3", "5"]
@@ -105,6 +104,16 @@ def test_each_run_has_a_folder_of_its_own():
     assert one != two and one.name.endswith("-a")
 
 
+def test_logits_that_overflow_are_one_line(run_folder, tmp_path, capsys):
+    """Finite weights can make infinite logits, of which torch draws nothing."""
+    path, checkpoint = tmp_path / "huge.pt", generation.checkpoint
+    content = dict(checkpoint.best(run_folder))
+    content["model"]["embedding.weight"] *= 1e30
+    checkpoint.save(path, content)
+    assert generation.main(["--checkpoint", str(path), "--out", str(tmp_path), *SMALL]) == 1
+    assert "logits are not finite" in capsys.readouterr().err
+
+
 def test_samples_and_table(run_folder, tmp_path, monkeypatch, capsys):
     """Both kinds get the same prompts of the test split, seeds, and the memory that was asked for;
     their texts are written behind the prompts, and the rows are what `measure` says of them.
@@ -177,12 +186,3 @@ def test_a_copy_is_of_the_kind_whose_turn_it_is(T, read):
         best = logits[:, -1].unflatten(-1, (4, 8))[:, t % 4].softmax(-1).max(-1)
         sure = best.values > 0.999
         assert tokens[sure, t].equal((t % 4 * 8 + best.indices)[sure]), t
-
-
-def test_the_models_are_those_of_memory_length():
-    """So they are trained once, if both experiments are given the same folder."""
-    for size, name in (("tiny", "tiny"), ("laptop", "copies")):
-        *_, setting = memory_length.SIZES[name]
-        config, run = generation.COPIES[size]
-        assert run == setting.run and config == replace(
-            setting.config, vocab_size=32, n_layer=2, mem_len=run.segment)

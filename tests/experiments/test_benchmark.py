@@ -7,6 +7,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -157,7 +158,7 @@ def test_a_line_for_each_implementation(what, tokens, others, capsys, monkeypatc
         z for z in (9, 9, 12, 12, 12) for _ in range(in_a_row))}, [0.0]
 
     def load(source):
-        assert source in ("ours", "plain.py", "window")
+        assert source in ("ours", str(Path("plain.py").resolve()), "window")
 
         def call():
             now[0] += next(clock["ours" if source == "ours" else name])
@@ -166,7 +167,13 @@ def test_a_line_for_each_implementation(what, tokens, others, capsys, monkeypatc
     def limit(*_):
         return 6e9 * tokens, 12e9, "the work"
 
-    monkeypatch.setattr(benchmark, "in_new_process", lambda *_: 0.25)
+    def peak(function, source, method, size, dtype, device):
+        assert function is benchmark.peak_memory and method == benchmark.METHODS[what]
+        assert size.eval_segment == {"window": {"ours": 32, "window": 1}, "eval": {"ours": 32}}.get(
+            what, {}).get(source, 8) and (dtype, device) == ("float32", "cpu")
+        return 0.25
+
+    monkeypatch.setattr(benchmark, "in_new_process", peak)
     monkeypatch.setattr(parts, "now", lambda device: now[0])
     monkeypatch.setattr(benchmark, "IN_A_ROW", 1)
     monkeypatch.setattr(benchmark, "limit_of_products", limit)
@@ -186,22 +193,19 @@ def test_a_line_for_each_implementation(what, tokens, others, capsys, monkeypatc
 
 
 def test_the_window_reads_all_of_it_and_keeps_the_last_position():
-    """Its fused, shortened form is what attention over the window gives for the last position."""
-    size = replace(benchmark.SIZES["tiny"], eval_mem_len=7, eval_batch=3)
-    model = randomized(baselines.SlidingWindow(size, "float32", "cpu"))
-    h = torch.randn(3, 7, 32).double()
-    for last_only in (False, True):
-        layer = model.layers[0]
-        q, (k, value) = layer.W_q(h), layer.W_kv(h).chunk(2, dim=-1)
-        q, k, value = (z.view(3, 7, 2, 16).permute(0, 2, 1, 3) for z in (q, k, value))
-        score = (q @ k.mT / 4).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
-        out = (score.softmax(-1) @ value).permute(0, 2, 1, 3).reshape(3, 7, 32)
-        wanted = layer.norm_1(h + layer.W_o(out))
-        wanted = layer.norm_2(wanted + layer.W_2(layer.W_1(wanted).relu()))
-        assert_close(layer(h, last_only), wanted[:, -1:] if last_only else wanted, "a layer", 1e-10)
-    read = []
-    model.layers[0].register_forward_hook(lambda _, given, out: read.append(given[0].shape))
-    assert model.float().evaluate().shape == (3,) and read == [(3, 7, 32)]
+    """Its fused, shortened form predicts what all positions of all layers, masked, predict."""
+    size = replace(benchmark.SIZES["tiny"], eval_mem_len=7, eval_batch=30)
+    model, last = randomized(baselines.SlidingWindow(size, "float32", "cpu")).float(), []
+    model.layers[-1].norm2.register_forward_hook(lambda *given: last.append(given[2]))
+    torch.manual_seed(3)
+    found = model.evaluate()
+    torch.manual_seed(3)
+    h = model.embedding(torch.randint(256, (30, 7))) + model.position
+    for layer in model.layers:
+        h = layer(h, src_mask=torch.ones(7, 7).triu(1).bool())
+    assert last[0].shape == (30, 1, 32)
+    assert_close(last[0], last[1][:, -1:], "the last hidden state", 1e-4)
+    assert found.tolist() == (h[:, -1] @ model.embedding.weight.T).argmax(-1).tolist()
 
 
 # ---- the smaller comparisons --------------------------------------------------------------------
@@ -280,6 +284,31 @@ def test_table_9_takes_the_lanes_that_pay_most(monkeypatch):
     given = SimpleNamespace(lanes=[4, 1], dtype="float32", device="cpu", repetitions=1)
     assert table9.milliseconds_a_token(benchmark.SIZES["tiny"], given) == {
         "ours": [2000 / 4 / 128], "plain": [2000 / 4 / 128], "window": [2000 / 4]}
+
+
+def test_table_9_stops_where_memory_ends(monkeypatch):
+    """What fitted counts; if nothing did, one line says so."""
+    def measure(calls, *_):
+        lanes = calls["ours"].__self__.size.eval_batch
+        if lanes >= 4:
+            raise torch.OutOfMemoryError
+        return {side: [1.0] for side in calls}
+    monkeypatch.setattr(benchmark, "measure", measure)
+    given = SimpleNamespace(lanes=[1, 4], dtype="float32", device="cpu", repetitions=1)
+    assert table9.milliseconds_a_token(benchmark.SIZES["tiny"], given)["window"] == [1000]
+    given.lanes = [4, 8]
+    with pytest.raises(ValueError, match="length 32 already with 4 lanes"):
+        table9.milliseconds_a_token(benchmark.SIZES["tiny"], given)
+
+
+def test_the_plain_forms_memory_is_full():
+    """With the length of training in a step, that of evaluation in the others, for all lanes."""
+    size = replace(benchmark.SIZES["tiny"], eval_batch=3)
+    form = baselines.PlainForm(size, "float32", "cpu")
+    for call, shape in ((form.step, (16, 2, 32)), (form.evaluate, (32, 3, 32)),
+                        (form.generate, (32, 3, 32)), (form.step, (16, 2, 32))):
+        call()
+        assert [layer.shape for layer in form.memory] == [shape] * 2
 
 
 @pytest.mark.slow

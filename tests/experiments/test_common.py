@@ -28,14 +28,14 @@ def text(n, separator=None):
 
 def test_what_is_stopped_goes_on_to_the_bit(tmp_path, monkeypatch, our_own):
     """Stopped a step after the last saving, in the second reading of the text, whose sentences are
-    shuffled anew.  What is done already is no part of the bar.
+    shuffled anew.
     """
     corpus, step, clock = text(47, 3), common.train.train_step, SimpleNamespace(now=0.0)
     monkeypatch.setattr(common.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(common, "print", lambda *_, **more: None, raising=False)
 
     def fit(path, stop=99):
-        calls, bar = [], common.Bar(16)
+        calls = []
 
         def counted(*arguments):
             if len(calls) == stop:
@@ -46,8 +46,8 @@ def test_what_is_stopped_goes_on_to_the_bit(tmp_path, monkeypatch, our_own):
 
         monkeypatch.setattr(common.train, "train_step", counted)
         torch.manual_seed(1)
-        model = common.fit(lesson_5.TransformerXL(CONFIG), corpus, RUN, path, bar, weight=2)
-        assert bar.done == bar.total == 2 * len(calls) and not model.training
+        model = common.fit(lesson_5.TransformerXL(CONFIG), corpus, RUN, path)
+        assert not model.training
         return model.state_dict(), len(calls)
 
     whole, _ = fit(tmp_path / "whole.pt")
@@ -58,13 +58,24 @@ def test_what_is_stopped_goes_on_to_the_bit(tmp_path, monkeypatch, our_own):
         assert steps == left and all(whole[name].equal(z) for name, z in gone_on.items())
 
 
+def test_each_seed_is_that_of_the_weights_and_of_the_run(tmp_path, monkeypatch):
+    """fit_seeds: torch is seeded before make(), and the run, which draws sentences, has it too."""
+    monkeypatch.setattr(common, "fit", lambda *given: given)
+    given = SimpleNamespace(seeds=[3, 5], out=tmp_path)
+    fitted = list(common.fit_seeds(lambda: torch.rand(4), "text", RUN, given, "name"))
+    for seed, (model, corpus, run, path) in zip(given.seeds, fitted, strict=True):
+        torch.manual_seed(seed)
+        assert model.equal(torch.rand(4)) and run == replace(RUN, seed=seed)
+        assert corpus == "text" and path == tmp_path / f"name-{seed}.pt"
+
+
 def test_another_run_or_a_damaged_one_is_not_taken(tmp_path):
     """Other steps, seed, model, or a text that has changed; half a file."""
     path, corpus, run = tmp_path / "m.pt", text(60), replace(RUN, steps=1)
 
     def fit(config=CONFIG, corpus=corpus, run=run, half_loss=False):
         model = table6.AblationModel(config, 5, "ours", half_loss)
-        common.fit(model, corpus, run, path, common.Bar(1))
+        common.fit(model, corpus, run, path)
 
     fit()
     for other in ({"config": replace(CONFIG, d_inner=9)}, {"run": replace(run, steps=2)},

@@ -89,25 +89,16 @@ def cosine(done):
     return RUN.lr * (1 + math.cos(math.pi * done)) / 2
 
 
-class Said(list):
-    """In the place of the progress bar."""
-
-    total = 0
-
-    def advance(self, text, n=1):
-        self.append(text)
-
-
 @pytest.mark.parametrize("separator", [None, 3], ids=["one text", "sentences"])
 def test_training_as_train_py_does(separator, tmp_path, our_own):
     """Segments of 5, 5, 5, 5 and 3, and the text begins anew; with sentences in another
     order.  Dropout draws as in training, and the model comes back without it.
     """
-    corpus, said = corpus_of(47, separator), Said()
+    corpus = corpus_of(47, separator)
     config = replace(CONFIG, dropout=0.2, dropout_attention=0.1)
     torch.manual_seed(1)
     with watched() as found:
-        model = common.fit(lesson_5.TransformerXL(config), corpus, RUN, tmp_path / "m.pt", said)
+        model = common.fit(lesson_5.TransformerXL(config), corpus, RUN, tmp_path / "m.pt")
     torch.manual_seed(1)
     own = fast.prepare(lesson_5.TransformerXL(config)).train()
     streams = [lanes(corpus.train, 2) if separator is None else corpora.SentenceLanes(
@@ -115,11 +106,10 @@ def test_training_as_train_py_does(separator, tmp_path, our_own):
     optimizer = torch.optim.Adam(
         [{"params": list(own.parameters()), "factor": 1}], fused=True)
     with watched() as wanted:
-        losses = train(own, optimizer, streams, lambda step: 5,
-                       lambda step, *_: min(warm_up(step), cosine(step / 9)), 9)
+        train(own, optimizer, streams, lambda step: 5,
+              lambda step, *_: min(warm_up(step), cosine(step / 9)), 9)
     assert len(found) == 9 and not differences(found, wanted)
     assert [step["memory"] is None for step in found].count(True) > 1
-    assert said == [f"m: loss {loss:.3f}" for loss in losses]
     assert not model.training and not differences(model.state_dict(), own.state_dict())
 
 
@@ -186,19 +176,17 @@ def ptb_by_hand(corpus, recipe, run):
 
 
 @pytest.mark.parametrize("kind, vary", [("equal", False), ("ema", True), ("", False)])
-def test_training_by_a_recipe(kind, vary, tmp_path, monkeypatch, our_own):
+def test_training_by_a_recipe(kind, vary, tmp_path, our_own):
     """Two readings of the text, the average exactly from the second on; the curve in nats, and
-    in its file as perplexities; the bar in tokens.
+    in its file as perplexities.
     """
-    corpus, recipe, read = corpus_of(105), replace(RECIPE, average=kind, vary=vary), []
+    corpus, recipe = corpus_of(105), replace(RECIPE, average=kind, vary=vary)
     run = replace(RUN, steps=0, tokens=2 * 2 * 52)
-    monkeypatch.setattr(common.Bar, "advance", lambda bar, text, n: read.append(n))
     with watched() as found:
         model, curve = ptb.fit(CONFIG, run, recipe, corpus, tmp_path, "cpu")
     with watched() as wanted:
         losses, penalties = ptb_by_hand(corpus, recipe, run)
     assert not differences(found, wanted)
-    assert read == [step["x"].numel() for step in wanted]
     begun = [i for i, step in enumerate(found) if step["memory"] is None]
     assert len(begun) == 2 and begun[0] == 0
 

@@ -19,7 +19,7 @@ def test_the_memories_that_are_tried(seen):
     """
     *_, setting = memory_length.SIZES["tiny"]
     free, clamped, *others = memory_length.evaluate(
-        None, setting, SimpleNamespace(valid=torch.arange(200) % 7), 8, common.Bar(100))
+        None, setting, SimpleNamespace(valid=torch.arange(200) % 7), 8)
     wanted = [(64, {"mem_len": M, "clamp_len": clamp, "same_length": True})
               for clamp in (0, 15) for M in setting.lengths]
     assert seen == [*wanted, (8, {"mem_len": 12, "same_length": True}), (8, {})]

@@ -57,6 +57,7 @@ REFUSED = {
     "kneser_ney": [("--dataset {short}", "no text of words"),
                    ("--data-dir {words} --order 0", "at least 1")],
     "benchmark": [("--size tiny --against nowhere.py", "is no file"),
+                  ("--size tiny --against window", "window is no file"),
                   ("--size tiny --against {short}", "no function make"),
                   ("--device cuda", "no CUDA device"), ("--model huge", "unrecognized arguments"),
                   ("--what softmax --size tiny", "no adaptive softmax"),
@@ -74,7 +75,6 @@ def test_one_line(script, flags, part, run_folder, words, tmp_path, monkeypatch,
     names = {"run": run_folder, "words": words, "short": short, "n": f"{n:,}", "all": n,
              "last": n - 2, "behind": n - 1}
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(common.Bar, "there", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(train, "train_step", None)
     for module in (common, import_module("01_vanilla_segments")):

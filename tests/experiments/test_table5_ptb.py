@@ -23,7 +23,6 @@ TINY = ptb.SIZES["tiny"]
 @pytest.fixture
 def setting(words, monkeypatch):
     """(config, run, corpus) of a tiny run of some 26 steps."""
-    monkeypatch.setattr(common.Bar, "advance", lambda *_: None)
     corpus = corpora.load("ptb", root=words)
     corpus = replace(corpus, train=corpus.train[:401])
     return (replace(TINY.config, vocab_size=len(corpus.vocab)),

@@ -88,7 +88,7 @@ def test_losses_are_after_exactly_so_many_tokens(kind):
         model = randomized(model)
     model, tokens = model.eval(), torch.randint(7, (400,))
     contexts = [40, 80, 120]  # read in segments of 64, so a state is handed on
-    found = table8.losses_by_context(model, tokens, contexts, 30, 2, common.Bar(10**6))
+    found = table8.losses_by_context(model, tokens, contexts, 30, 2)
     positions = range(120, 281, 40)
     assert found.shape == (3, len(positions))
     for i, c in enumerate(contexts):
