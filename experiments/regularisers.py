@@ -92,7 +92,7 @@ class LockedDropout(nn.Dropout):
 
     def forward(self, z):
         """(..., T, D) -> (..., T, D), the mean kept; in evaluation z itself."""
-        return F.dropout1d(z.mT, self.p, self.training).mT
+        return F.dropout1d(z.mT, self.p, self.training).mT if self.p else z
 
 
 class WordDropout(lesson_5.TiedEmbedding):
