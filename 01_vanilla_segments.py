@@ -171,6 +171,7 @@ def fit(model, tokens, B, T, steps, lr=5e-3):
         loss = token_losses(model(x), y).mean()
         optimizer.zero_grad()
         loss.backward()
+        # a gradient longer than .25 is shortened to it: no wild steps
         nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         optimizer.step()
 

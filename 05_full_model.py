@@ -14,7 +14,7 @@ New are two options for reading with a longer memory than in training:
   * same_length: without it the first query of a segment sees M keys before it and the
     last one M + T - 1, so a loss depends on where the text was cut; with it each query
     sees itself and the M keys before it, if any, so that evaluation may cut where it is
-    fastest (training takes what a segment and its memory hold: the authors' way);
+    fastest (training goes without it, as the authors do);
   * clamp_len: larger distances count as this one, so none is new to the trained model.
 
 This is the plain form; support/fast.py does the same work in a faster order.  Texts of
@@ -202,7 +202,7 @@ class TiedEmbedding(nn.Embedding):
         return F.linear(h, self.weight, self.bias)
 
     def losses(self, h, y):
-        """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T)."""
+        """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T), never in 16 bits."""
         return token_losses(float32_at_least(self.logits(h)), y)
 
 

@@ -203,7 +203,7 @@ def evaluate(model, tokens, run, label="evaluating", skip=0):
     stream, memory = lanes(tokens.to(device), 1), None
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / T)
-    with evaluating(model, run), autocast(run, device.type):  # bf16 weights made once
+    with evaluating(model, run), autocast(run, device.type):  # one cast of the weights
         read = progress(segments(stream, T), label, parts)
         for i, (x, y) in enumerate(read):
             loss, memory = model(x, memory, y)  # (1, T)
@@ -362,7 +362,10 @@ def restored(content, device):
 
 
 def continue_text(model, prompt, run, given):
-    """Sample after a prompt (P,) with the memory of evaluation -> new tokens (n,)."""
+    """Sample after a prompt (P,) with the memory of evaluation -> new tokens (n,).
+
+    ValueError if the logits are not finite.
+    """
     options = command_line.sampling(given, run, model)
     with evaluating(model, run), hardware.finite_logits():
         return lesson_5.generate(model, prompt.to(model.u.device), **options).cpu()

@@ -172,7 +172,7 @@ def evaluate(model, tokens, run, label="evaluating", skip=0):
     stream, memory = lanes(tokens.to(device), 1), None
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / T)
-    with evaluating(model, run), autocast(run, device.type):  # bf16 weights made once
+    with evaluating(model, run), autocast(run, device.type):  # one cast of the weights
         read = progress(segments(stream, T), label, parts)
         for i, (x, y) in enumerate(read):
             loss, memory = model(x, memory, y)  # (1, T)

@@ -104,7 +104,7 @@ def test_each_run_has_a_folder_of_its_own():
     assert one != two and one.name.endswith("-a")
 
 
-def test_logits_that_overflow_are_one_line(run_folder, tmp_path, capsys):
+def test_logits_that_overflow_are_one_line(run_folder, tmp_path, capsys, our_own):
     """Finite weights can make infinite logits, of which torch draws nothing."""
     path, checkpoint = tmp_path / "huge.pt", generation.checkpoint
     content = dict(checkpoint.best(run_folder))
