@@ -5,6 +5,7 @@ is saved in the folder of the experiment (--out), and an unfinished one every mi
 the same command goes on.  All train by `fit`, with train.py's step.  Evaluation is in float32,
 since the thresholds of the measures are finer than the rounding of bf16.
 """
+import math
 import os
 import statistics
 import sys
@@ -316,8 +317,9 @@ def memory_losses(model, tokens, before, segment, **changes):
     """
     memory, losses, device = None, [], next(model.parameters()).device
     read = fast.Reader(model) if isinstance(model, lesson_5.TransformerXL) else model
+    parts = math.ceil((tokens.shape[1] - 1) / segment)
     with evaluating_with(model, **changes):
-        for x, y in segments(tokens.to(device), segment):
+        for x, y in train.progress(segments(tokens.to(device), segment), "evaluating", parts):
             loss, memory = read(x, memory, y)
             losses.append(loss)
     return torch.cat(losses, dim=1)[:, before:].cpu()
@@ -333,9 +335,9 @@ def window_losses(model, tokens, before, L):
     ends = [*range(before + stride, before + n, stride), before + n]
     windows = torch.stack([tokens[:, end - L : end + 1] for end in ends], 1)  # (B, W, L + 1)
     at_once = max(1, min(8192, 2**27 // model.config.vocab_size) // L)  # their logits fit
-    losses = []
+    losses, parts = [], windows.flatten(0, 1).to(device).split(at_once)
     with evaluating_with(model, mem_len=0):
-        for z in windows.flatten(0, 1).to(device).split(at_once):
+        for z in train.progress(parts, "evaluating windows", len(parts)):
             losses.append(model(z[:, :-1], None, z[:, 1:])[0][:, L - stride :].cpu())
     losses = torch.cat(losses).view(len(tokens), len(ends), stride)
     last = n - (len(ends) - 1) * stride  # the last window shares tokens with the one before

@@ -151,8 +151,7 @@ def losses_by_context(model, tokens, contexts, attention, side_by_side):
     P = len(windows) - I + 1
 
     def read(windows):
-        parts = windows.split(side_by_side)
-        for part in common.train.progress(parts, "reading windows", len(parts)):
+        for part in windows.split(side_by_side):
             yield common.memory_losses(model, part, 0, 64, mem_len=attention - 1, same_length=True)
 
     if getattr(model, "encoding", "") == "al-rfou":  # it has T places: the last T tokens
