@@ -75,6 +75,15 @@ def test_dropconnect_is_a_linear_layer_with_fewer_weights():
     assert not torch.equal(out, drop(z)), "calls share a mask"
 
 
+@pytest.mark.parametrize("part, value", [
+    ("word", 1), ("word", -0.1), ("input", 1.0), ("alpha", -1), ("decay", math.inf),
+    ("average_rate", math.nan)])
+def test_a_rate_outside_its_range_is_refused(part, value):
+    """Dropouts are in [0, 1), the other numbers in [0, inf), integers too."""
+    with pytest.raises(ValueError, match=f"{part} must be in"):
+        Recipe(**{part: value})
+
+
 # ---- put into the model -------------------------------------------------------------------------
 
 def test_evaluation_does_not_see_them():
