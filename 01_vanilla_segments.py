@@ -218,7 +218,8 @@ def show_sliding_window(model, tokens, T):
     by_token = one_pass_losses(model, tokens, T).flatten() / math.log(2)  # from token 1
     end = time.perf_counter()
     place = torch.arange(T, len(tokens), every) - 1  # (W,): where the same tokens are
-    same, n = by_token[place], max(1, T // 8)
+    same = by_token[place]
+    n = max(1, T // 8)
     early = place % T < n  # (W,): those at the beginning of a segment
     ratio = (middle - start) / len(window) / ((end - middle) / len(by_token))
     print(f"sliding window, {len(window)} predictions: {window.mean():.2f} bits per "

@@ -54,11 +54,11 @@ SIZES = {"tiny": (2, 100, 20), "laptop": (8, 512, 1000), "copies": (16, 200, 500
 
 # ---- the measures: a text is a str with a character for each byte, or a list of words -----------
 
-def texts_of(rows, vocab):
-    """Rows of tokens, (n,) each -> texts of n characters, or n words."""
+def as_text(tokens, vocab):
+    """Tokens (n,) -> n characters, or n words."""
     if isinstance(vocab[0], int):
-        return [corpora.as_bytes(row, vocab).decode("latin-1") for row in rows]
-    return [[vocab[token] for token in row.tolist()] for row in rows]
+        return corpora.as_bytes(tokens, vocab).decode("latin-1")
+    return [vocab[token] for token in tokens.tolist()]
 
 
 def repetition(text, n):
@@ -114,11 +114,14 @@ def measure_names(prompts, new, corpus, T):
     """What comes back in real text: names of the columns, and a row for each kind of text, the
     columns of each seed; new {kind: (B, n) for each seed}, prompts (B, P).
     """
-    prompts, counts = texts_of(prompts, corpus.vocab), Counter()
-    for text in texts_of(corpus.train[:COUNTED].split(2**20), corpus.vocab):
-        counts.update(name for name, *_ in names(text))
+    def texts_of(rows):
+        return [as_text(row, corpus.vocab) for row in rows]
+
+    prompts, counts, parts = texts_of(prompts), Counter(), corpus.train[:COUNTED].split(2**20)
+    for part in train.progress(parts, "counting names", len(parts)):
+        counts.update(name for name, *_ in names(as_text(part, corpus.vocab)))
     frequent = {name for name, _ in counts.most_common(COMMON)}
-    measured = {kind: [measure(prompts, texts_of(z, corpus.vocab), frequent, T) for z in seeds]
+    measured = {kind: [measure(prompts, texts_of(z), frequent, T) for z in seeds]
                 for kind, seeds in new.items()}
     rows = {kind: [own for own, _ in seeds] for kind, seeds in measured.items()}
     rows["chance"] = [others for _, others in measured["with memory"]]
@@ -176,13 +179,14 @@ def load_run(given):
         source = ["--text" if given.text else "--dataset", given.dataset]
         common.train_run(path, [*length, *source, "--data-dir", str(given.data_dir),
                                 "--device", given.device])
-    model, run, corpus, _ = common.open_run(path, given.device, given.data_dir)
+    model, run, corpus, _ = common.open_run(path, given.data_dir, given.device)
     return dict.fromkeys(given.seeds, model), run, corpus
 
 
 def train_copies(given, corpus):
     """A model of the synthetic text for each seed, {seed: model}, and how they were trained."""
-    _, (*_, M), setting = memory_length.SIZES["copies" if given.size == "laptop" else given.size]
+    sizes = memory_length.SIZES
+    _, (*_, M), setting = sizes[common.size_of(given, sizes)]
     config = replace(setting.config, vocab_size=len(corpus.vocab), n_layer=2, mem_len=M)
 
     def make():

@@ -42,8 +42,7 @@ import torch
 import baselines
 import common
 import benchmark_parts
-from benchmark_parts import (
-    DTYPES, in_new_process, long_segments, measure, random_tokens, resident_peak)
+from benchmark_parts import DTYPES, in_new_process, long_segments, measure, resident_peak
 from support import distributed, fast
 from support.estimate import bands
 
@@ -122,7 +121,7 @@ class Ours:
 
     def tokens(self, B, T):
         """Random tokens (B, T)."""
-        return random_tokens(self.size.config.vocab_size, B, T, device=self.device)
+        return common.random_tokens(self.size.config.vocab_size, B, T, device=self.device)
 
     def read(self, T, with_losses):
         """T tokens a lane after the memory -> losses, or the last logits."""

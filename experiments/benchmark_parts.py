@@ -43,11 +43,6 @@ DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 # ---- how time and memory are measured -----------------------------------------------------------
 
-def random_tokens(V, *shape, device="cpu"):
-    """Tokens below V, as rare as 1 / rank."""
-    return (V ** torch.rand(shape, device=device)).long() - 1
-
-
 def long_segments(size):
     """The size with the T that train.py's `evaluate` reads with, a multiple of its own."""
     T = size.eval_segment
@@ -234,7 +229,7 @@ def cost_of_a_step(config, threads):
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model, T = fast.prepare(lesson_5.TransformerXL(config)), config.mem_len
-    x, y = random_tokens(config.vocab_size, 2, 1, T)
+    x, y = common.random_tokens(config.vocab_size, 2, 1, T)
     memory = [torch.randn(1, T, config.d_model) for _ in range(config.n_layer)]
     times = []
     for _ in range(3):

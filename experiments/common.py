@@ -97,6 +97,12 @@ def begin(given, name, lock=True):
     return given, corpus
 
 
+def size_of(given, sizes):
+    """The name of the size to take: two texts may have one of their own among the sizes."""
+    own = (given.dataset, given.size) in (("copies", "laptop"), ("lm1b", "paper"))
+    return given.dataset if own and given.dataset in sizes else given.size
+
+
 def command(experiment):
     """Make of experiment(argv) a main(argv=None) that says a mistake in one line, and returns the
     exit status: 0, 1 for a mistake, 130 for Ctrl-C.
@@ -228,15 +234,16 @@ def fit(model, corpus, run, path, training=None):
         state.stop_if_never_finite()
         if state.column == stream.shape[1] - 1:  # the text begins again, without a past
             state.begin_text_again()
-            stream = train.training_lanes(corpus, run, state.epoch, device)
+            if corpus.separator is not None:  # with its sentences in another order
+                stream = train.training_lanes(corpus, run, state.epoch, device)
         training.after_step(state, done)
-        done = train.fraction_done(run, state)
-        if done == 1:
+        finished = train.fraction_done(run, state) == 1
+        if finished:
             state.memory = None  # nothing will be read after it
-        if done == 1 or time.monotonic() > due:
+        if finished or time.monotonic() > due:
             begun = time.monotonic()
             checkpoint.save(path, {"settings": settings, "state": vars(state),
-                                   **training.keep(finished=done == 1)})
+                                   **training.keep(finished)})
             now = time.monotonic()
             due = now + max(EVERY, 20 * (now - begun))  # a large model takes long to save
     return model.eval()
@@ -258,7 +265,7 @@ def train_run(path, flags):
         raise KeyboardInterrupt  # a signal has stopped it, and all is saved
 
 
-def open_run(path, device="cpu", data_dir=SHARED["--data-dir"]["default"]):
+def open_run(path, data_dir, device="cpu"):
     """A run's folder, or a checkpoint in it -> its model, Run, corpus, and the content."""
     if not (path.is_file() or any(path.glob("*.pt"))):
         raise ValueError(f"no checkpoint at {path}; name the folder of a run of train.py")
@@ -281,6 +288,11 @@ def kept_for_backward(function):
         function()
     sizes = {z.untyped_storage().data_ptr(): z.untyped_storage().nbytes() for z in kept}
     return sum(sizes.values()), [z.shape for z in kept]
+
+
+def random_tokens(V, *shape, device="cpu"):
+    """Tokens below V, as rare as 1 / rank."""
+    return (V ** torch.rand(shape, device=device)).long() - 1
 
 
 # ---- losses after so many tokens ----------------------------------------------------------------

@@ -191,8 +191,7 @@ def main(argv):
     given = flags.parse_args(argv)
     if given.checkpoint is None:
         common.train_run(HERE, ["--minutes", "1"])
-    model, run, corpus, content = common.open_run(
-        given.checkpoint or HERE, data_dir=given.data_dir)
+    model, run, corpus, content = common.open_run(given.checkpoint or HERE, given.data_dir)
     config, tokens, M, H = model.config, corpus.valid, given.memory, model.config.n_head
     position = position_of(given, len(tokens))
     given.out.mkdir(parents=True, exist_ok=True)

@@ -131,8 +131,7 @@ def main(argv):
     given, corpus = common.begin(
         common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper")).parse_args(argv), NAME)
     known = given.dataset == "copies"
-    size = "copies" if known and given.size == "laptop" else given.size
-    depths, memories, setting = SIZES[size]
+    depths, memories, setting = SIZES[common.size_of(given, SIZES)]
     config = replace(setting.config, vocab_size=len(corpus.vocab))
     common.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
 

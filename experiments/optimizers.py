@@ -29,14 +29,14 @@ FLAGS = {"muon": ["--optimizer", "muon"],  # the default; Adam with what was bes
 
 def losses_over_memory(out, data_dir):
     """{(M, clamp): bpc on the beginning of the validation text} of a run's best model."""
-    model, run, corpus, _ = common.open_run(out, data_dir=data_dir)
-    reader, found = train.reader_of(model, run), {}
+    model, run, corpus, _ = common.open_run(out, data_dir)
+    reader, tokens = train.reader_of(model, run), train.validation_tokens(corpus, run)
+    found = {}
     farthest = model.config.mem_len + run.segment - 1  # the largest distance in training
     for M in MEMORIES:
         for clamp in {0, farthest if M > farthest else 0}:
-            nats = train.evaluate(
-                reader, train.validation_tokens(corpus, run),
-                replace(run, eval_mem_len=M, eval_clamp_len=clamp), f"{out.name}, M {M}")
+            lengths = replace(run, eval_mem_len=M, eval_clamp_len=clamp)
+            nats = train.evaluate(reader, tokens, lengths, f"{out.name}, M {M}")
             found[M, clamp > 0] = nats / math.log(2)
     return found
 

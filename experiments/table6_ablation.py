@@ -197,9 +197,8 @@ def stem(row):
 # ---- texts and lengths --------------------------------------------------------------------------
 
 def setting_of(given, corpus):
-    """The setting for a corpus, and its name: two corpora have settings of their own."""
-    own = (given.dataset, given.size) in (("copies", "laptop"), ("lm1b", "paper"))
-    name = given.dataset if own else given.size
+    """The setting for a corpus, and its name."""
+    name = common.size_of(given, SIZES)
     config = replace(SIZES[name].config, vocab_size=len(corpus.vocab))
     return replace(SIZES[name], config=config), name
 
@@ -220,8 +219,7 @@ def longest_segment(row, setting, given):
     """T of a row of table 10, and its MiB: at most what autograd keeps of the first model."""
     def kept(row, T):
         model = fast.prepare(make(row, setting, given, T))
-        x = (setting.config.vocab_size ** torch.rand(setting.run.batch, T)).long() - 1  # Zipf
-        x = x.to(given.device)
+        x = common.random_tokens(setting.config.vocab_size, setting.run.batch, T).to(given.device)
         with torch.no_grad():
             _, memory = model(x, None, x)
         with train.autocast(setting.run, given.device):
