@@ -2,13 +2,14 @@
 
 load("stdlib") is the text of the lessons: Python's own library, its .py files one after the other,
 some ten million bytes.  It needs no download, and uses a name again after thousands of bytes: just
-what a memory is for.  A token is one byte of it, written as that byte's place in the vocabulary.
+what a memory is for.  Files are ordered and dealt to the splits by a hash of their paths, so that
+two versions of Python have nearly the same text.  A token is one byte of it, written as that byte's place in the vocabulary.
 For benchmarks that are counted in words (wt103, wikitext-2, ptb, lm1b) a token is a word.
 load("copies") is a synthetic text, in which it is known what a memory can bring (draw_copies).
 
 What comes out is a `Corpus`:
 
-    train, valid, test    tensors (n,) of tokens: 90, 5 and 5 percent of the text, or as published
+    train, valid, test    tensors (n,) of tokens: about 90, 5 and 5 percent, or as published
     vocab                 a list: vocab[token] is the byte, 0 to 255, or the word
     name                  which text it is and how it was counted
     unit                  of results: "bpc", bits per byte, or "ppl", perplexity, for words
@@ -47,7 +48,8 @@ from support.download import SOURCES, fetch, unpack, write
 from support.progress import progress
 
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings",
-           "pydoc_data", "lib2to3"}  # of the standard library: tests, tables, other people's code
+           "pydoc_data", "lib2to3",  # of the standard library: tests, tables, other people's code,
+           "distutils"}  # and what Python 3.12 no longer has
 SEPARATORS = "<eos>", "<S>"  # what ends a line: <S> in lm1b, <eos> elsewhere
 BLOCK = 1 << 20  # tokens that are worked on at a time, where they are too many for the memory
 
@@ -78,27 +80,46 @@ class Corpus:
 # ---- bytes --------------------------------------------------------------------------------------
 
 def standard_library():
-    """Return the .py files of Python's own library as bytes, in the order of their paths."""
+    """Return the .py files of Python's own library: train, valid and test, three texts of bytes.
+
+    A hash of its path (CRC-32) decides where a file stands and in which split, so it is in the same
+    place in every version of Python.  Of 20 numbers 18 mean train, one valid and one test.
+    """
     folder, paths = Path(sysconfig.get_path("stdlib")), []
     for here, folders, files in os.walk(folder):
         folders[:] = [f for f in folders if f not in SKIPPED and not f.startswith("config-")]
         paths += [Path(here, f).relative_to(folder).as_posix() for f in files if f.endswith(".py")]
-    return b"".join((folder / path).read_bytes() for path in sorted(paths))
+    splits = [], [], []
+    for number, path in sorted((zlib.crc32(path.encode()), path) for path in paths):
+        text = (folder / path).read_bytes().replace(b"\r\n", b"\n")  # as Windows may end lines
+        splits[max(0, number % 20 - 17)].append(text)
+    return tuple(map(b"".join, splits))
 
 
 def read(name, root):
-    """Return the bytes of a corpus or file, and a label that says what they are."""
+    """Return the three splits of a corpus or file as bytes, and a label that says what they are."""
     if name == "stdlib":
-        data = standard_library()
-        return data, (f"stdlib (Python {sys.version.split()[0]}, {len(data):,} bytes, "
-                      f"sha256 {hashlib.sha256(data).hexdigest()[:8]}…)")
+        splits = standard_library()
+        data = b"".join(splits)
+        return splits, (f"stdlib (Python {sys.version.split()[0]}, {len(data):,} bytes, "
+                        f"sha256 {hashlib.sha256(data).hexdigest()[:8]}…)")
     if name in SOURCES:
-        return unpack(SOURCES[name], root)[0].read_bytes(), name
+        return cut(unpack(SOURCES[name], root)[0].read_bytes(), name), name
     if Path(name).is_file():
-        return Path(name).read_bytes(), Path(name).name
+        return cut(Path(name).read_bytes(), Path(name).name), Path(name).name
     known = ["stdlib", *SOURCES, "copies"]
     near = "".join(f"; did you mean {k}?" for k in difflib.get_close_matches(name, known, n=1))
     raise ValueError(f"{name!r} is neither a file that exists nor one of {', '.join(known)}{near}")
+
+
+def cut(data, label):
+    """Cut one text into train, valid and test, 90, 5 and 5 percent; ValueError if it is too short.
+    """
+    twentieth = len(data) // 20
+    if twentieth < 2:  # one token to read, one to predict
+        raise ValueError(f"{label} has {len(data)} bytes, but at least 40 are needed for 2 in each "
+                         "of train, valid and test")
+    return data[:-2 * twentieth], data[-2 * twentieth:-twentieth], data[-twentieth:]
 
 
 def tensor(data):
@@ -113,19 +134,14 @@ def vocabulary(data):
 
 
 def byte_corpus(name, root, drop_newlines):
-    """Return a Corpus of bytes, cut into 90, 5 and 5 percent."""
-    data, label = read(name, root)
+    """Return a Corpus of bytes."""
+    splits, label = read(name, root)
     if name == "enwik8":
         label += " (newlines dropped)" if drop_newlines else " (all bytes)"
-    twentieth = len(data) // 20
-    if twentieth < 2:  # one token to read, one to predict
-        raise ValueError(f"{label} has {len(data)} bytes, but at least 40 are needed for 2 in each "
-                         "of train, valid and test")
     drop = b"\n" if drop_newlines else b""  # after the cut, as the official code does
-    vocab = [byte for byte in vocabulary(data) if byte not in drop]
+    vocab = [byte for byte in vocabulary(b"".join(splits)) if byte not in drop]
     table = bytes.maketrans(bytes(vocab), bytes(range(len(vocab))))
-    parts = data[:-2 * twentieth], data[-2 * twentieth:-twentieth], data[-twentieth:]
-    return Corpus(*(tensor(part.translate(table, drop)) for part in parts), vocab, label)
+    return Corpus(*(tensor(part.translate(table, drop)) for part in splits), vocab, label)
 
 
 # ---- words: read line by line, because a text may be larger than memory -------------------------

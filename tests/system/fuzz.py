@@ -353,7 +353,7 @@ def bounded():
     try:
         with warnings.catch_warnings(), mock.patch.object(
                 urllib.request, "urlopen", side_effect=OSError("no network")), mock.patch.object(
-                corpora, "standard_library", return_value=NOTES):
+                corpora, "standard_library", return_value=(NOTES,) * 3):
             warnings.simplefilter("error")
             yield
     finally:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from support import corpora
-from support.corpora import as_bytes, compressed_bits, decode, encode, load
+from support.corpora import as_bytes, compressed_bits, decode, encode, load, standard_library
 from support.download import File, Source
 from system.archives import published, refusal, zipped
 
@@ -111,20 +111,41 @@ def test_compressed_bits_are_those_of_the_compressors():
 
 # ---- the built-in corpus ------------------------------------------------------------------------
 
-KEPT = ["a-b.py", "a.py", "a/b.py", "config/kept.py", "json/deep/er.py", "test.py",
-        "testing/kept.py", "zoo.py"]  # in their order: '-' < '.' < '/'
+SPLITS = (  # in the order of the CRC-32 of their paths; what it is modulo 20 decides on the split
+    ["zoo.py", "json/deep/er.py", "testing/kept.py", "a/b.py", "a.py", "test.py", "config/kept.py",
+     "a-b.py"],
+    ["jays_2.py", "foxes.py"],  # 18
+    ["21.py", "51.py"])  # 19
+KEPT = sum(SPLITS, [])
 NOT_KEPT = ["readme.txt", "a/data.pyc", "test/x.py", "json/tests/x.py", "idle/idle_test/x.py",
             "site-packages/pip/x.py", "dist-packages/x.py", "a/encodings/x.py", "pydoc_data/x.py",
-            "lib2to3/pgen/x.py", "config-3.11-x86_64/x.py"]
+            "lib2to3/pgen/x.py", "config-3.11-x86_64/x.py", "distutils/x.py"]
 
 
-def test_stdlib_is_the_python_files_in_the_order_of_their_paths(tmp_path, monkeypatch):
+def test_stdlib_is_the_python_files_dealt_by_a_hash_of_their_paths(tmp_path, monkeypatch):
     """Excluded are folders, at any depth, not files that happen to be called test.py."""
     for name in reversed(KEPT + NOT_KEPT):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"# this is {name}\n")
     monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(tmp_path)}.__getitem__)
-    assert whole(load("stdlib")).decode() == "".join(f"# this is {name}\n" for name in KEPT)
+    corpus = load("stdlib")
+    found = [as_bytes(split, corpus.vocab).decode() for split in (
+        corpus.train, corpus.valid, corpus.test)]
+    assert found == ["".join(f"# this is {name}\n" for name in names) for names in SPLITS]
+
+
+def test_a_file_of_stdlib_stays_in_its_split_whatever_stands_beside_it(tmp_path, monkeypatch):
+    """Another version of Python has files more or less, and Windows other ends of lines."""
+    monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(tmp_path)}.__getitem__)
+    for number in range(200):
+        (tmp_path / f"{number}.py").write_bytes(b"# this is %d\r\n" % number)
+    before = standard_library()
+    for number in range(0, 200, 2):
+        (tmp_path / f"{number}.py").unlink()
+    for many, few in zip(before, standard_library()):
+        lines = many.decode().splitlines(keepends=True)
+        odd = [line for line in lines if int(line.split()[-1]) % 2]
+        assert few.decode() == "".join(odd) and "\r" not in few.decode() and few
 
 
 def test_the_real_stdlib_says_exactly_what_it_is():
