@@ -13,9 +13,9 @@ A run lives in one folder (--out): checkpoint.pt and the one before it, previous
 best.pt (best validation loss), metrics.tsv and curve.png.  Losses are in nats inside,
 and shown as bits per byte (called bpc, as in the papers) or perplexity per word (ppl).
 
-Words of this file: `given` is a dict of the flags that were typed, and nothing else;
+Words of this file: `flags` is a dict of the flags that were typed, and nothing else;
 `state` is where a run stands (checkpoint.State: steps, tokens and seconds so far, the
-place in the text, the memory, the best validation loss); `content` is what a checkpoint
+place in the text, the memory, the best validation loss); `saved` is what a checkpoint
 holds: weights, optimizer, random numbers, settings, state; it is None for a new run.  A
 rank is one of the processes of a run, one for each GPU.
 """
@@ -36,12 +36,10 @@ from support import (checkpoint, command_line, corpora, distributed, estimate, f
 from support.folder import Folder, folder_of, read_corpus
 from support.optimizers import optimizer_of
 from support.progress import progress
+from training import presets
 
-lesson_1, lesson_5 = (import_module(name) for name in (
-    "01_vanilla_segments", "05_full_model"))
-lanes, segments = lesson_1.lanes, lesson_1.segments
-CONFIGS, Config = lesson_5.CONFIGS, lesson_5.Config
-TransformerXL, count_parameters = lesson_5.TransformerXL, lesson_5.count_parameters
+lesson_1 = import_module("01_vanilla_segments")
+lesson_5 = import_module("05_full_model")
 
 
 # ---- settings: every field is a flag, and its comment the help ----------------------
@@ -117,9 +115,9 @@ MODELS_OF = {
     "wikitext-2": ("ptb", "laptop-words"), "copies": ("laptop", "laptop")}
 
 
-def settings(given, device):
+def settings(flags, device):
     """Flags -> name of the model, Config and Run."""
-    return command_line.settings(given, device, CONFIGS, RUNS_OF, MODELS_OF)
+    return command_line.settings(flags, device, presets.CONFIGS, RUNS_OF, MODELS_OF)
 
 
 # ---- learning rate, one step --------------------------------------------------------
@@ -200,11 +198,11 @@ def evaluate(model, tokens, run, label="evaluating", skip=0):
     of the others and not counted.  `model` may be a Reader (support/fast.py).
     """
     device, T = model.u.device, reading_length(run)
-    stream, memory = lanes(tokens.to(device), 1), None
+    stream, memory = lesson_1.lanes(tokens.to(device), 1), None
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / T)
     with evaluating(model, run), autocast(run, device.type):  # one cast of the weights
-        read = progress(segments(stream, T), label, parts)
+        read = progress(lesson_1.segments(stream, T), label, parts)
         for i, (x, y) in enumerate(read):
             loss, memory = model(x, memory, y)  # (1, T)
             total += loss[:, max(0, skip - i * T) :].double().sum()
@@ -229,7 +227,7 @@ def reader_of(model, run):
 def training_lanes(corpus, run, epoch, device):
     """The lanes of one pass over the text: in order, or sentences in a new order."""
     if corpus.separator is None:  # one text, in order; lm1b has a separator
-        return lanes(corpus.train, run.batch).to(device)
+        return lesson_1.lanes(corpus.train, run.batch).to(device)
     return corpora.SentenceLanes(
         corpus.train, run.batch, corpus.separator, run.seed, epoch)
 
@@ -245,47 +243,48 @@ def next_stream(job):
 def next_segment(stream, run, state, device):
     """x, y (B, T) where the run stands, of this rank's lanes."""
     mine = distributed.my_lanes(run.batch)
-    x, y = next(segments(stream, run.segment, state.column))
+    x, y = next(lesson_1.segments(stream, run.segment, state.column))
     return x[mine].to(device), y[mine].to(device)
 
 
-def begin(given, device, folder):
+def begin(flags, device, folder):
     """A new run, or the one in the folder: all that `train` works with."""
     # 1. what is trained, on what
-    name, config, run, state, content = folder.resume(given, *settings(given, device))
+    name, config, run, state, saved = folder.resume(flags, *settings(flags, device))
     distributed.my_lanes(run.batch)  # refuses a batch that cannot be dealt out
-    corpus = read_corpus(given, run, content)
-    command_line.check_sampling(given, len(corpus.vocab))
+    corpus = read_corpus(flags, run, saved)
+    command_line.check_sampling(flags, len(corpus.vocab))
     # 2. the model, with new weights from the seed or those of the checkpoint
-    config = command_line.for_vocabulary(config, len(corpus.vocab), given)
+    config = command_line.for_vocabulary(config, len(corpus.vocab), flags)
     torch.manual_seed(run.seed)
-    estimate.check_weights_fit(count_parameters(config))
+    estimate.check_weights_fit(presets.count_parameters(config))
     hardware.tune(device)
-    model = checkpoint.make_model(TransformerXL, count_parameters, config, content)
+    model = checkpoint.make_model(
+        lesson_5.TransformerXL, presets.count_parameters, config, saved)
     reader = reader_of(model.to(device), run)
     optimizer = optimizer_of(model, run)
     # 3. the place in the text, and what else the checkpoint holds
     stream = training_lanes(corpus, run, state.epoch, device)
-    checkpoint.check_place(content, state, stream)
+    checkpoint.check_place(saved, state, stream)
     x, y = next_segment(stream, run, state, device)  # a sample: the place stays
-    if content:  # the optimizer's moments, the random numbers, the memory
-        checkpoint.restore(content, optimizer, state, config, run, device)
-    folder.own(new=content is None)  # locked: no other process writes to it
+    if saved:  # the optimizer's moments, the random numbers, the memory
+        checkpoint.restore(saved, optimizer, state, config, run, device)
+    folder.own(new=saved is None)  # locked: no other process writes to it
     part = slice(run.micro_batch or len(x))  # what goes through the model at a time
-    if not content:
-        log.say_what_a_gpu_trains(given, device, MODELS_OF, RUNS_OF)
+    if not saved:
+        log.say_what_a_gpu_trains(flags, device, MODELS_OF, RUNS_OF)
         distributed.draw_differently(run.seed)  # to each rank its own dropout
         dtype = hardware.choose_dtype(train_step, model, run, x[part], y[part])
         run = replace(run, dtype=distributed.first(dtype))
     # 4. what stands around the model in a step: ranks, compiler, micro-batches
     learner = distributed.parallel(model, x, y)
-    if "compile" in given:
+    if "compile" in flags:
         learner = hardware.compiled(learner, autocast(run, device), x[part], y[part])
     job = SimpleNamespace(
         name=name, config=config, run=run, corpus=corpus, state=state, stream=stream,
         model=model, reader=reader, optimizer=optimizer,
         learner=distributed.Learner(learner, run.micro_batch))
-    folder.open(job, content)  # metrics.tsv, begun or gone on with
+    folder.open(job, saved)  # metrics.tsv, begun or gone on with
     return job
 
 
@@ -319,10 +318,10 @@ def validate_and_save(job, folder, stop):
         folder.save(job.model, job.optimizer, state)
 
 
-def train(given, device):
+def train(flags, device):
     """Train from the start or from a checkpoint, then test, sample and draw."""
-    with Folder(folder_of(given, *settings(given, device))) as folder:
-        job = begin(given, device, folder)
+    with Folder(folder_of(flags, *settings(flags, device))) as folder:
+        job = begin(flags, device, folder)
         run, state = job.run, job.state
         with checkpoint.Stop() as stop:  # Ctrl-C, SIGTERM: finish the step, then stop
             validate_and_save(job, folder, stop)  # if it was stopped in a validation
@@ -348,30 +347,33 @@ def train(given, device):
                 print(f"\nstopped after step {state.step:,}, saved; go on with\n"
                       f"  python train.py --resume --out {folder.path}")
                 return 128 + stop.number
-        report(job, folder.path, given)
+        report(job, folder.path, flags)
     return 0
 
 
 # ---- using a trained model ----------------------------------------------------------
 
-def restored(content, device):
-    """A checkpoint's content -> its model in eval mode, Run and State."""
-    config, run, state = checkpoint.unpack(content, Config, Run)
-    model = checkpoint.make_model(TransformerXL, count_parameters, config, content)
+def restored(saved, device):
+    """A checkpoint's saved -> its model in eval mode, Run and State."""
+    config, run, state = checkpoint.unpack(saved, lesson_5.Config, Run)
+    model = checkpoint.make_model(
+        lesson_5.TransformerXL, presets.count_parameters, config, saved)
     return model.to(device).eval(), run, state
 
 
-def continue_text(model, prompt, run, given):
+def continue_text(model, prompt, run, flags):
     """Sample after a prompt (P,) with the memory of evaluation -> new tokens (n,).
 
-    ValueError if the logits are not finite.
+    The model is in eval mode meanwhile; afterwards its mode is what it was.  ValueError
+    if the logits are not finite, or if what is asked for cannot be drawn.
     """
-    options = command_line.sampling(given, run, model)
+    options = command_line.sampling(flags, run, model)
+    prompt = prompt[None].to(model.u.device)  # (1, P)
     with evaluating(model, run), hardware.finite_logits():
-        return lesson_5.generate(model, prompt.to(model.u.device), **options).cpu()
+        return lesson_5.generate(model, prompt, **options)[0].cpu()
 
 
-def report(job, out, given):
+def report(job, out, flags):
     """The end of a run: curve, sample, what to try next, and the test figure."""
     model, corpus = job.model, job.corpus
     if (out / "best.pt").exists():  # not if no validation loss was finite
@@ -380,38 +382,39 @@ def report(job, out, given):
     if distributed.RANK == 0:
         log.draw(out / "metrics.tsv", corpus)
         prompt = corpus.test[:200].long()
-        sample = continue_text(reader, prompt, job.run, {"n_tokens": 300} | given)
+        sample = continue_text(reader, prompt, job.run, {"n_tokens": 300} | flags)
         log.report(out, job.run, corpus, prompt, sample)
     print(test_line(reader, corpus, job.run))
 
 
-def use(given, device):
+def use(flags, device):
     """--eval-only and --sample: what a checkpoint can do without being trained."""
-    out = folder_of(given, *settings(given, device))
-    content = checkpoint.best(out)
-    model, run, state = restored(content, device)
-    run = replace(run, **command_line.other_lengths(given, content))
+    out = folder_of(flags, *settings(flags, device))
+    saved = checkpoint.best(out)
+    model, run, state = restored(saved, device)
+    run = replace(run, **command_line.other_lengths(flags, saved))
     reader = reader_of(model, run)
-    print(f"{content.path}: step {state.step:,}")
-    if "sample" in given:
-        prompt = corpora.encode(given["sample"], content["vocab"])
-        new = continue_text(reader, prompt, run, given)
-        print(corpora.decode(torch.cat([prompt, new]), content["vocab"]))
-    if "eval_only" in given:
-        print(test_line(reader, read_corpus(given, run, content), run))
+    print(f"{saved.path}: step {state.step:,}")
+    if "sample" in flags:
+        prompt = corpora.encode(flags["sample"], saved["vocab"])
+        new = continue_text(reader, prompt, run, flags)
+        print(corpora.decode(torch.cat([prompt, new]), saved["vocab"]))
+    if "eval_only" in flags:
+        print(test_line(reader, read_corpus(flags, run, saved), run))
     return 0
 
 
 def command(argv):
     """Do what the command line says -> exit status."""
-    given = command_line.parse(argv, __doc__, {Run: RUNS_OF, Config: CONFIGS})
-    device = hardware.device(given)
-    if "dry_run" in given:  # says what the run will take, and reads no data
-        return estimate.report(*settings(given, device), count_parameters, device,
-                               given.get("tokens_per_second"))
+    flags = command_line.parse(argv, __doc__, {
+        Run: RUNS_OF, lesson_5.Config: presets.CONFIGS})
+    device = hardware.device(flags)
+    if "dry_run" in flags:  # says what the run will take, and reads no data
+        return estimate.report(*settings(flags, device), presets.count_parameters,
+                               device, flags.get("tokens_per_second"))
     distributed.join(device)
-    using = given.keys() & {"eval_only", "sample"}
-    status = use(given, device) if using else train(given, device)
+    using = flags.keys() & {"eval_only", "sample"}
+    status = use(flags, device) if using else train(flags, device)
     distributed.leave()
     return status
 

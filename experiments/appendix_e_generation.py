@@ -42,7 +42,7 @@ from matplotlib.figure import Figure
 
 import common
 import memory_length
-from common import checkpoint, command_line, corpora, fast, hardware, lesson_5, train
+from common import checkpoint, command_line, corpora, fast, hardware, lesson_1, lesson_5, train
 
 NAME = "appendix_e_generation"
 COMMON, COUNTED = 500, 10_000_000
@@ -164,7 +164,7 @@ def parse(argv):
     if given.checkpoint and (given.dataset or given.text):
         raise ValueError("--checkpoint has its own text: leave out --dataset and --text")
     if given.checkpoint and not given.out:
-        given.out = common.RUNS / f"{NAME}-{given.checkpoint.stem}"
+        given.out = lesson_1.RUNS / f"{NAME}-{given.checkpoint.stem}"
     for name, (least, _) in numbers.items():
         if (value := getattr(given, name)) is not None and value < least:
             raise ValueError(f"{command_line.flag(name)} must be at least {least}, got {value}")

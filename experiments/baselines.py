@@ -37,8 +37,8 @@ class PlainLayer(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(D, FF), nn.ReLU(), nn.Dropout(config.dropout),
                                           nn.Linear(FF, D), nn.Dropout(config.dropout))
 
-    def forward(self, h, memory, R, u, v, hidden):
-        """h (T, B, D), memory (M, B, D), R (K, D), u, v (H, C), hidden (T, K) -> (T, B, D)."""
+    def forward(self, h, memory, R, u, v, mask):
+        """h (T, B, D), memory (M, B, D), R (K, D), u, v (H, C), mask (T, K) -> (T, B, D)."""
         states = torch.cat([memory, h])  # (K, B, D)
         (T, B, _), K = h.shape, len(states)
         q, k, value = (z.view(K, B, self.H, self.C) for z in self.qkv_net(states).chunk(3, dim=-1))
@@ -48,7 +48,7 @@ class PlainLayer(nn.Module):
         padded = torch.cat([position.new_zeros(T, 1, B, self.H), position], dim=1)
         position = padded.view(K + 1, T, B, self.H)[1:].view_as(position)  # the relative shift
         score = (content + position) / math.sqrt(self.C)
-        score = score.float().masked_fill(hidden[:, :, None, None], -math.inf).type_as(score)
+        score = score.float().masked_fill(mask[:, :, None, None], -math.inf).type_as(score)
         probability = self.dropatt(score.softmax(dim=1))
         out = torch.einsum("ijbh,jbhc->ibhc", probability, value).reshape(T, B, -1)
         h = self.norm_1(h + self.drop(self.o_net(out)))
@@ -82,11 +82,11 @@ class Plain(nn.Module):
         angle = distance.to(self.frequency)[:, None] * self.frequency
         R = self.drop(torch.cat([angle.sin(), angle.cos()], dim=-1))
         gap = torch.arange(K - T, K, device=x.device)[:, None] - torch.arange(K, device=x.device)
-        hidden, kept = (gap < 0) | (gap > M), []
+        mask, kept = (gap < 0) | (gap > M), []
         for layer, past in zip(self.layers, memory):
             states = torch.cat([past, h]).detach()
             kept.append(states[max(0, len(states) - M) :])
-            h = layer(h, past, R, self.u, self.v, hidden)
+            h = layer(h, past, R, self.u, self.v, mask)
         logits = F.linear(self.drop(h), self.embedding.weight, self.bias)
         if y is None:
             return logits, kept

@@ -43,19 +43,18 @@ import baselines
 import common
 import benchmark_parts
 from benchmark_parts import DTYPES, in_new_process, long_segments, measure, resident_peak
+from common import lesson_5, presets, train
 from support import distributed, fast
 from support.estimate import bands
 
 NAME = "benchmark"
-lesson_5, train = common.lesson_5, common.train
-Config, CONFIGS, TransformerXL = lesson_5.Config, lesson_5.CONFIGS, lesson_5.TransformerXL
 
 
 @dataclass(frozen=True)
 class Size:
     """A shape that is measured: training with batch lanes, the others with eval_batch."""
 
-    config: Config  # mem_len is that of training
+    config: lesson_5.Config  # mem_len is that of training
     batch: int
     segment: int
     eval_segment: int
@@ -64,18 +63,18 @@ class Size:
     eval_batch: int = 1
 
 
-S = Config(256, n_layer=4, d_model=256, n_head=4, d_head=64, d_inner=1024, dropout=0.1, mem_len=128)
+S = lesson_5.Config(256, n_layer=4, d_model=256, n_head=4, d_head=64, d_inner=1024,
+                    dropout=0.1, mem_len=128)
 M = replace(S, n_layer=12, d_model=512, n_head=8, d_inner=2048)
 SIZES = {
     "tiny": Size(replace(S, n_layer=2, d_model=32, n_head=2, d_head=16, d_inner=64, mem_len=16),
                  batch=2, segment=16, eval_segment=8, eval_mem_len=32),
     "S": Size(S, batch=8, segment=128, eval_segment=64, eval_mem_len=512),
     "M": Size(M, batch=4, segment=128, eval_segment=64, eval_mem_len=512)}
-SIZES |= {  # as train.py trains and evaluates them
-    name: Size(replace(CONFIGS[name], vocab_size=max(256, CONFIGS[name].vocab_size)), run.batch,
-               run.segment, run.eval_segment, run.eval_mem_len)
-    for name, run in train.RUNS_OF.items()
-    if name in ("enwik8-12L", "enwik8-24L", "wt103-large", "lm1b-large")}
+for name in ("enwik8-12L", "enwik8-24L", "wt103-large", "lm1b-large"):
+    config, run = presets.CONFIGS[name], train.RUNS_OF[name]  # as train.py trains and evaluates
+    config = replace(config, vocab_size=max(256, config.vocab_size))
+    SIZES[name] = Size(config, run.batch, run.segment, run.eval_segment, run.eval_mem_len)
 METHODS = {"train": "step", "eval": "evaluate", "generate": "generate", "window": "evaluate"}
 # comparisons inside our model, and the size that each is for
 INSIDE = {"parts": (benchmark_parts.compare_parts, "S"),
@@ -93,7 +92,7 @@ class Ours:
     def __init__(self, size, dtype, device):
         self.size, self.device, self.memory = size, device, None
         self.run = replace(train.RUNS_OF["tiny"], dtype=dtype)
-        self.model = fast.prepare(TransformerXL(size.config).to(device))
+        self.model = fast.prepare(lesson_5.TransformerXL(size.config).to(device))
         self.reader = fast.Reader(self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2.5e-4, fused=True)
 
@@ -155,7 +154,7 @@ def tokens_of(size, what):
 def bytes_of_a_token(size, dtype):
     """What generation has to read for one token of each lane."""
     c, HC = size.config, size.config.n_head * size.config.d_head
-    weights = lesson_5.count_parameters(c) - c.n_layer * c.d_model * HC
+    weights = presets.count_parameters(c) - c.n_layer * c.d_model * HC
     positions = c.n_layer * HC * (size.eval_mem_len + 1) * (2 * size.eval_batch + 1)
     return (weights + positions) * (2 if dtype == "bf16" else 4)
 

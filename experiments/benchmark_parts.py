@@ -34,10 +34,10 @@ from matplotlib.figure import Figure
 
 import common
 import optimizers
+from common import lesson_1, lesson_5, presets, train
 from support import fast
 from support.progress import progress
 
-lesson_5 = common.lesson_5
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -46,7 +46,7 @@ DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 def long_segments(size):
     """The size with the T that train.py's `evaluate` reads with, a multiple of its own."""
     T = size.eval_segment
-    return replace(size, eval_segment=common.train.reading_length(size) // T * T)
+    return replace(size, eval_segment=train.reading_length(size) // T * T)
 
 
 def now(device):
@@ -100,24 +100,24 @@ def resident_peak():
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1e6
 
 
-# ---- --what parts: attention is (module, q, k, value, Q, u, v, hidden), as lesson 5's attend -----
+# ---- --what parts: attention is (module, q, k, value, k_R, u, v, mask), as lesson 5's attend -----
 
-def shift_as_a_view(attention, q, k, value, Q, u, v, hidden):
+def shift_as_a_view(attention, q, k, value, k_R, u, v, mask):
     """Lesson 5's attend with one change."""
     content = (q + u[:, None]) @ k.mT
-    position = fast.shift_padded((q + v[:, None]) @ F.pad(Q, (0, 0, 1, 0)).mT)
-    score = ((content + position) / math.sqrt(attention.C)).masked_fill(hidden, -math.inf)
+    position = fast.shift_padded((q + v[:, None]) @ F.pad(k_R, (0, 0, 1, 0)).mT)
+    score = ((content + position) / math.sqrt(attention.C)).masked_fill(mask, -math.inf)
     return (attention.dropout_attention(score.softmax(-1)) @ value).transpose(1, 2).flatten(2)
 
 
-def heads_in_front(attention, q, k, value, Q, u, v, hidden):
+def heads_in_front(attention, q, k, value, k_R, u, v, mask):
     """The scale on q and all lanes of a head in one product, too: fast.attend, but not in place."""
-    (B, _, T, C), Q = q.shape, F.pad(Q, (0, 0, 1, 0))
+    (B, _, T, C), k_R = q.shape, F.pad(k_R, (0, 0, 1, 0))
     q, k, value = (z.transpose(0, 1) for z in (q, k, value))
     q, u, v = (z / math.sqrt(C) for z in (q, u[:, None, None], v[:, None, None]))
     content = (q + u) @ k.mT
-    position = fast.shift_padded(((q + v).flatten(1, 2) @ Q.mT).unflatten(1, (B, T)))
-    score = (content + position).masked_fill(hidden, -math.inf)
+    position = fast.shift_padded(((q + v).flatten(1, 2) @ k_R.mT).unflatten(1, (B, T)))
+    score = (content + position).masked_fill(mask, -math.inf)
     return (attention.dropout_attention(score.softmax(-1)) @ value).permute(1, 2, 0, 3).flatten(2)
 
 
@@ -143,13 +143,13 @@ def training_forms(size, dtype):
     def heads(*shape):  # as lesson 5 takes them apart
         return leaf(*shape, H, C).transpose(-3, -2)
     attention = lesson_5.RelativeAttention(c).to(dtype)
-    u, v, hidden = leaf(H, C), leaf(H, C), lesson_5.hidden_keys(T, M, M, False)
+    u, v, mask = leaf(H, C), leaf(H, C), lesson_5.attention_mask(T, M, M, False)
     yield "attention, without its projections", ATTENTION, [
-        attention, heads(B, T), heads(B, K), heads(B, K), heads(K), u, v, hidden]
+        attention, heads(B, T), heads(B, K), heads(B, K), heads(K), u, v, mask]
     attention.attend = MethodType(fast.attend, attention)
     forward = {"lesson 5": lesson_5.RelativeAttention.forward, "fast.forward": fast.forward}
     yield "attention with its projections", forward, [
-        attention, leaf(B, T, D), numbers(B, M, D), numbers(K, D), u, v, hidden]
+        attention, leaf(B, T, D), numbers(B, M, D), numbers(K, D), u, v, mask]
     dropout = {"nn.Dropout": nn.Dropout(0.1), "fast.Dropout": fast.Dropout(0.1)}
     yield "dropout of the feed-forward network", dropout, [leaf(B, T, FF)]
     relu = {"ReLU, then dropout": nn.Sequential(nn.ReLU(), fast.Dropout(0.1)),
@@ -196,10 +196,10 @@ def reading_forms(size, dtype):
     H, C, D, layers = c.n_head, c.d_head, c.d_model, range(c.n_layer)
     numbers = partial(torch.randn, dtype=dtype)
     row, W_1 = numbers(1, D), [numbers(c.d_inner, D).t() for _ in layers]
-    # Q in windows of something longer, as in a buffer; the first form is as W_kR makes it
-    q, Q = numbers(H, 1, C), [numbers(K + 30, H, C).permute(1, 2, 0) for _ in layers]
-    forms = {"Q (K, H, C)": Q, "Q (H, K, C)": [z.mT.contiguous().mT for z in Q],
-             "Q (H, C, K)": [z.contiguous() for z in Q]}
+    # k_R in windows of something longer, as in a buffer; the first form is as W_kR makes it
+    q, k_R = numbers(H, 1, C), [numbers(K + 30, H, C).permute(1, 2, 0) for _ in layers]
+    forms = {"k_R (K, H, C)": k_R, "k_R (H, K, C)": [z.mT.contiguous().mT for z in k_R],
+             "k_R (H, C, K)": [z.contiguous() for z in k_R]}
     return {
         "a row times W_1": {
             "(out, in)": partial(multiply, row, W_1),
@@ -239,7 +239,7 @@ def cost_of_a_step(config, threads):
         model.zero_grad()
     peak, (_, shapes) = resident_peak(), common.kept_for_backward(lambda: model(x, memory, y))
     largest = max((shape for shape in shapes if T in shape), key=torch.Size.numel)
-    return lesson_5.count_parameters(config), peak, statistics.median(times), tuple(largest)
+    return presets.count_parameters(config), peak, statistics.median(times), tuple(largest)
 
 
 def compare_softmax(size, given):
@@ -263,7 +263,7 @@ def compare_dtypes(_, given):
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes, curves = figure.subplots(), []
     for name, style in (("float32", "-"), ("bf16", "--")):
-        out = common.RUNS / f"dtype-{name}"
+        out = lesson_1.RUNS / f"dtype-{name}"
         common.train_run(out, [*optimizers.FLAGS["adam"], "--steps", "2000", "--device",
                                given.device, *given.others, "--dtype", name])
         rows = common.log.read_metrics(out / "metrics.tsv")
@@ -280,4 +280,4 @@ def compare_dtypes(_, given):
              ylim=(0, None), title="The same run in two dtypes")
     axes.grid(alpha=0.4)
     axes.legend()
-    common.save_figure(figure, common.RUNS / "dtype.png")
+    common.save_figure(figure, lesson_1.RUNS / "dtype.png")

@@ -21,10 +21,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 from support import checkpoint, command_line, corpora, fast, hardware, log, validate
 from support.optimizers import optimizer_of
+from training import presets
 
-lesson_1, lesson_5, train = (import_module(name) for name in (
-    "01_vanilla_segments", "05_full_model", "train"))
-lanes, segments, RUNS, Config = lesson_1.lanes, lesson_1.segments, lesson_1.RUNS, lesson_5.Config
+import train
+
+lesson_1 = import_module("01_vanilla_segments")
+lesson_5 = import_module("05_full_model")
 EVERY = 60  # seconds between two savings of an unfinished model
 
 
@@ -34,7 +36,7 @@ EVERY = 60  # seconds between two savings of an unfinished model
 class Setting:
     """A size of an experiment: what is trained, and on how much it is evaluated."""
 
-    config: Config  # with the corpus's vocabulary size, later
+    config: lesson_5.Config  # with the corpus's vocabulary size, later
     run: train.Run
     lengths: tuple  # attention lengths or memories that are tried, in tokens, ascending
     count: int  # pieces of text that are read side by side in evaluation ...
@@ -43,7 +45,7 @@ class Setting:
 
 SHARED = {  # flags that several experiments take
     "--seeds": {"type": int, "nargs": "+", "default": [0, 1, 2]},
-    "--data-dir": {"default": RUNS.parent / "data", "metavar": "FOLDER"},
+    "--data-dir": {"default": lesson_1.RUNS.parent / "data", "metavar": "FOLDER"},
     "--device": {"choices": ("cpu", "cuda")},
     "--dtype": {"choices": ("float32", "bf16"), "default": "float32"}}
 
@@ -88,7 +90,7 @@ def begin(given, name, lock=True):
     hardware.check(given.device)
     given.dataset = given.text or given.dataset or ("wt103" if given.size == "paper" else "stdlib")
     corpus = corpora.load(given.dataset, root=given.data_dir)
-    given.out = Path(given.out or RUNS / f"{name}-{given.size}-{Path(given.dataset).stem}")
+    given.out = Path(given.out or lesson_1.RUNS / f"{name}-{given.size}-{Path(given.dataset).stem}")
     given.out.mkdir(parents=True, exist_ok=True)
     if lock:  # until this process ends
         given.lock = checkpoint.Lock(given.out)
@@ -226,7 +228,7 @@ def fit(model, corpus, run, path, training=None):
         left = (run.tokens - state.tokens) // (run.batch * run.segment)
     for done in train.progress(until_done(run, state), f"{path.stem}: step", left):
         begun = time.perf_counter()
-        x, y = next(segments(stream, training.length(state.step), state.column))  # (B, T)
+        x, y = next(lesson_1.segments(stream, training.length(state.step), state.column))  # (B, T)
         optimizer.set_rate(training.rate(state.step, done, x.shape[1]))
         loss, norm, state.memory = train.train_step(
             learner, optimizer, x.to(device), y.to(device), state.memory, run)
@@ -331,7 +333,8 @@ def memory_losses(model, tokens, before, segment, **changes):
     read = fast.Reader(model) if isinstance(model, lesson_5.TransformerXL) else model
     parts = math.ceil((tokens.shape[1] - 1) / segment)
     with evaluating_with(model, **changes):
-        for x, y in train.progress(segments(tokens.to(device), segment), "evaluating", parts):
+        for x, y in train.progress(
+                lesson_1.segments(tokens.to(device), segment), "evaluating", parts):
             loss, memory = read(x, memory, y)
             losses.append(loss)
     return torch.cat(losses, dim=1)[:, before:].cpu()

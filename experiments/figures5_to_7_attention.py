@@ -29,27 +29,27 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 import common
-from common import corpora, lanes, train
+from common import corpora, lesson_1, train
 
-rel_shift = import_module("04_rel_shift").rel_shift
+lesson_4 = import_module("04_rel_shift")
 NAME = "figures5_to_7_attention"
-HERE = common.RUNS / NAME
+HERE = lesson_1.RUNS / NAME
 PIECES, SEGMENT = 8, 64  # places of the split that are read side by side; tokens at a time
 PARTS = {"whole": "k-", "(a) alone": "C0:", "(b) alone": "C1--", "(d) alone": "C2-."}
 
 
 # ---- attention by distance ----------------------------------------------------------------------
 
-def terms(q, k, Q, u, v):
+def terms(q, k, k_R, u, v):
     """What lesson 4's relative_score adds up, from its arguments: (a) to (d), each divided by
     sqrt(C), (4, B, H, T, K).
 
-    q (B, H, T, C), k (B, H, K, C), Q (H, K, C) by descending distance, u, v (H, C).
+    q (B, H, T, C), k (B, H, K, C), k_R (H, K, C) by descending distance, u, v (H, C).
     """
     u, v = (bias[:, None].expand_as(q) for bias in (u, v))  # the same for every query
-    k, Q = k.transpose(-1, -2), Q.transpose(-1, -2)  # (B, H, C, K), (H, C, K)
-    a, b, c, d = q @ k, rel_shift(q @ Q), u @ k, rel_shift(v @ Q)
-    return torch.stack([a, b, c, d]) / q.shape[-1] ** 0.5
+    k, k_R = k.transpose(-1, -2), k_R.transpose(-1, -2)  # (B, H, C, K), (H, C, K)
+    b, d = lesson_4.rel_shift(q @ k_R), lesson_4.rel_shift(v @ k_R)
+    return torch.stack([q @ k, b, u @ k, d]) / q.shape[-1] ** 0.5
 
 
 @torch.no_grad()
@@ -62,8 +62,8 @@ def averages(model, tokens, n):
     sums = torch.zeros(4, c.n_layer, c.n_head, c.mem_len + 1, dtype=torch.float64)
 
     def look(number, attend, *given):
-        q, k, _, Q, u, v, hidden = given
-        table = terms(q, k, Q, u, v)[..., ~hidden]  # a query's keys as in the text
+        q, k, _, k_R, u, v, mask = given
+        table = terms(q, k, k_R, u, v)[..., ~mask]  # a query's keys as in the text
         table = table.unflatten(-1, (q.shape[2], c.mem_len + 1)).flip(-1)  # nearest first
         for i, score in enumerate((table.sum(0), *table[[0, 1, 3]])):
             sums[i, number] += score.double().softmax(-1).sum((0, 2))
@@ -198,7 +198,8 @@ def main(argv):
     model.config = replace(config, mem_len=M, same_length=True, clamp_len=run.eval_clamp_len)
 
     n = ceil(given.queries / PIECES)
-    p = averages(model, lanes(tokens, PIECES)[:, : M + n], n).flatten(1, 2)  # (4, N * H, M + 1)
+    pieces = lesson_1.lanes(tokens, PIECES)[:, : M + n]
+    p = averages(model, pieces, n).flatten(1, 2)  # (4, N * H, M + 1)
     numbers = measures(p, p[0])  # (4, N * H, 3)
     wide = numbers[0, :, 1].topk(min(3, p.shape[1])).indices.tolist()
     names = [f"layer {i // H + 1} head {i % H + 1}" for i in range(p.shape[1])]

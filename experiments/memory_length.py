@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 import common
 import table6_ablation
-from common import Setting, corpora, lesson_5, mean_table, train
+from common import Setting, corpora, lesson_5, mean_table, presets, train
 
 NAME, TABLE_6 = "memory_length", table6_ablation.SIZES
 # depths, memory lengths of training, and table 6's settings; lengths are memories of evaluation
@@ -37,7 +37,7 @@ SIZES = {
     "copies": ((1, 2), (32, 64), replace(TABLE_6["copies"], lengths=(
         12, 22, 23, 32, 46, 47, 56, 70, 71, 80, 94, 95, 110, 128))),
     "paper": ((4, 8, 16), (0, 150, 600), Setting(
-        lesson_5.CONFIGS["wt103-standard"], train.RUNS_OF["wt103-standard"],
+        presets.CONFIGS["wt103-standard"], train.RUNS_OF["wt103-standard"],
         (40, 80, 150, 300, 450, 640, 900, 1200, 1600), count=16, n=12_000))}
 COLORS = ("tab:orange", "tab:blue", "tab:green")
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import common
-from common import checkpoint, fast, hardware, train
+from common import checkpoint, fast, hardware, lesson_5, presets, train
 from support.official_weights import (
     description, load_official_weights, looks_like, official_state, read)
 
@@ -21,13 +21,13 @@ PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 
 
 def evaluate(given):
     """Evaluate official weights on the test split of their data set: one line."""
-    state, configs = read(given.file), train.CONFIGS
+    state, configs = read(given.file), presets.CONFIGS
     name = given.model or looks_like(state, configs)
     if name not in configs:
         raise ValueError(f"{given.file} has none of the known sizes ({name}); name one with "
                          f"--model: {', '.join(configs)}")
     config = replace(configs[name], untie_r=description(state)["untie_r"])
-    model = load_official_weights(train.TransformerXL(config), state, configs).eval()
+    model = load_official_weights(lesson_5.TransformerXL(config), state, configs).eval()
     dataset = given.dataset or train.RUNS_OF[name].dataset
     run = replace(train.RUNS_OF[name], dataset=dataset,
                   drop_newlines=dataset == "enwik8" and config.vocab_size == 204)
@@ -44,7 +44,7 @@ def main(argv):
     """Evaluate a file of official weights, or write ours in their layout."""
     flags = common.new_parser(NAME, __doc__, "--data-dir")
     flags.add_argument("file", nargs="?", help="a state dict in the official layout")
-    flags.add_argument("--model", choices=train.CONFIGS, metavar="NAME",
+    flags.add_argument("--model", choices=presets.CONFIGS, metavar="NAME",
                        help="its configuration (default: told by its shapes)")
     flags.add_argument("--dataset", help="evaluate on this one (default: the model's own)")
     flags.add_argument("--to", type=Path, help="write the weights of the run in --run to this file")

@@ -18,9 +18,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 import common
+from common import lesson_1, train
 from support import log
 
-NAME, train = "optimizers", common.train
+NAME = "optimizers"
 MEMORIES = 0, 32, 64, 128, 256, 512, 1024, 2048
 STYLES = {"adam": "C1", "muon": "C0"}
 FLAGS = {"muon": ["--optimizer", "muon"],  # the default; Adam with what was best for it
@@ -68,7 +69,7 @@ def draw(curves, losses, path):
 def main(argv):
     """Train what is missing, evaluate all, print a table and draw."""
     flags = common.new_parser(NAME, __doc__, "--seeds", "--data-dir")
-    flags.add_argument("--out", default=common.RUNS / NAME, metavar="FOLDER")
+    flags.add_argument("--out", default=lesson_1.RUNS / NAME, metavar="FOLDER")
     given, others = flags.parse_known_args(argv)
     common.check_seeds(given.seeds)
     curves, losses = {}, {}

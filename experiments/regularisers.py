@@ -150,7 +150,7 @@ def regularise(model, recipe):
 
 # ---- the price of activations -------------------------------------------------------------------
 
-def activation_penalty(hidden, dropped, alpha, beta):
+def activation_penalty(h, dropped, alpha, beta):
     """AR + TAR: alpha mean(dropped^2) + beta mean((h_t+1 - h_t)^2), of states (B, T, D), in nats.
 
     AR looks at the state after its dropout, TAR at the one before it (MKS 4.6, which has norms
@@ -158,8 +158,8 @@ def activation_penalty(hidden, dropped, alpha, beta):
     sets the size of the states, so that AR mostly shrinks its gains and biases.
     """
     penalty = alpha * dropped.float().square().mean()
-    if hidden.shape[1] > 1:
-        penalty = penalty + beta * hidden.float().diff(dim=1).square().mean()
+    if h.shape[1] > 1:
+        penalty = penalty + beta * h.float().diff(dim=1).square().mean()
     return penalty
 
 

@@ -10,14 +10,15 @@ the gradients (S bytes) in buckets of 25 MiB while the backward pass goes on.  I
 
     compute    = parts N fixed + b T F / (fraction peak)            F: FLOPs a token (estimate.py)
     all-reduce = 2 (n - 1) / n S / bandwidth + ceil(S / bucket) 2 log2(n) latency
-    not hidden = max(0, that of the layers - 2/3 compute / parts) + that of embedding and output
-    step       = compute + not hidden
+    exposed    = max(0, that of the layers - 2/3 compute / parts) + that of embedding and output
+    step       = compute + exposed
 
-`fixed` is what a layer takes in a step however few lanes there are (starting kernels, Adam).
-`parts` (micro-batches) is the least with which the memory fits.  Backward is 2/3 of the compute.
-The embedding is the output matrix, too, so its gradient is complete only with the very last
-operation: nothing is left to hide its all-reduce.  The bandwidth is that of the slowest link,
-nvlink up to 8 GPUs, network above; the hops are those of a tree.
+`exposed` is the part of the all-reduce that the backward pass does not overlap.  `fixed` is what a
+layer takes in a step however few lanes there are (starting kernels, Adam).  `parts` (micro-batches)
+is the least with which the memory fits.  Backward is 2/3 of the compute.  The embedding is the
+output matrix, too, so its gradient is complete only with the very last operation: nothing is left
+to overlap its all-reduce.  The bandwidth is that of the slowest link, nvlink up to 8 GPUs, network
+above; the hops are those of a tree.
 """
 import math
 import sys
@@ -28,17 +29,17 @@ import torch
 from matplotlib.figure import Figure
 
 import common
+from common import lesson_1, lesson_5, presets, train
 from support import estimate
 
-CONFIGS, RUNS_OF = common.lesson_5.CONFIGS, common.train.RUNS_OF
 NAME, MODELS = "scaling", ("enwik8-12L", "enwik8-24L", "wt103-large", "lm1b-large")
 # NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL/README.md, DGX A100, mixed
 # precision: lanes a GPU, tokens/s on 1 GPU and on 8; T = M; the models from pytorch/wt103_*.yaml
-BASE = replace(CONFIGS["wt103-standard"], d_model=512, n_head=8, d_head=64, d_inner=2048,
+BASE = replace(presets.CONFIGS["wt103-standard"], d_model=512, n_head=8, d_head=64, d_inner=2048,
                mem_len=192)
 MEASURED = (("base", BASE, 32, 59_961, 449_890),
-            ("large", CONFIGS["wt103-large"], 8, 21_554, 159_185),
-            ("large", CONFIGS["wt103-large"], 16, 25_084, 191_148))
+            ("large", presets.CONFIGS["wt103-large"], 8, 21_554, 159_185),
+            ("large", presets.CONFIGS["wt103-large"], 16, 25_084, 191_148))
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Machine:
 def parameters(config):
     """Parameters of the model, and of its embedding and output alone; nothing is allocated."""
     with torch.device("meta"):
-        model = common.lesson_5.TransformerXL(config)
+        model = lesson_5.TransformerXL(config)
     return [sum(p.numel() for p in part.parameters()) for part in (model, model.embedding)]
 
 
@@ -71,7 +72,7 @@ def all_reduce(size, n, m):
     return 2 * (n - 1) / n * size / bandwidth + hops * m.latency / 1e6
 
 
-def not_hidden(config, n, m, backward):
+def exposed(config, n, m, backward):
     """Seconds by which the gradients' all-reduce lengthens a step with this backward pass."""
     every, late = (m.gradient * count for count in parameters(config))
     return max(0, all_reduce(every - late, n, m) - backward) + all_reduce(late, n, m)
@@ -91,16 +92,16 @@ def memory(config, T, b, m):
 
 def predict(name, n, m):
     """All figures of one model on n GPUs, as a dict; times in seconds, memory in bytes."""
-    config, run = CONFIGS[name], RUNS_OF[name]
+    config, run = presets.CONFIGS[name], train.RUNS_OF[name]
     batch, T = max(run.batch, n), run.segment
     b = math.ceil(batch / n)
     size, parts = memory(config, T, b, m)
     operations = estimate.flops_per_step(config, b, T)
     compute = parts * config.n_layer * m.fixed / 1e3 + operations / (m.fraction * m.peak * 1e12)
-    late = not_hidden(config, n, m, 2 / 3 * compute / parts)
+    late = exposed(config, n, m, 2 / 3 * compute / parts)
     speed = batch * T / (compute + late)
     training = run.steps * run.batch * T / speed
-    return {"lanes": b, "parts": parts, "bytes": size, "step": compute + late, "not_hidden": late,
+    return {"lanes": b, "parts": parts, "bytes": size, "step": compute + late, "exposed": late,
             "all_reduce": all_reduce(m.gradient * parameters(config)[0], n, m), "speed": speed,
             "training": training, "cost": n * training / 3600 * m.price}
 
@@ -119,15 +120,16 @@ def table(*rows):
 def show_speed(names, m, gpus):
     """A line for each model and number of GPUs."""
     rows = [("model", "GPUs", "lanes a GPU", "parts", "GB a GPU", "step, ms", "all-reduce, ms",
-             "not hidden", "tokens/s", "hours", "cost, $", "of n GPUs")]
+             "exposed", "tokens/s", "hours", "cost, $", "of n GPUs")]
     for name in names:
         alone = predict(name, 1, m)["speed"]
         for n in gpus:
             z = predict(name, n, m)
             numbers = (z["bytes"] / 1e9, 1e3 * z["step"], 1e3 * z["all_reduce"],
-                       1e3 * z["not_hidden"], z["speed"], z["training"] / 3600, z["cost"])
-            rows.append((name, f"{n:,}{'*' * (n > RUNS_OF[name].batch)}", z["lanes"], z["parts"],
-                         *map(short, numbers), f"{z['speed'] / n / alone:.0%}"))
+                       1e3 * z["exposed"], z["speed"], z["training"] / 3600, z["cost"])
+            star = "*" if n > train.RUNS_OF[name].batch else ""
+            rows.append((name, f"{n:,}{star}", z["lanes"], z["parts"], *map(short, numbers),
+                         f"{z['speed'] / n / alone:.0%}"))
     table(*rows)
 
 
@@ -143,7 +145,7 @@ def show_check(names, m, gpus):
     theirs = Machine(nvlink=240, gradient=2)  # A100; float16 gradients (apex O2)
     for name, config, lanes, alone, eight in MEASURED:
         step, found = lanes * config.mem_len / alone, 8 * lanes * config.mem_len / eight
-        ours = step + not_hidden(config, 8, theirs, 2 / 3 * step)
+        ours = step + exposed(config, 8, theirs, 2 / 3 * step)
         rows.append((name, lanes, *(f"{1e3 * z:.1f}" for z in (step, found, ours)),
                      f"{eight / alone:.2f}", f"{8 * step / ours:.2f}"))
     table(*rows)
@@ -156,11 +158,11 @@ def draw(names, m, gpus):
     for i, name in enumerate(names):
         speeds = [predict(name, n, m)["speed"] for n in powers]
         times = [speed / speeds[0] for speed in speeds]
-        within = sum(n <= RUNS_OF[name].batch for n in powers)
+        within = sum(n <= train.RUNS_OF[name].batch for n in powers)
         axes.plot(powers, times, ":", color=f"C{i}")
         axes.plot(powers[:within], times[:within], "o-", color=f"C{i}", markersize=4,
                   linewidth=4 if name == "enwik8-24L" else 1.5,  # the next one lies on it
-                  label=f"{name}, B = {RUNS_OF[name].batch}")
+                  label=f"{name}, B = {train.RUNS_OF[name].batch}")
     axes.plot(powers, powers, "--", color="0.6", linewidth=1, label="n times one GPU")
     axes.set(xscale="log", yscale="log", xlabel="GPUs (log scale)", xticks=powers,
              xticklabels=powers, ylabel="times as fast as one GPU (log scale)",
@@ -168,8 +170,8 @@ def draw(names, m, gpus):
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend()
-    common.RUNS.mkdir(exist_ok=True)
-    common.save_figure(axes.figure, common.RUNS / "scaling.png")
+    lesson_1.RUNS.mkdir(exist_ok=True)
+    common.save_figure(axes.figure, lesson_1.RUNS / "scaling.png")
 
 
 WHAT = {"speed": show_speed, "check": show_check, "figure": draw}
@@ -180,7 +182,8 @@ def main(argv):
     """Print a table, or draw."""
     flags = common.new_parser(NAME, __doc__)
     flags.add_argument("--what", choices=WHAT, default="speed")
-    flags.add_argument("--model", choices=[name for name in RUNS_OF if RUNS_OF[name].steps])
+    flags.add_argument(
+        "--model", choices=[name for name, run in train.RUNS_OF.items() if run.steps])
     flags.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64, 1024])
     for field in fields(Machine):
         flags.add_argument(f"--{field.name}", type=float, default=field.default)

@@ -31,11 +31,10 @@ import torch
 from matplotlib.figure import Figure
 
 import common
-from common import checkpoint, fast, lanes, lesson_5, segments, train
+from common import checkpoint, fast, lesson_1, lesson_5, presets, train
 from regularisers import Recipe, Regularised, changed, ppl
 
 NAME = "table5_ptb"
-CONFIGS, TransformerXL = lesson_5.CONFIGS, lesson_5.TransformerXL
 TEMPERATURES = (0.9, 0.95, 1.0, 1.05, 1.1, 1.15)
 
 
@@ -45,7 +44,7 @@ TEMPERATURES = (0.9, 0.95, 1.0, 1.05, 1.1, 1.15)
 class Size:
     """A model, how it is trained, and on how much of the text."""
 
-    config: train.Config
+    config: lesson_5.Config
     run: train.Run  # with its length in tokens, later
     epochs: int
     recipe: Recipe
@@ -54,8 +53,8 @@ class Size:
 
 
 # the authors' later code has 16 layers of 380 without W_kR; 12 of 384 suit a GPU's multiples of 64
-MODELS = {"16x380": replace(CONFIGS["ptb"], dropout=0.0, dropout_attention=0.0),
-          "12x384": replace(CONFIGS["ptb"], n_layer=12, d_model=384, n_head=6, d_head=64,
+MODELS = {"16x380": replace(presets.CONFIGS["ptb"], dropout=0.0, dropout_attention=0.0),
+          "12x384": replace(presets.CONFIGS["ptb"], n_layer=12, d_model=384, n_head=6, d_head=64,
                             d_inner=1152, dropout=0.0, dropout_attention=0.0)}
 RECIPE = Recipe(word=0.2, input=0.6, inside=0.2, attention=0.2, output=0.5, alpha=0.2, beta=0.1,
                 decay=1.2e-6, decoupled=False, average="equal", average_from=0.7, average_rate=0.5)
@@ -65,16 +64,17 @@ MILD = Recipe(input=0.1, inside=0.1, attention=0.1, output=0.2, alpha=0.1, beta=
               average="equal", average_from=0.7, average_rate=0.5)
 RUN = train.Run("ptb", tokens=1, eval_segment=64)
 SIZES = {
-    "tiny": Size(train.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16, mem_len=8),
+    "tiny": Size(lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16,
+                                 mem_len=8),
                  replace(RUN, batch=4, segment=8, lr=3e-3, warmup=5, eval_mem_len=16,
                          eval_every=10, eval_tokens=200),
                  epochs=2, recipe=SMALL, part=10, memories=(8, 16)),
-    "laptop": Size(train.Config(2, n_layer=4, d_model=96, n_head=3, d_head=32, d_inner=192,
-                                mem_len=32),
+    "laptop": Size(lesson_5.Config(2, n_layer=4, d_model=96, n_head=3, d_head=32, d_inner=192,
+                                   mem_len=32),
                    replace(RUN, batch=16, segment=32, lr=2e-3, warmup=200, eval_mem_len=64,
                            eval_every=227, eval_tokens=20_000),
                    epochs=18, recipe=SMALL, part=12, memories=(32, 64, 128, 256)),
-    "whole": Size(replace(CONFIGS["laptop-words"], dropout=0.0, cutoffs=()),
+    "whole": Size(replace(presets.CONFIGS["laptop-words"], dropout=0.0, cutoffs=()),
                   replace(RUN, batch=16, segment=64, lr=2e-3, warmup=400, eval_mem_len=128,
                           eval_every=907, eval_tokens=20_000),
                   epochs=6, recipe=MILD, memories=(64, 128, 256, 512)),
@@ -112,7 +112,7 @@ def fit(config, run, recipe, corpus, folder, device, mode=None):
     mode is torch.compile's; None: not compiled.
     """
     torch.manual_seed(run.seed)
-    model = TransformerXL(config).to(device)
+    model = lesson_5.TransformerXL(config).to(device)
     training = Regularised(model, run, recipe, corpus, folder, mode)
     common.fit(model, corpus, run, folder / "model.pt", training)
     return model, training.curve
@@ -126,12 +126,13 @@ def losses_by_temperature(model, tokens, run, temperatures=TEMPERATURES, known=N
     temperature: above 1 the model is less sure.  With known (V,) bool only these words count.
     """
     reader, memory, table = fast.Reader(model), None, []
-    stream = lanes(tokens.to(model.u.device), 1)
+    stream = lesson_1.lanes(tokens.to(model.u.device), 1)
     parts = math.ceil((len(tokens) - 1) / run.eval_segment)
     with train.evaluating(reader, run):
-        for x, y in train.progress(segments(stream, run.eval_segment), "evaluating", parts):
+        read = lesson_1.segments(stream, run.eval_segment)
+        for x, y in train.progress(read, "evaluating", parts):
             logits, memory = reader(x, memory)
-            table.append(torch.cat([lesson_5.token_losses(logits / z, y) for z in temperatures]))
+            table.append(torch.cat([lesson_1.token_losses(logits / z, y) for z in temperatures]))
     table = torch.cat(table, dim=1).double().cpu()  # (temperatures, n - 1)
     return (table if known is None else table[:, known[tokens[1:].long()]]).mean(1).tolist()
 
@@ -327,10 +328,10 @@ def main(argv):
     given, corpus = common.begin(given, NAME, lock=False)  # each run has a lock of its own
     corpus = replace(corpus, train=corpus.train[: len(corpus.train) // size.part])
     config = replace(size.config, vocab_size=len(corpus.vocab))
-    epoch = lanes(corpus.train, size.run.batch)[:, 1:].numel()  # predictions
+    epoch = lesson_1.lanes(corpus.train, size.run.batch)[:, 1:].numel()  # predictions
     run = replace(size.run, tokens=size.epochs * epoch)
-    run = common.choose_dtype(TransformerXL(config).to(given.device), run, given.out)
-    print(f"{lesson_5.count_parameters(config):,} parameters, {len(corpus.train):,} tokens of "
+    run = common.choose_dtype(lesson_5.TransformerXL(config).to(given.device), run, given.out)
+    print(f"{presets.count_parameters(config):,} parameters, {len(corpus.train):,} tokens of "
           f"training, {size.epochs} epochs, {run.batch} lanes of {run.segment}, {run.dtype}",
           flush=True)
     kept, valid = {}, train.validation_tokens(corpus, run)

@@ -45,10 +45,10 @@ import torch.nn as nn
 from matplotlib.figure import Figure
 
 import common
-from common import Config, Setting, corpora, fast, lesson_1, lesson_5, train
+from common import Setting, corpora, fast, lesson_1, lesson_5, presets, train
 
-update_memory = import_module("02_recurrence").update_memory
-rel_shift = import_module("04_rel_shift").rel_shift
+lesson_2 = import_module("02_recurrence")
+lesson_4 = import_module("04_rel_shift")
 NAME = "table6_ablation"
 
 
@@ -85,15 +85,15 @@ ROWS = (
 COLORS = {"ours": "tab:blue", "shaw": "tab:orange", "vaswani": "tab:green", "al-rfou": "tab:red"}
 
 # 128M and 0.3B parameters as in the paper, which names no dimensions: these are ours
-WT103 = replace(lesson_5.CONFIGS["wt103-standard"], d_model=350, d_head=35, d_inner=2150)
-LM1B = replace(lesson_5.CONFIGS["lm1b-base"], n_layer=20, d_inner=2048)
+WT103 = replace(presets.CONFIGS["wt103-standard"], d_model=350, d_head=35, d_inner=2150)
+LM1B = replace(presets.CONFIGS["lm1b-base"], n_layer=20, d_inner=2048)
 SIZES = {
-    "tiny": Setting(Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16),
+    "tiny": Setting(lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16),
                     train.Run(batch=4, segment=8, steps=6), (4, 8, 16, 24), count=2, n=30),
-    "laptop": Setting(Config(2, n_layer=3, d_model=128, n_head=4, d_head=32, d_inner=512),
+    "laptop": Setting(lesson_5.Config(2, n_layer=3, d_model=128, n_head=4, d_head=32, d_inner=512),
                       train.Run(batch=64, segment=16, steps=1000),
                       (8, 16, 24, 32, 48, 64, 96, 128, 192, 256), count=16, n=960),
-    "copies": Setting(Config(2, n_layer=2, d_model=64, n_head=4, d_head=32, d_inner=128),
+    "copies": Setting(lesson_5.Config(2, n_layer=2, d_model=64, n_head=4, d_head=32, d_inner=128),
                       train.Run(batch=16, segment=64, steps=700),
                       (16, 24, 32, 48, 64, 72, 96, 128), count=16, n=960),
     "paper": Setting(WT103, replace(train.RUNS_OF["wt103-standard"], segment=128),
@@ -116,17 +116,17 @@ class Attention(nn.Module):
         learned = torch.randn(a.H, distances, a.C) * 0.02
         self.distances = nn.Parameter(learned) if distances else None
 
-    def forward(self, h, memory, R, u, v, hidden):
-        """h (B, T, D), memory (B, m, D), hidden (T, K) -> (B, T, D); R, u, v are for lesson 5's."""
+    def forward(self, h, memory, R, u, v, mask):
+        """h (B, T, D), memory (B, m, D), mask (T, K) -> (B, T, D); R, u, v are for lesson 5's."""
         rows = torch.cat([memory, h], dim=1)  # (B, K, D)
         q, k, value = (z.unflatten(-1, (self.H, self.C)).transpose(1, 2) for z in (
             self.W_q(h), self.W_kE(rows), self.W_v(rows)))  # (B, H, T, C), (B, H, K, C) twice
         score = q @ k.transpose(-1, -2)  # term (a), (B, H, T, K)
         if self.distances is not None:
             distance = torch.arange(rows.shape[1] - 1, -1, -1, device=h.device)
-            Q = self.distances[:, distance.clamp(max=self.distances.shape[1] - 1)]  # (H, K, C)
-            score = score + rel_shift(q @ Q.to(q).transpose(-1, -2))  # term (b)
-        probability = (score / self.C**0.5).masked_fill(hidden, float("-inf")).softmax(-1)
+            k_R = self.distances[:, distance.clamp(max=self.distances.shape[1] - 1)]  # (H, K, C)
+            score = score + lesson_4.rel_shift(q @ k_R.to(q).transpose(-1, -2))  # term (b)
+        probability = (score / self.C**0.5).masked_fill(mask, float("-inf")).softmax(-1)
         out = self.dropout_attention(probability) @ value  # (B, H, T, C)
         return self.W_o(out.transpose(1, 2).flatten(-2))
 
@@ -168,14 +168,14 @@ class AblationModel(nn.Module):
         m = min(memory[0].shape[1], c.mem_len)
         R = lesson_5.distance_encoding(m + T, D, c.clamp_len, x.device)
         R = self.dropout_R(R.to(h))  # (K, D)
-        hidden = lesson_5.hidden_keys(T, m, c.mem_len, c.same_length, x.device)  # (T, K)
+        mask = lesson_5.attention_mask(T, m, c.mem_len, c.same_length, x.device)  # (T, K)
         new_memory = []
         for n, layer in enumerate(self.layers):
             if self.encoding == "al-rfou":
                 h = h + self.places[n, :T]
             past = memory[n][:, memory[n].shape[1] - m :]
-            new_memory.append(update_memory(past, h, c.mem_len))
-            h = layer(h, past, R, self.u, self.v, hidden)
+            new_memory.append(lesson_2.update_memory(past, h, c.mem_len))
+            h = layer(h, past, R, self.u, self.v, mask)
         losses = self.embedding.losses(self.dropout_final(h), y)
         if self.half_loss and self.training:
             losses = 2 * losses * (torch.arange(T, device=x.device) >= T // 2)

@@ -80,7 +80,7 @@ def main(argv):
     flags.add_argument("--repetitions", type=int, default=5)
     flags.add_argument("--lanes", type=int, nargs="+", default=[1, 4], help="tried, ascending")
     flags.add_argument("--lengths", type=int, nargs="+", default=list(PAPER), help="in tokens")
-    flags.add_argument("--out", default=common.RUNS / NAME, metavar="FOLDER")
+    flags.add_argument("--out", default=common.lesson_1.RUNS / NAME, metavar="FOLDER")
     given = flags.parse_args(argv)
     if min(given.repetitions, *given.lanes, *given.lengths) < 1:
         raise ValueError("--repetitions, --lanes and --lengths must be at least 1")

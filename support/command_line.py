@@ -166,14 +166,15 @@ def other_lengths(given, content):
 
 
 def sampling(given, run, model):
-    """What lesson 5's generate is asked for."""
+    """What lesson 5's generate is asked for.  ValueError if the model cannot draw it."""
+    check_sampling(given, model.config.vocab_size)
     generator = torch.Generator(model.u.device).manual_seed(given.get("seed", run.seed))
-    return {"n_tokens": given.get("n_tokens", 500), "top_k": given.get("top_k"),
+    return {"n_tokens": given.get("n_tokens", 500), "top_k": given.get("top_k", 40),
             "temperature": given.get("temperature", 1.0), "generator": generator}
 
 
 def check_sampling(given, V):
-    """Refuse now, and not after days of training, what generation would refuse.  ValueError."""
+    """ValueError if what is asked for cannot be drawn: said now, not after days of training."""
     n_tokens, top_k, temperature = (given.get(name, default) for name, default in (
         ("n_tokens", 0), ("top_k", 1), ("temperature", 1.0)))
     if n_tokens < 0:

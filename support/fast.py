@@ -37,7 +37,7 @@ What is left is reading numbers (T = 1) and products; so they lie as these read 
 
                                                                    float32   bf16
     a row times W_1, its longer side in one piece                     2.7     1.0
-    scores of a query: Q as rows of K numbers, not of C               3.5     8.3
+    scores of a query: k_R as rows of K numbers, not of C             3.5     8.3
     480 tokens a call: queries in blocks of 64, since under
       same_length each block sees M + 64 keys, not M + T              1.8
 
@@ -72,32 +72,32 @@ def shift_padded(x):
     return x.flatten(-2)[..., T:].unflatten(-1, (T, width - 1))
 
 
-def attend(attention, q, k, value, Q, u, v, hidden):
+def attend(attention, q, k, value, k_R, u, v, mask):
     """What lesson 5's attention.attend does: -> (B, T, H * C).
 
-    q (B, H, T, C), k and value (B, H, K, C), u, v (H, C), hidden (T, K) bool.  Q is
+    q (B, H, T, C), k and value (B, H, K, C), u, v (H, C), mask (T, K) bool.  k_R is
     (H, K, C) by descending distance, or (H, K + 1, C) with one distance more: no key is
     K away, so its column is the cell that lesson 4 pads, dropped or masked like it.
     """
     B, H, T, C = q.shape
-    if Q.shape[1] == k.shape[2]:
-        Q = F.pad(Q, (0, 0, 1, 0))  # (H, K + 1, C)
+    if k_R.shape[1] == k.shape[2]:
+        k_R = F.pad(k_R, (0, 0, 1, 0))  # (H, K + 1, C)
     q, k, value = (z.transpose(0, 1) for z in (q, k, value))  # (H, B, n, C)
     scale = 1 / math.sqrt(C)  # on T * C numbers a head, not on T * K
     q, u, v = scale * q, scale * u[:, None, None], scale * v[:, None, None]
     content = (q + u) @ k.transpose(-1, -2)  # (a) + (c), (H, B, T, K)
-    # (b) + (d): all lanes of a head meet its one Q in a single product
-    position = (q + v).flatten(1, 2) @ Q.transpose(-1, -2)  # (H, B * T, K + 1)
+    # (b) + (d): all lanes of a head meet its one k_R in a single product
+    position = (q + v).flatten(1, 2) @ k_R.transpose(-1, -2)  # (H, B * T, K + 1)
     position = shift_padded(position.unflatten(1, (B, T)))  # (H, B, T, K)
     score = content.add_(position)  # in place (_): no gradient needs the two products
     # nor need one pass through the mask: where a probability is 0, so is the gradient
     # of its score
-    score.detach().masked_fill_(hidden, float("-inf"))
+    score.detach().masked_fill_(mask, float("-inf"))
     out = attention.dropout_attention(score.softmax(-1)) @ value  # (H, B, T, C)
     return out.permute(1, 2, 0, 3).flatten(2)
 
 
-def forward(attention, h, memory, R, u, v, hidden):
+def forward(attention, h, memory, R, u, v, mask):
     """What lesson 5's attention.forward does, in one product for h and one for memory:
     no gradient flows into the memory, so none is made for its rows.
     """
@@ -109,7 +109,7 @@ def forward(attention, h, memory, R, u, v, hidden):
     # heads in front in memory, too, so that no product has to copy them
     k, value = (torch.cat([x.transpose(0, 1), y.transpose(0, 1)], dim=2).transpose(0, 1)
                 for x, y in zip(old, new))  # (B, H, K, C)
-    return a.W_o(a.attend(q, k, value, a.heads(a.W_kR(R)), u, v, hidden))
+    return a.W_o(a.attend(q, k, value, a.heads(a.W_kR(R)), u, v, mask))
 
 
 class Dropout(nn.Dropout):
@@ -260,8 +260,8 @@ class Buffer:
 
 
 class Memory:
-    """What a Reader hands back: a place in a buffer of keys and values, Q by layer, and
-    the weights that made them.
+    """What a Reader hands back: a place in a buffer of keys and values, k_R by layer,
+    and the weights that made them.
 
         positions    [ ... | m of the past | T new | room ]
                            end - K                end         K = m + T
@@ -288,25 +288,26 @@ class Memory:
                 self.buffer.values[..., : self.m, :] = old.values[..., kept, :]
         self.buffer.filled = self.end
         if same and past.clamp_len == self.clamp_len and past.count > self.K:
-            self.Q, self.count = past.Q, past.count
+            self.k_R, self.count = past.k_R, past.count
         else:  # enough until the buffer or mem_len grows
             self.count = min(self.buffer.room, config.mem_len + T) + 1
             R = model.distances(self.count, h.device).to(dtype)
             # (H, C, count) each, for the distances count - 1, ..., 1, 0
-            self.Q = [z.heads(R @ z.W_kR.weight.to(dtype).t()).mT.contiguous()
+            self.k_R = [z.heads(R @ z.W_kR.weight.to(dtype).t()).mT.contiguous()
                       for z in (layer.attention for layer in model.layers)]
         self.blocks = list(self.in_blocks(model, T))
 
     def in_blocks(self, model, T):
         """For each block of t queries: which they are, which k keys all of them may see
-        between them, and hidden (t, k), unless a single query sees all.
+        between them, and mask (t, k), unless a single query sees all.
         """
         M, same_length = model.config.mem_len, model.config.same_length
+        device = model.u.device
         for start in range(0, T, BLOCK):
             t, end = min(BLOCK, T - start), self.m + min(start + BLOCK, T)
             first = max(0, self.m + start - M) if same_length else 0
-            hidden = model.hidden(t, end - first - t, model.u.device) if t > 1 else None
-            yield slice(start, start + t), slice(first, end), hidden
+            mask = model.attention_mask(t, end - first - t, device) if t > 1 else None
+            yield slice(start, start + t), slice(first, end), mask
 
     def attend(self, n, both, k, value):
         """Layer n's sums of values, (B * T, H * C), of what LayerWeights.project gave.
@@ -318,20 +319,20 @@ class Memory:
         keys, values = buffer.keys[n, ..., here], buffer.values[n, ..., here, :]
         keys[..., self.m :], values[..., self.m :, :] = k.mT, value
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # of H * B
-        for queries, seen, hidden in self.blocks:
+        for queries, seen, mask in self.blocks:
             q_u, q_v = both[:, :, :, queries]  # (H, B, t, C)
             t, K = q_u.shape[2], seen.stop - seen.start
-            width = K if hidden is None else K + 1  # with the cell that is shifted
-            position = q_v.reshape(H, B * t, C) @ self.Q[n][..., -width:]  # (b) + (d)
+            width = K if mask is None else K + 1  # with the cell that is shifted
+            position = q_v.reshape(H, B * t, C) @ self.k_R[n][..., -width:]  # (b) + (d)
             position = position.view(H * B, t, width)
             score = q_u.reshape(H * B, t, C) @ keys[..., seen]  # (a) + (c)
-            if hidden is None:
+            if mask is None:
                 score.add_(position)
             else:
                 score.add_(shift_padded(position))
-                # two corners hold all that is hidden: the future, and what is too far
-                score[..., :t].masked_fill_(hidden[:, :t], -math.inf)
-                score[..., -t:].masked_fill_(hidden[:, -t:], -math.inf)
+                # two corners hold all that is masked: the future, and what is too far
+                score[..., :t].masked_fill_(mask[:, :t], -math.inf)
+                score[..., -t:].masked_fill_(mask[:, -t:], -math.inf)
             out.append(score.softmax(-1) @ values[:, seen])  # (H * B, t, C)
         out = torch.cat(out, dim=1).view(H, B, T, C)
         return out.permute(1, 2, 0, 3).reshape(B * T, H * C)

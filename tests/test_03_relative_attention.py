@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from course import oracles
+from course import oracles, stand_ins
 from course.rules import replaced, same
 from helpers import assert_close, gradients, in_segments, randomized, visible
 
@@ -38,7 +38,7 @@ def example(four_terms):
 
 def test_nan_stands_in_the_future(four_terms):
     """The result is an array (4, T, K), with NaN where key j comes after query i, which is key
-    M + i: such a key has no distance.  All other cells are filled."""
+    m + i: such a key has no distance.  All other cells are filled."""
     terms = example(four_terms)
     is_nan = np.isnan(terms) if isinstance(terms, np.ndarray) else terms
     assert same(is_nan, np.array([[[0, 0, 0, 0, 0, 1],
@@ -52,7 +52,7 @@ def test_term_a_is_query_times_key(four_terms):
 
 
 def test_term_b_is_query_times_distance(four_terms):
-    """(b) is q_i . (W_kR R_d), where d is how far back key j is: M + i - j."""
+    """(b) is q_i . (W_kR R_d), where d is how far back key j is: m + i - j."""
     assert same(example(four_terms)[1], np.array([[18, 16, 14, 12, 10, nan],
                                                   [200, 180, 160, 140, 120, 100]]))
 
@@ -64,7 +64,7 @@ def test_term_c_is_u_times_key(four_terms):
 
 
 def test_term_d_is_v_times_distance(four_terms):
-    """(d) is v . (W_kR R_d), where d is how far back key j is: M + i - j."""
+    """(d) is v . (W_kR R_d), where d is how far back key j is: m + i - j."""
     assert same(example(four_terms)[3], np.array([[18000, 16000, 14000, 12000, 10000, nan],
                                                   [20000, 18000, 16000, 14000, 12000, 10000]]))
 
@@ -77,11 +77,11 @@ def test_products_are_sums_over_the_width(four_terms, term, wanted):
     assert same(four_terms(q, k, R, W_kR, u, v)[term, 0, 0], wanted, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("T, M", SHAPES)
-def test_other_sizes(four_terms, T, M):
-    """The same for any T and M, and for a head of width C = 4 and R of width D = 6."""
-    wanted = oracles.terms_of_one_head(*whole_numbers(T, M))
-    assert same(four_terms(*whole_numbers(T, M)), wanted, tolerance=1e-9)
+@pytest.mark.parametrize("T, m", SHAPES)
+def test_other_sizes(four_terms, T, m):
+    """The same for any T and m, and for a head of width C = 4 and R of width D = 6."""
+    wanted = oracles.terms_of_one_head(*whole_numbers(T, m))
+    assert same(four_terms(*whole_numbers(T, m)), wanted, tolerance=1e-9)
 
 
 def test_arguments_stay_as_they_were(four_terms):
@@ -91,10 +91,10 @@ def test_arguments_stay_as_they_were(four_terms):
     assert all(np.array_equal(a, b) for a, b in zip(given, before))
 
 
-def whole_numbers(T, M, C=4, D=6):
+def whole_numbers(T, m, C=4, D=6):
     """q, k, R, W_kR, u, v for one head; the same whole numbers at each call."""
-    draw = np.random.default_rng(T + 10 * M)
-    shapes = (T, C), (M + T, C), (M + T, D), (C, D), (C,), (C,)
+    draw = np.random.default_rng(T + 10 * m)
+    shapes = (T, C), (m + T, C), (m + T, D), (C, D), (C,), (C,)
     return [draw.integers(-3, 4, shape).astype(float) for shape in shapes]
 
 
@@ -103,14 +103,14 @@ def whole_numbers(T, M, C=4, D=6):
 NAMES = ("q", "k", "R", "W_kR", "u", "v")
 
 
-@pytest.mark.parametrize("T, M", SHAPES)
-def test_all_pairs_equal_one_distance_after_the_other_forward_and_gradient(T, M):
+@pytest.mark.parametrize("T, m", SHAPES)
+def test_all_pairs_equal_one_distance_after_the_other_forward_and_gradient(T, m):
     """Each of the four terms by itself, not divided by sqrt(C), and its gradients into all."""
-    B, H, C, D, seen = 2, 3, 4, 6, visible(T, M)
-    shapes = (B, H, T, C), (B, H, M + T, C), (M + T, D), (H, C, D), (H, C), (H, C)
+    B, H, C, D, seen = 2, 3, 4, 6, visible(T, m)
+    shapes = (B, H, T, C), (B, H, m + T, C), (m + T, D), (H, C, D), (H, C), (H, C)
     leaves = [torch.randn(z, dtype=torch.float64, requires_grad=True) for z in shapes]
     found = lesson.four_terms_all_pairs(*leaves)
-    assert found.shape == (4, B, H, T, M + T)
+    assert found.shape == (4, B, H, T, m + T)
     found, wanted = found[..., seen], oracles.terms_by_distance(*leaves)[..., seen]
     for name, a, b in zip("abcd", found, wanted):
         assert_close(a, b, f"term ({name})")
@@ -123,9 +123,9 @@ def test_all_pairs_equal_one_distance_after_the_other_forward_and_gradient(T, M)
 @pytest.fixture
 def without_exercises():
     """The lesson's model on oracles in place of the exercises that it uses."""
-    with replaced(lesson, update_memory=oracles.last_rows,
-                  sinusoid=lambda position, D: oracles.unit_circle(position.tolist(), D),
-                  causal_mask=lambda T, M, device=None: ~visible(T, M)):
+    with replaced(lesson_1, sinusoid=oracles.sinusoid), replaced(
+            lesson_2, update_memory=oracles.last_rows, stream_losses=stand_ins.stream_losses,
+            causal_mask=lambda T, m, device=None: ~visible(T, m)):
         yield
 
 
@@ -190,16 +190,41 @@ def test_segments_with_memory_equal_one_loop_over_the_stream(without_exercises, 
         assert_close(a, b, f"gradient into {name}", tolerance=1e-8)
 
 
+def against_one_pass(model, x, T):
+    """The largest difference of logits: segments with a memory against a single pass."""
+    return (in_segments(model, x, T)[0] - model(x)[0]).abs().max().item()
+
+
 @pytest.mark.parametrize("n, T", [(12, 4), (13, 4), (7, 1), (9, 20)])
 def test_segments_equal_one_pass_if_nothing_is_forgotten(n, T):
     """With distances in place of positions a cut leaves no trace; lesson 2 cannot do that."""
     x = torch.randint(11, (2, n))
-    assert lesson.segments_against_one_pass(tiny_model(M=n), x, T) < 1e-12
+    assert against_one_pass(tiny_model(M=n), x, T) < 1e-12
     if T < n:
         absolute = randomized(lesson_2.RecurrentTransformer(V=11, N=2, D=12, H=3, FF=20, M=n))
-        assert lesson.segments_against_one_pass(absolute, x, T) > 1e-3
-        assert lesson.segments_against_one_pass(tiny_model(M=0), x, T) > 1e-3, (
+        assert against_one_pass(absolute, x, T) > 1e-3
+        assert against_one_pass(tiny_model(M=0), x, T) > 1e-3, (
             "the measurement must notice a memory that is missing")
+
+
+def test_the_lesson_prints_that_a_cut_changes_nothing(capsys):
+    """Rounding for distances, and much more for absolute positions."""
+    lesson.show_segments_against_one_pass()
+    out = capsys.readouterr().out
+    absolute, relative = (float(re.search(rf"{name} \(.*\): (\S+)", out)[1])
+                          for name in ("absolute", "relative"))
+    assert relative < 1e-12 and absolute > 1e-3
+
+
+def test_the_lesson_prints_that_loops_and_pairs_agree(monkeypatch, capsys):
+    """Rounding; and a term that is wrong for one pair shows."""
+    lesson.show_loops_against_pairs(T=3, m=4)
+    assert float(capsys.readouterr().out.split()[-1]) < 1e-12
+    right = lesson.four_terms
+    monkeypatch.setattr(lesson, "four_terms", lambda *given: right(*given) + np.eye(3, 7))
+    lesson.show_loops_against_pairs(T=3, m=4)
+    out = capsys.readouterr().out
+    assert "18 visible cells" in out and float(out.split()[-1]) > 0.9
 
 
 def test_u_and_v_are_two_weights_shared_by_all_layers():
@@ -250,8 +275,8 @@ def one_round():
 
 def test_fit_hands_the_memory_on_and_forgets_it_at_the_start_of_the_text():
     """Segment s + 1 gets the memory that segment s gave; a new round begins without one."""
-    model, (x, stand_ins) = Pairs(11), one_round()
-    with replaced(lesson, **stand_ins):
+    model, (x, cut) = Pairs(11), one_round()
+    with replaced(lesson_1, **cut):
         lesson.fit(model, "text", B=2, T=4, steps=8)
     assert all(given.equal(x[step % 3]) for step, (given, _) in enumerate(model.given))
     assert [memory for _, memory in model.given] == [None, 1, 2, None, 4, 5, None, 7]
@@ -260,42 +285,24 @@ def test_fit_hands_the_memory_on_and_forgets_it_at_the_start_of_the_text():
 def test_fit_takes_the_steps_of_lesson_1():
     """For a model that makes nothing of its memory both loops end with the same weights: the same
     targets, fresh and clipped gradients of the mean loss, and rates."""
-    ours, theirs, (_, stand_ins) = Pairs(11), WithoutMemory(11), one_round()
-    with replaced(lesson, **stand_ins), replaced(lesson_1, **stand_ins):
+    ours, theirs, (_, cut) = Pairs(11), WithoutMemory(11), one_round()
+    with replaced(lesson_1, **cut):
         lesson.fit(ours, "text", B=2, T=4, steps=70, lr=0.1)
         lesson_1.fit(theirs, "text", B=2, T=4, steps=70, lr=0.1)
     assert ours.scores.equal(theirs.scores) and not ours.scores.equal(Pairs(11).scores)
 
 
-@pytest.mark.parametrize("n, T", [(12, 5), (11, 5), (9, 1), (5, 20)])
-def test_bits_per_token_is_a_mean_over_tokens(n, T):
-    """A short last segment counts by its tokens, not as a segment; nats become bits; and a second
-    call gives the same."""
+@pytest.mark.parametrize("n, B, T", [(12, 1, 5), (11, 1, 5), (9, 1, 1), (5, 1, 20), (25, 3, 3)])
+def test_bits_per_token_is_a_mean_over_tokens(n, B, T):
+    """A short last segment counts by its tokens, not as a segment; nats become bits; all lanes
+    count; and a second call gives the same."""
     model, tokens = Pairs(7), torch.randint(7, (n,)).to(torch.uint8)
     p = model.scores.detach().double().exp()
-    pairs = list(zip(tokens.tolist(), tokens[1:].tolist()))
-    wanted = sum(-math.log2(p[a, b] / p[a].sum()) for a, b in pairs) / len(pairs)
-    found = [lesson.bits_per_token(model, tokens, T) for _ in range(2)]
+    inputs = (n - 1) // B * B
+    pairs = list(zip(tokens.tolist(), tokens[1:].tolist()))[:inputs]
+    wanted = sum(-math.log2(p[a, b] / p[a].sum()) for a, b in pairs) / inputs
+    found = [lesson.bits_per_token(model, tokens, B, T) for _ in range(2)]
     assert found == [pytest.approx(wanted, abs=1e-5)] * 2
-    calls = math.ceil((n - 1) / T)
+    calls = math.ceil(inputs // B / T)
     assert [memory for _, memory in model.given[:calls]] == [None, *range(1, calls)]
     assert model.given[calls][1] is None, "the second call begins without a memory"
-
-
-# ---- the lesson as a whole ----------------------------------------------------------------------
-
-@pytest.mark.slow
-def test_main_shows_that_distances_survive_the_cut(monkeypatch, tmp_path, capsys):
-    """Loops equal pairs, segments equal one pass (not so in lesson 2), and every term is used."""
-    monkeypatch.setattr(lesson, "RUNS", tmp_path / "runs")
-    lesson.main()
-    out = capsys.readouterr().out
-    assert (tmp_path / "runs" / "03_four_terms.png").stat().st_size > 0
-    cells, worst = re.search(r"(\d+) visible cells x 4 terms, float64: (\S+)", out).groups()
-    assert int(cells) == 3 * 4 + 3 * 4 // 2 and float(worst) < 1e-12
-    absolute, relative = (float(re.search(rf"{name} \(.*\) +(\S+)", out)[1])
-                          for name in ("absolute", "relative"))
-    assert relative < 1e-12 and absolute > 1e-3
-    trained = float(re.search(r"trained on text: (\S+) bits", out)[1])
-    without = [float(bits) for bits in re.findall(r"^  .* 0, so .*: (\S+)$", out, re.M)]
-    assert len(without) == 3 and all(trained - 0.1 < bits < trained + 3 for bits in without)

@@ -9,7 +9,6 @@ about the whole lesson.  Cells of the future are never compared, because the cau
 `...` stands for them.
 """
 import math
-import re
 from importlib import import_module
 
 import pytest
@@ -21,7 +20,7 @@ from helpers import assert_close, gradients, run_examples, visible
 
 lesson_3, lesson = import_module("03_relative_attention"), import_module("04_rel_shift")
 
-# T, M: one token, no memory, T = M, memory longer and shorter than a segment, K odd and even
+# T, m: one token, no memory, T = m, memory longer and shorter than a segment, K odd and even
 SHAPES = [(1, 0), (1, 4), (4, 0), (5, 0), (2, 1), (3, 2), (2, 5), (5, 3), (3, 3), (2, 6), (4, 7)]
 
 
@@ -33,7 +32,7 @@ both = pytest.mark.parametrize("shift", ["rel_shift_by_index", "rel_shift"], ind
 
 @both
 def test_row_i_moves_left_by_T_minus_1_minus_i(shift):
-    """Row i moves left by T - 1 - i, so that cell (i, j) holds query i's own distance M + i - j."""
+    """Row i moves left by T - 1 - i, so that cell (i, j) holds query i's own distance m + i - j."""
     x = torch.tensor([[4, 3, 2, 1, 0],
                       [14, 13, 12, 11, 10],
                       [24, 23, 22, 21, 20]])
@@ -69,11 +68,11 @@ def test_a_single_query(shift):
 
 
 @both
-@pytest.mark.parametrize("T, M", SHAPES)
-def test_other_lengths(shift, T, M):
-    """The same for any T and M: the result is (T, K), each row moved by its own amount."""
-    x = oracles.labelled(T, M)
-    assert same(shift(x.clone()), oracles.shift(x), visible(T, M))
+@pytest.mark.parametrize("T, m", SHAPES)
+def test_other_lengths(shift, T, m):
+    """The same for any T and m: the result is (T, K), each row moved by its own amount."""
+    x = oracles.labelled(T, m)
+    assert same(shift(x.clone()), oracles.shift(x), visible(T, m))
 
 
 @both
@@ -84,11 +83,11 @@ def test_numbers_keep_their_type(shift):
 
 @both
 @pytest.mark.parametrize("batch", [(2,), (2, 3)])
-@pytest.mark.parametrize("T, M", [(3, 2), (2, 5), (5, 1)])
-def test_lanes_and_heads(shift, batch, T, M):
+@pytest.mark.parametrize("T, m", [(3, 2), (2, 5), (5, 1)])
+def test_lanes_and_heads(shift, batch, T, m):
     """Any number of leading dimensions may come first: each (T, K) matrix is shifted by itself."""
-    x = torch.randn(*batch, T, M + T, dtype=torch.float64)
-    assert same(shift(x.clone()), oracles.shift(x), visible(T, M))
+    x = torch.randn(*batch, T, m + T, dtype=torch.float64)
+    assert same(shift(x.clone()), oracles.shift(x), visible(T, m))
 
 
 @both
@@ -120,11 +119,11 @@ def test_gradient_goes_back(shift):
 
 # ---- exercise rel_shift_by_index: what stands in the future -------------------------------------
 
-@pytest.mark.parametrize("T, M", [(3, 2), (4, 0)])
-def test_future_cells_repeat_distance_0(rel_shift_by_index, T, M):
+@pytest.mark.parametrize("T, m", [(3, 2), (4, 0)])
+def test_future_cells_repeat_distance_0(rel_shift_by_index, T, m):
     """Where the column would lie beyond the end (the future) stands the last one, distance 0."""
-    x = oracles.labelled(T, M)
-    assert same(rel_shift_by_index(x), oracles.shift(x).where(visible(T, M), x[:, -1:]))
+    x = oracles.labelled(T, m)
+    assert same(rel_shift_by_index(x), oracles.shift(x).where(visible(T, m), x[:, -1:]))
 
 
 # ---- beyond the exercises: the score -------------------------------------------------------------
@@ -137,14 +136,14 @@ def test_the_loops_follow_the_entry_rule():
     assert (found[..., future] == 0).all()
 
 
-def leaves_for(T, M, B=2, H=3, C=4, D=6):
+def leaves_for(T, m, B=2, H=3, C=4, D=6):
     """Random q, k, R, W_kR, u, v.  R is random as well: no symmetry of a sinusoid can help."""
-    shapes = ((B, H, T, C), (B, H, M + T, C), (M + T, D), (H, C, D), (H, C), (H, C))
+    shapes = ((B, H, T, C), (B, H, m + T, C), (m + T, D), (H, C, D), (H, C), (H, C))
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
 def fast_score(q, k, R, W_kR, u, v):
-    return lesson.relative_score(q, k, lesson.projected_distances(R, W_kR), u, v)
+    return lesson.relative_score(q, k, lesson.projected_distances(R.flip(0), W_kR), u, v)
 
 
 def kept_for_backward(function):
@@ -161,27 +160,22 @@ def kept_for_backward(function):
     return sum(sizes.values()) / 2**20
 
 
-@pytest.mark.parametrize("T, M", SHAPES)
-def test_projected_distances_descend(T, M):
-    """Q_k = W_kR R_(K-1-k): all K = M + T distances, the largest first, for each head."""
-    _, _, R, W_kR, _, _ = leaves_for(T, M)
-    K = M + T
-    wanted = torch.stack([torch.stack([W_kR[h] @ R[K - 1 - n] for n in range(K)])
-                          for h in range(3)])
-    found = lesson.projected_distances(R, W_kR)
-    ascending = found.shape == wanted.shape and K > 1 and found.allclose(wanted.flip(1))
-    assert not ascending, "Q ascends, the shift needs descending distances"
-    assert_close(found, wanted, "Q against its definition")
+@pytest.mark.parametrize("T, m", SHAPES)
+def test_distances_are_projected_one_by_one(T, m):
+    """Row n of k_R is W_kR times row n of R, for each head: the order is that of R."""
+    _, _, R, W_kR, _, _ = leaves_for(T, m)
+    wanted = torch.stack([torch.stack([W_kR[h] @ row for row in R]) for h in range(3)])
+    assert_close(lesson.projected_distances(R, W_kR), wanted, "k_R against its definition")
 
 
-@pytest.mark.parametrize("T, M", SHAPES)
-def test_score_equals_the_formula_forward_and_gradient(T, M):
+@pytest.mark.parametrize("T, m", SHAPES)
+def test_score_equals_the_formula_forward_and_gradient(T, m):
     """All four terms, not scaled, on the visible cells; gradients into all six inputs."""
-    leaves = leaves_for(T, M)
+    leaves = leaves_for(T, m)
     found = fast_score(*leaves)
-    assert found.shape == (2, 3, T, M + T)
+    assert found.shape == (2, 3, T, m + T)
     wanted = oracles.terms_by_distance(*leaves).sum(0)
-    found, wanted = (z[..., visible(T, M)] for z in (found, wanted))
+    found, wanted = (z[..., visible(T, m)] for z in (found, wanted))
     assert_close(found, wanted, "score against section 3.3")
     for name, a, b in zip(("q", "k", "R", "W_kR", "u", "v"),
                           gradients(found, leaves), gradients(wanted, leaves)):
@@ -189,65 +183,69 @@ def test_score_equals_the_formula_forward_and_gradient(T, M):
 
 
 @pytest.mark.parametrize("B, H, C, D", [(2, 3, 4, 6), (1, 2, 5, 8), (3, 1, 2, 4)])
-@pytest.mark.parametrize("T, M", SHAPES)
-def test_score_equals_lesson_3_forward_and_gradient(T, M, B, H, C, D):
+@pytest.mark.parametrize("T, m", SHAPES)
+def test_score_equals_lesson_3_forward_and_gradient(T, m, B, H, C, D):
     """The trick changes the price and nothing else: K projections in place of T * K."""
-    leaves, seen = leaves_for(T, M, B, H, C, D), visible(T, M)
+    leaves, seen = leaves_for(T, m, B, H, C, D), visible(T, m)
     fast = fast_score(*leaves)[..., seen]
     slow = lesson_3.four_terms_all_pairs(*leaves).sum(0)[..., seen]
-    assert fast.shape[-1] == T * M + T * (T + 1) // 2
+    assert fast.shape[-1] == T * m + T * (T + 1) // 2
     assert_close(fast, slow, "score against lesson 3")
     for name, a, b in zip(("q", "k", "R", "W_kR", "u", "v"),
                           gradients(fast, leaves), gradients(slow, leaves)):
         assert_close(a, b, f"gradient into {name} against lesson 3")
 
 
-@pytest.mark.parametrize("T, M", SHAPES)
-def test_behind_the_mask_the_probabilities_are_those_of_lesson_3(T, M):
+@pytest.mark.parametrize("T, m", SHAPES)
+def test_behind_the_mask_the_probabilities_are_those_of_lesson_3(T, m):
     """Leftovers are harmless: masked and scaled, each row sums to 1 over the same visible keys."""
-    leaves, hidden = leaves_for(T, M), ~visible(T, M)
-    fast, slow = ((score / math.sqrt(4)).masked_fill(hidden, -math.inf).softmax(-1) for score in (
+    leaves, mask = leaves_for(T, m), ~visible(T, m)
+    fast, slow = ((score / math.sqrt(4)).masked_fill(mask, -math.inf).softmax(-1) for score in (
         fast_score(*leaves), lesson_3.four_terms_all_pairs(*leaves).sum(0)))
     assert_close(fast, slow, "probabilities")
-    assert (fast[..., hidden] == 0).all()
+    assert (fast[..., mask] == 0).all()
 
 
-@pytest.mark.parametrize("T, M", SHAPES)
-def test_term_d_is_one_vector_seen_through_T_shifts(T, M):
+@pytest.mark.parametrize("T, m", SHAPES)
+def test_term_d_is_one_vector_seen_through_T_shifts(T, m):
     """v . (W_kR R_distance) has no query in it: each row is the row below, moved left by one."""
-    _, _, R, W_kR, _, v = leaves_for(T, M)
-    found = lesson.term_d(v, lesson.projected_distances(R, W_kR), T)
-    assert found.shape == (3, T, M + T)
-    for i, j in visible(T, M).nonzero().tolist():
-        wanted = torch.stack([v[h] @ (W_kR[h] @ R[M + i - j]) for h in range(3)])
-        assert_close(found[:, i, j], wanted, f"term (d) at query {i}, key {j}")
+    q, k, R, W_kR, u, v = leaves_for(T, m)
+    score = fast_score(0 * q, 0 * k, R, W_kR, 0 * u, v)  # all other terms are 0
+    for i, j in visible(T, m).nonzero().tolist():
+        wanted = torch.stack([v[h] @ (W_kR[h] @ R[m + i - j]) for h in range(3)])
+        assert_close(score[0, :, i, j], wanted, f"term (d) at query {i}, key {j}")
         if i + 1 < T:
-            assert_close(found[:, i, j], found[:, i + 1, j + 1], "row i against row i + 1")
+            assert_close(score[0, :, i, j], score[0, :, i + 1, j + 1], "row i against row i + 1")
 
 
 # ---- what the lesson measures -------------------------------------------------------------------
 
 def test_example_has_the_shapes_of_lesson_3():
-    """q, k, R, W_kR, u, v; R is the sinusoid by ascending distance."""
-    B, H, T, M, C, D = 2, 3, 5, 2, 4, 6
-    found = lesson.example(B, H, T, M, C, D)
+    """q, k, R, W_kR, u, v; R is the sinusoid by descending distance."""
+    B, H, T, m, C, D = 2, 3, 5, 2, 4, 6
+    found = lesson.example(B, H, T, m, C, D)
     assert [tuple(z.shape) for z in found] == [
-        (B, H, T, C), (B, H, M + T, C), (M + T, D), (H, C, D), (H, C), (H, C)]
-    assert_close(found[2], oracles.unit_circle(range(M + T), D), "R")
+        (B, H, T, C), (B, H, m + T, C), (m + T, D), (H, C, D), (H, C), (H, C)]
+    assert_close(found[2], oracles.unit_circle(range(m + T)[::-1], D), "R")
 
 
-@pytest.mark.parametrize("T, M", SHAPES)
-def test_difference_is_rounding(T, M):
-    """What main prints, shape by shape: forward and gradient against lesson 3."""
-    forward, backward = lesson.difference(T, M)
-    assert forward < 1e-12 and backward < 1e-12
-
-
-def test_difference_would_see_a_wrong_shift(monkeypatch):
-    """The measurement is worth something: without the shift it is large, both ways."""
+def test_the_lesson_prints_that_the_shifts_agree(monkeypatch, capsys):
+    """All shapes to the bit, and scores up to rounding; without the shift both lines show it."""
+    lesson.show_equalities()
+    same, score = capsys.readouterr().out.splitlines()
+    assert same.endswith("to the bit: 16 of 16 shapes") and float(score.split()[-1]) < 1e-12
     monkeypatch.setattr(lesson, "rel_shift", lambda x: x)
-    forward, backward = lesson.difference(3, 2)
-    assert forward > 0.1 and backward > 0.1
+    lesson.show_equalities()
+    same, score = capsys.readouterr().out.splitlines()
+    assert same.endswith("to the bit: 4 of 16 shapes") and float(score.split()[-1]) > 0.1
+
+
+def test_the_lesson_prints_the_leftovers_in_brackets(capsys):
+    """The drawing at the top of the lesson, and the cells under the mask."""
+    lesson.show_leftovers()
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:4]] == [
+        ["2", "1", "0", "[", "0]", "[14]"], ["13", "12", "11", "10", "[", "0]"],
+        ["24", "23", "22", "21", "20"]]
 
 
 def test_shift_keeps_a_row_for_each_distance_and_not_for_each_pair():
@@ -255,8 +253,8 @@ def test_shift_keeps_a_row_for_each_distance_and_not_for_each_pair():
     kept = {}
     for T in (32, 64):
         leaves = [z.requires_grad_() for z in lesson.example(1, 2, T, T, 16, 64, torch.float32)]
-        slow = kept_for_backward(lambda: lesson_3.four_terms_all_pairs(*leaves))
-        fast = kept_for_backward(lambda: fast_score(*leaves))
+        slow = kept_for_backward(lambda: lesson.score_by_pairs(*leaves))
+        fast = kept_for_backward(lambda: lesson.score_by_shift(*leaves))
         assert slow * 2**20 >= T * 2 * T * 64 * 4, "lesson 3 spells R out for every pair"
         kept[T] = slow, fast
     assert kept[64][0] > 3.5 * kept[32][0], "every pair: quadratic in T"
@@ -268,7 +266,7 @@ def test_milliseconds_is_the_fastest_after_a_first_call(monkeypatch):
     seconds = iter([0, 0.0001, 10, 10.001, 20, 20.003, 30, 30.002, 40, 47, 50, 50.002])
     monkeypatch.setattr(lesson.time, "perf_counter", seconds.__next__)
     x = torch.ones(3, requires_grad=True)
-    assert lesson.milliseconds(lambda: x * 2) == pytest.approx(1)
+    assert lesson.milliseconds(lambda z: z * 2, [x]) == pytest.approx(1)
     assert x.grad.tolist() == [12, 12, 12], "the backward pass is measured, too"
 
 
@@ -277,19 +275,3 @@ def test_milliseconds_is_the_fastest_after_a_first_call(monkeypatch):
 def test_examples_in_the_docstrings():
     """What the lesson shows is what happens."""
     run_examples(lesson)
-
-
-@pytest.mark.slow
-def test_main_shows_equal_scores_at_another_price(monkeypatch, tmp_path, capsys):
-    """The three shifts agree to the bit, the leftovers stand under the mask, all else is equal."""
-    monkeypatch.setattr(lesson, "RUNS", tmp_path / "runs")
-    lesson.main()
-    out = capsys.readouterr().out
-    assert (tmp_path / "runs" / "04_price.png").stat().st_size > 0
-    assert "leftovers, cells [(0, 3), (0, 4), (1, 4)]" in out
-    assert "to the bit: 16 of 16 shapes" in out
-    scores, slopes = map(float, re.search(r"scores (\S+), gradients (\S+)", out).groups())
-    assert scores < 1e-12 and slopes < 1e-12
-    assert "row 0 is row 2 moved by 2, difference 0\n" in out
-    fewer = [int(times) for times in re.findall(r"= (\d+) times fewer", out)]
-    assert fewer == [32, 64, 128, 256], "the gap grows with T"

@@ -22,7 +22,7 @@ from course.stand_ins import Descent, Ledger, Noted, OneLargeLoss, OpaqueReader
 from support import checkpoint, corpora, distributed, fast, hardware
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
-lesson_1 = train.lesson_1
+lesson_1, lesson_2 = train.lesson_1, import_module("02_recurrence")
 Config, TransformerXL = lesson_5.Config, lesson_5.TransformerXL
 
 
@@ -234,8 +234,8 @@ def read(evaluate, model=None, tokens=TOKENS, T=3, **more):
         told.append((label, total))
         return items
 
-    with replaced(train, lanes=oracles.lanes, segments=oracles.segments, progress=progress,
-                  autocast=ledger.autocast, evaluating=ledger.evaluating):
+    with replaced(lesson_1, lanes=oracles.lanes, segments=oracles.segments), replaced(
+            train, progress=progress, autocast=ledger.autocast, evaluating=ledger.evaluating):
         return evaluate(model, tokens, replace(READING, eval_segment=T, eval_mem_len=T), **more)
 
 
@@ -432,7 +432,8 @@ def test_the_test_line_is_of_the_test_split_in_the_corpuss_unit(monkeypatch):
 def test_a_sample_is_drawn_with_the_memory_of_evaluation(monkeypatch):
     """In eval mode; what was asked for is handed on."""
     def generate(model, prompt, **asked):
-        return torch.tensor([model.config.mem_len, model.training, asked["n_tokens"], len(prompt)])
+        return torch.tensor([[model.config.mem_len, model.training, asked["n_tokens"],
+                              prompt.shape[1]]])
 
     monkeypatch.setattr(lesson_5, "generate", generate)
     found = train.continue_text(model_of().train(), TOKENS[:9], RUN, {"n_tokens": 3})
@@ -443,7 +444,7 @@ def test_a_sample_is_drawn_with_the_memory_of_evaluation(monkeypatch):
 
 def test_training_lanes_are_the_stream_or_the_epochs_sentences(monkeypatch):
     """A corpus with a separator is read sentence by sentence, in an order of seed and epoch."""
-    monkeypatch.setattr(train, "lanes", lambda tokens, B: tokens * B)
+    monkeypatch.setattr(lesson_1, "lanes", lambda tokens, B: tokens * B)
     run, tokens = replace(RUN, batch=2, seed=5), torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
     stream = corpora.Corpus(tokens, tokens, tokens, [97], "made up")
     assert train.training_lanes(stream, run, 3, "cpu").equal(2 * tokens)
@@ -465,7 +466,7 @@ def test_at_the_end_of_the_text_sentences_come_in_a_new_order(monkeypatch):
 
 def test_the_next_segment_is_that_of_this_ranks_lanes(monkeypatch):
     """From the column where the run stands."""
-    monkeypatch.setattr(train, "segments", lambda stream, T, start: iter(
+    monkeypatch.setattr(lesson_1, "segments", lambda stream, T, start: iter(
         [(stream + start, stream * T)]))
     monkeypatch.setattr(distributed, "my_lanes", {4: slice(2, 4)}.get)
     stream, state = torch.arange(20).view(4, 5), SimpleNamespace(column=3)
@@ -498,15 +499,15 @@ def test_evaluation_gives_what_segments_of_its_t_give(T, M, clamp, read_by, coun
             train.evaluate, fast.Reader(model) if read_by == "a Reader" else model, tokens, run,
             "testing"))
     with torch.no_grad(), train.evaluating(model, run):
-        losses = lesson_5.stream_losses(model, tokens[None, :-1], tokens[None, 1:], T)
+        losses = lesson_2.stream_losses(model, tokens[None, :-1], tokens[None, 1:], T)
     assert sum(found) / count == pytest.approx(losses.mean().item(), rel=1e-12)
 
 
 def test_evaluation_reads_in_long_segments(our_own, monkeypatch):
     """Of reading_length, not of the T that is asked for."""
-    reads, run = [], replace(RUN, eval_segment=4, eval_mem_len=30)
-    monkeypatch.setattr(train, "segments", lambda stream, T: (
-        reads.append(T), lesson_1.segments(stream, T))[1])
+    reads, run, cut = [], replace(RUN, eval_segment=4, eval_mem_len=30), lesson_1.segments
+    monkeypatch.setattr(lesson_1, "segments", lambda stream, T: (
+        reads.append(T), cut(stream, T))[1])
     train.evaluate(model_of(), torch.arange(70) % 11, run)
     assert reads == [30]
 
@@ -522,8 +523,6 @@ USES = {
     "test_line": lambda model: train.test_line(model, CORPUS, RUN),
     "evaluate_in_parts": lambda model: distributed.evaluate_in_parts(
         train.evaluate, model, TOKENS, RUN, "testing"),
-    "generate": lambda model: lesson_5.generate(
-        model, TOKENS[:9], 20, generator=torch.Generator().manual_seed(1)).tolist(),
     "continue_text": lambda model: train.continue_text(
         model, TOKENS[:9], RUN, {"n_tokens": 20}).tolist(),
     "continue_text by a Reader": lambda model: train.continue_text(

@@ -175,13 +175,13 @@ def counted(compared):
             f"[{', '.join(map(str, first))}]")
 
 
-def cells(matrix, hidden, decimals):
+def cells(matrix, mask, decimals):
     """The numbers of a (rows, columns) tensor as text; what does not count is a dot."""
     def text(z):
         if z.dtype == torch.bool:
             return str(int(z))
         return f"{z.item():.{decimals}f}"
-    return [["." if hidden is not None and hidden[i, j] else text(z) for j, z in enumerate(row)]
+    return [["." if mask is not None and mask[i, j] else text(z) for j, z in enumerate(row)]
             for i, row in enumerate(matrix)]
 
 
@@ -192,14 +192,14 @@ def side_by_side(wanted, got, seen=None):
     """
     wanted, got = (z if z.dim() else z[None] for z in (tensor(wanted), tensor(got)))
     wanted, got = (z if z.dim() > 1 else z[None] for z in (wanted, got))
-    hidden = None if seen is None else ~seen
+    mask = None if seen is None else ~seen
     where, columns = "", 12
     if any(z.is_floating_point() and not equal(z, z.round()) for z in (wanted, got)):
         columns = 6  # with decimals they are wider
     if wanted.shape == got.shape:
         differs = (wanted.double() - got.double()).abs().gt(1e-12) | (wanted.isnan() != got.isnan())
-        if hidden is not None:
-            differs = differs & ~hidden
+        if mask is not None:
+            differs = differs & ~mask
         first = differs.nonzero()[0].tolist() if differs.any() else [0] * wanted.dim()
         if wanted.dim() > 2:
             where = f"at [{', '.join(map(str, first[:-2]))}] "
@@ -209,21 +209,21 @@ def side_by_side(wanted, got, seen=None):
         if wanted.shape[0] > 10 or wanted.shape[1] > columns:
             where += f"from row {top}, column {left} on" if top or left else "the upper left part"
         wanted, got = wanted[part], got[part]
-        hidden = None if hidden is None else hidden[part]
+        mask = None if mask is None else mask[part]
     else:
         where = f"shape: expected {tuple(wanted.shape)}, got {tuple(got.shape)}"
         if wanted.dim() == got.dim() > 2 and wanted.shape[:-2] == got.shape[:-2]:
             wanted, got = (z[(0,) * (z.dim() - 2)] for z in (wanted, got))
             where += "; of each the first matrix:"
         wanted, got = (z.flatten(0, -2)[:10, :columns] for z in (wanted, got))
-        hidden = None
+        mask = None
     numbers = torch.cat([z.double().flatten() for z in (wanted, got)])
     numbers = numbers[numbers.isfinite()]
     decimals = 0 if (numbers == numbers.round()).all() else 2
     while decimals and decimals < 6 and wanted.shape == got.shape and (
-            cells(wanted, hidden, decimals) == cells(got, hidden, decimals)):
+            cells(wanted, mask, decimals) == cells(got, mask, decimals)):
         decimals += 2
-    left, right = cells(wanted, hidden, decimals), cells(got, hidden, decimals)
+    left, right = cells(wanted, mask, decimals), cells(got, mask, decimals)
     width = max([len(z) for row in left + right for z in row], default=1)
     rows = [["[" + " ".join(z.rjust(width) for z in row) + "]" for row in side]
             for side in (left, right)]
@@ -232,6 +232,6 @@ def side_by_side(wanted, got, seen=None):
     for i in range(max(len(left), len(right))):
         a, b = (side[i] if i < len(side) else "" for side in rows)
         lines.append(a.ljust(space) + b)
-    if hidden is not None and hidden.any():
-        lines.append("(a dot: hidden by the mask, not compared)")
+    if mask is not None and mask.any():
+        lines.append("(a dot: masked, not compared)")
     return "\n".join("    " + line.rstrip() for line in lines)

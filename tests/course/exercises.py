@@ -46,7 +46,7 @@ EXERCISES = (
         "Where does lane b begin in the stream, and where does it end if one token more than "
         "its L inputs belongs to it?"),
     Exercise(
-        "segments", "01_vanilla_segments", "segments", 6, "inputs and their next tokens, in order",
+        "segments", "01_vanilla_segments", "segments", 8, "inputs and their next tokens, in order",
         "Go through the columns of the lanes, T at a time from `start` on, and yield x and y, "
         "both (B, T) int64, y one column further than x. The last segment may be shorter, but "
         "no target is lost, and the last column is never an input. Refuse T < 1 with a "
@@ -55,7 +55,7 @@ EXERCISES = (
         "x ends and at which y ends. `yield`, do not return a list: train.py asks for one at a "
         "time."),
     Exercise(
-        "sinusoid", "01_vanilla_segments", "sinusoid", 5, "a position as sines and cosines",
+        "sinusoid", "01_vanilla_segments", "sinusoid", 6, "a position as sines and cosines",
         "Encode each position as D/2 sines, then D/2 cosines, in float64. Frequency k (k = 0, "
         "1, ...) is 10000^(-2k/D): the first is 1, and they fall. Refuse an odd D with a "
         "ValueError.",
@@ -70,14 +70,14 @@ EXERCISES = (
         "In Python rows[-0:] is everything, and rows[k:] with a negative k counts from the end. "
         "Compute the first row that stays, and never let it be below 0."),
     Exercise(
-        "causal_mask", "02_recurrence", "causal_mask", 3, "the future, after a memory of M keys",
-        "Return (T, M + T) bool, True where a query must NOT look. The first M keys are the "
-        "memory, so query i of the segment is itself key M + i. It sees the whole memory, "
+        "causal_mask", "02_recurrence", "causal_mask", 3, "the future, after a memory of m keys",
+        "Return (T, m + T) bool, True where a query must NOT look. The first m keys are the "
+        "memory, so query i of the segment is itself key m + i. It sees the whole memory, "
         "itself, and nothing after itself.",
         "Compare a row of key numbers with a column of the queries' own key numbers. How many "
         "True has the last row?"),
     Exercise(
-        "reach", "02_recurrence", "reach", 4, "how far back N layers see",
+        "reach", "02_recurrence", "reach", 5, "how far back N layers see",
         "Return how many tokens back the last token of a segment can see through N layers. In "
         "one layer a token sees its own segment up to itself and M tokens before the start of "
         "its SEGMENT. The token reached there belongs to an earlier segment, where the next layer "
@@ -85,25 +85,23 @@ EXERCISES = (
         "Put the query's segment at 0, the query at T - 1. What is the first token that one "
         "layer sees? In which segment does that token stand, and where does that segment start?"),
     Exercise(
-        "gradient_into", "02_recurrence", "gradient_into", 9, "stop-gradient, measured",
-        "Read the stream in segments of T with stream_losses and catch what model.embedding "
-        "puts out for each segment. Return, for each segment, the largest |gradient| that the "
-        "SUM of the SECOND segment's losses sends into it, as a float. Not connected means "
-        "exactly 0.0, and no hook is left behind.",
-        "hook = model.embedding.register_forward_hook(f) makes PyTorch call f(module, args, "
-        "output) each time the embedding has run; hook.remove() ends that. After "
-        "output.retain_grad() a backward() leaves output.grad. With stream_losses it is zeros for "
-        "segment 1; whoever adds up the second segment's losses alone finds None there."),
+        "stream_losses", "02_recurrence", "stream_losses", 6, "the memory handed on",
+        "Read x (B, n) in segments of T tokens, in order. The first call of the model gets no "
+        "memory, None; each later one gets the memory that the call before has returned. Return "
+        "the losses of all tokens, (B, n): lesson_1.token_losses(logits, y) gives those of a "
+        "segment, and the last segment may be shorter.",
+        "model(x, memory) returns two things, logits and the new memory. x.split(T, dim=1) cuts "
+        "x into segments, and torch.cat(..., dim=1) joins losses along time."),
     Exercise(
-        "four_terms", "03_relative_attention", "four_terms", 10, "the score, term by term",
+        "four_terms", "03_relative_attention", "four_terms", 12, "the score, term by term",
         "For one head, fill a NumPy array (4, T, K) with the terms (a) to (d) of the table "
-        "above. Query i is key M + i with M = K - T, and the distance to key j is M + i - j; R "
+        "above. Query i is key m + i with m = K - T, and the distance to key j is m + i - j; R "
         "is indexed by that distance. Future keys have no distance: leave NaN there, and do not "
         "divide by sqrt(C).",
-        "Two loops, over i and over the j that are not in the future: 0 ... M + i. "
+        "Two loops, over i and over the j that are not in the future: 0 ... m + i. "
         "W_kR @ R[distance] occurs in two of the terms."),
     Exercise(
-        "rel_shift_by_index", "04_rel_shift", "rel_shift_by_index", 4, "the shift as one gather",
+        "rel_shift_by_index", "04_rel_shift", "rel_shift_by_index", 5, "the shift as one gather",
         "Compute for every cell (i, j) of the result the column of x that it comes from, as one "
         "(T, K) tensor of indices. Gather along the last axis. Where that column would lie "
         "beyond the end (the future) take the last one, distance 0.",
@@ -118,7 +116,7 @@ EXERCISES = (
         "matrix begins with a pad cell and holds nothing that is needed: the first or the last? "
         "If it is right for one matrix only: x.shape[-2:] is T and K, the rest stays in front."),
     Exercise(
-        "hidden_keys", "05_full_model", "hidden_keys", 3,
+        "attention_mask", "05_full_model", "attention_mask", 6,
         "same_length: every query sees M + 1 keys",
         "Return a mask (T, m + T), bool, True where a query must NOT look, for a memory of m "
         "hidden states; query i is key m + i. Hidden is the future. With same_length also "
@@ -127,17 +125,17 @@ EXERCISES = (
         "Make the matrix of distances first: it answers both questions. A key that is exactly M "
         "back is still seen."),
     Exercise(
-        "distance_encoding", "05_full_model", "distance_encoding", 2, "clamp: no unknown distance",
+        "distance_encoding", "05_full_model", "distance_encoding", 4, "clamp: no unknown distance",
         "Return the sinusoids R (K, D) of the distances K - 1, ..., 1, 0 in this order. With a "
         "clamp_len above 0 every distance beyond it is encoded as clamp_len itself. With 0 or "
         "less there is no clamp.",
         "torch.arange can count down. Clamp the distances, not their places in the tensor and not "
         "the encoding."),
     Exercise(
-        "relative_attention", "05_full_model", "RelativeAttention.attend", 4,
+        "relative_attention", "05_full_model", "RelativeAttention.attend", 5,
         "attention by content and distance",
         "Score each query against each key by lesson 4's relative_score, divide by sqrt(C), and "
-        "give the keys that `hidden` names the score -inf. Take the softmax over the keys, then "
+        "give the keys that `mask` names the score -inf. Take the softmax over the keys, then "
         "self.dropout_attention of these probabilities, then the weighted sum of the values. Join "
         "the heads, one after the other: (B, T, H * C); W_o is not your business.",
         "Write the shape beside every line: score and probability (B, H, T, K), weighted sum (B, "
@@ -145,7 +143,7 @@ EXERCISES = (
     Exercise(
         "layer", "05_full_model", "Layer.forward", 4,
         "attention, add, norm; feed-forward, add, norm",
-        "Add to h what self.attention(h, memory, R, u, v, hidden) gives, after dropout_output, and "
+        "Add to h what self.attention(h, memory, R, u, v, mask) gives, after dropout_output, and "
         "normalise the SUM with norm_1. Add to that what the feed-forward network makes of it "
         "(W_1, ReLU, dropout_inner, W_2), after dropout_ff, and normalise the sum with norm_2. "
         "Each norm comes after its sum (post-norm), as in the paper.",
@@ -161,12 +159,11 @@ EXERCISES = (
         "must be translated back into the vocabulary.",
         "test_05_generation"),
     Exercise(
-        "generate", "05_full_model", "generate", 15, "sampling with memory",
-        "With the model in eval mode read the prompt (B, P) once, then one token at a time: "
-        "sample_top_k draws from the logits of the LAST position, and the memory stands for all "
-        "that was read before. Return the new tokens only, (B, n_tokens); a prompt (P,) gives "
-        "(n_tokens,); top_k None is min(40, V). Put the model's mode back, whatever happens, and "
-        "refuse n_tokens < 0 with a ValueError.",
+        "generate", "05_full_model", "generate", 9, "sampling with memory",
+        "Read the prompt (B, P) once, then one token at a time: sample_top_k draws from the "
+        "logits of the LAST position, and the memory stands for all that was read before. Return "
+        "the new tokens only, (B, n_tokens). If the vocabulary has fewer than top_k tokens, draw "
+        "from all of them; gradients are off.",
         "Keep one variable for what the model reads next: first the prompt, then the (B, 1) "
         "token just drawn. Who feeds the prompt again reads it twice, since the memory holds "
         "it.",

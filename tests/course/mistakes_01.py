@@ -6,7 +6,8 @@ TURN = ("the tokens are dealt out in turn, so every lane is a text that nobody w
         "one contiguous piece of the stream")
 NO_SHARE = ("the lanes do not share a token: the target of a lane's last input is the first token "
             "of the next lane, which begins at b * L")
-YIELD = "yield stream[:, t:end].long(), stream[:, t + 1 : end + 1].long()"
+YIELD = ("x = stream[:, t:end].long()\n        y = stream[:, t + 1 : end + 1].long()\n"
+         "        yield x, y")
 NO_YIELD = "use `yield`, not `return`: the segments are made one at a time"
 PAIR = "each segment is a pair x, y, of which each is a tensor (B, T)"
 LEFT_OUT = "between two segments an input is left out: it is the last target of the one before"
@@ -37,7 +38,7 @@ def lanes(tokens, B):
     return torch.cat([x, y[:, -1:]], dim=1)
 """),
     M("lanes", "the lanes are right, but stand as columns: (B, L + 1) has a lane in each row",
-      ("for b in range(B)])", "for b in range(B)], dim=1)")),
+      ("torch.stack(rows)", "torch.stack(rows, dim=1)")),
     M("lanes", "B is the number of the lanes, not their length", """
 def lanes(tokens, B):
     return tokens[: len(tokens) // B * B].view(-1, B)
@@ -51,7 +52,7 @@ def lanes(tokens, B):
     return torch.cat([tokens[: B * L].view(B, L), torch.full((B, 1), {ANY})], dim=1)
 """),
     M("lanes", "tokens are lost at the front: what is left over stands at the end of the stream",
-      ("    return torch.stack(", "    tokens = tokens[-(B * L + 1) :]\n    return torch.stack(")),
+      ("    rows = [", "    tokens = tokens[-(B * L + 1) :]\n    rows = [")),
     M("lanes", "these are more than B lanes: what is left over at the end is not used", """
 def lanes(tokens, B):
     L = (len(tokens) - 1) // B
@@ -75,13 +76,13 @@ def lanes(tokens, B):
                                                    "tokens.resize_(B * L + 1)\n"
                                                    "    return torch.stack(")),
     M("lanes", "B = 0 must be refused with a ValueError, before anything is divided by it",
-      ("if B < 1:", "if B < 0:")),
+      (" if B > 0 else 0", "")),
     M("lanes", "test_less_than_one_lane_is_refused", """
 def lanes(tokens, B):
     L = (len(tokens) - 1) // B if B else 0
     return tokens.new_tensor([tokens[b * L : (b + 1) * L + 1].tolist() for b in range(B)])
 """),
-    M("lanes", "test_a_stream_too_short_is_refused", ("if L < 1:", "if L < 0:")),
+    M("lanes", "test_a_stream_too_short_is_refused", ("if L < 1:", "if B < 1:")),
 
     # ---- segments: what is yielded
     M("segments", "nothing is returned: use `yield`", "def segments(stream, T, start=0): pass"),

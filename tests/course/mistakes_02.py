@@ -70,47 +70,47 @@ UPDATE_MEMORY = (
 )
 
 CAUSAL_MASK = (
-    M("causal_mask", "the offset M is forgotten: query i is key M + i, so the memory is hidden "
-      "from the first queries", ("j > M + i", "j > i"), bug=10),
+    M("causal_mask", "the offset m is forgotten: query i is key m + i, so the memory is masked "
+      "from the first queries", ("j > m + i", "j > i"), bug=10),
     M("causal_mask", "a query does not see itself: only keys AFTER it are the future",
-      ("j > M + i", "j >= M + i")),
-    M("causal_mask", "one key of the future shows: the first hidden key of query i is M + i + 1",
-      ("j > M + i", "j > M + i + 1"), bug=10),
-    M("causal_mask", "True and False are exchanged: True means hidden",
-      ("j > M + i", "j <= M + i")),
-    M("causal_mask", "only the segment's T keys are there: the keys are M + T", """
-def causal_mask(T, M, device=None):
+      ("j > m + i", "j >= m + i")),
+    M("causal_mask", "one key of the future shows: the first masked key of query i is m + i + 1",
+      ("j > m + i", "j > m + i + 1"), bug=10),
+    M("causal_mask", "True and False are exchanged: True means masked",
+      ("j > m + i", "j <= m + i")),
+    M("causal_mask", "only the segment's T keys are there: the keys are m + T", """
+def causal_mask(T, m, device=None):
     return torch.ones(T, T, dtype=torch.bool, device=device).triu(1)
 """),
     M("causal_mask", "the memory has rows of its own: only the segment's T tokens are queries", """
-def causal_mask(T, M, device=None):
-    return torch.ones(M + T, M + T, dtype=torch.bool, device=device).triu(1)
+def causal_mask(T, m, device=None):
+    return torch.ones(m + T, m + T, dtype=torch.bool, device=device).triu(1)
 """),
-    M("causal_mask", "the memory is hidden, too: it is the past, and every query sees all of it",
-      ("j > M + i", "(j > M + i) | (j < M)")),
+    M("causal_mask", "the memory is masked, too: it is the past, and every query sees all of it",
+      ("j > m + i", "(j > m + i) | (j < m)")),
     M("causal_mask", "the mask is upside down: the first query sees least",
-      ("j > M + i", "(j > M + i).flip(0)")),
-    M("causal_mask", "the past is hidden and the future shows", ("j > M + i", "j < T - 1 - i")),
-    M("causal_mask", "the past is hidden and the future shows", ("j > M + i", "j < M + i")),
-    M("causal_mask", "the memory stands after the segment: the first M keys are the memory",
-      ("j > M + i", "(j > i) & (j < T)")),
+      ("j > m + i", "(j > m + i).flip(0)")),
+    M("causal_mask", "the past is masked and the future shows", ("j > m + i", "j < T - 1 - i")),
+    M("causal_mask", "the past is masked and the future shows", ("j > m + i", "j < m + i")),
+    M("causal_mask", "the memory stands after the segment: the first m keys are the memory",
+      ("j > m + i", "(j > i) & (j < T)")),
     M("causal_mask", "queries and keys have changed places: each row belongs to a query",
       ("arange(T, device=device)[:, None]", "arange(T, device=device)"),
-      ("arange(M + T, device=device)", "arange(M + T, device=device)[:, None]")),
-    M("causal_mask", "nothing is hidden: a query must not see the keys after it",
-      ("j > M + i", "j > M + T + i")),
-    M("causal_mask", "everything is hidden: a query sees the memory and itself",
-      ("j > M + i", "j >= 0 * i")),
+      ("arange(m + T, device=device)", "arange(m + T, device=device)[:, None]")),
+    M("causal_mask", "nothing is masked: a query must not see the keys after it",
+      ("j > m + i", "j > m + T + i")),
+    M("causal_mask", "everything is masked: a query sees the memory and itself",
+      ("j > m + i", "j >= 0 * i")),
     M("causal_mask", "these are numbers to be added to the scores: wanted is a mask, True where a "
-      "key is hidden", ("j > M + i", "torch.zeros(T, M + T).masked_fill(j > M + i, -math.inf)")),
-    M("causal_mask", "M is taken for the length of all keys: the keys are M + T",
-      ("arange(M + T, device=device)", "arange(M, device=device)")),
-    M("causal_mask", "the hidden keys begin at T + i, should be at M + i + 1 (they are equal only "
-      "by chance)", ("j > M + i", "j >= T + i")),
-    M("causal_mask", "test_a_mask_is_bool", ("j > M + i", "(j > M + i).int()")),
+      "key is masked", ("j > m + i", "torch.zeros(T, m + T).masked_fill(j > m + i, -math.inf)")),
+    M("causal_mask", "m is taken for the length of all keys: the keys are m + T",
+      ("arange(m + T, device=device)", "arange(m, device=device)")),
+    M("causal_mask", "the masked keys begin at T + i, should be at m + i + 1 (they are equal only "
+      "by chance)", ("j > m + i", "j >= T + i")),
+    M("causal_mask", "test_a_mask_is_bool", ("j > m + i", "(j > m + i).int()")),
     M("causal_mask", "test_a_mask_stands_on_its_device",
       ("torch.arange(T, device=device)", "torch.arange(T)"),
-      ("torch.arange(M + T, device=device)", "torch.arange(M + T)")),
+      ("torch.arange(m + T, device=device)", "torch.arange(m + T)")),
     M("causal_mask", "test_a_mask_stands_on_its_device",
       ("torch.arange(T, device=device)", "torch.arange(T)")),
 )
@@ -136,13 +136,13 @@ REACH = (
     formula("N M: the query is the LAST token of its segment, so T - 1 must be added", "N * M"),
     formula(WHOLE_SEGMENTS, "N * math.ceil(M / T) * T + T - 1"),
     formula(WHOLE_SEGMENTS, "N * (M // T) * T + T - 1"),
-    M("reach", INSIDE, ("first // T * T - M", "first - M")),
+    M("reach", INSIDE, ("token = T - 1 ", "token = 0 "), ("token - token % T", "token")),
     M("reach", "T - 1 is forgotten: the query is the LAST token of its segment",
-      ("return T - 1 - first", "return -first")),
+      ("return T - 1 - token", "return -token")),
     M("reach", "one too far: the distance from the last token to the segment's start is T - 1",
-      ("T - 1 - first", "T - first")),
+      ("return T - 1 - token", "return T - token")),
     M("reach", "the start of a segment before the query's is missed: int(x / T) rounds towards 0, "
-      "so below 0 it rounds up", ("first // T * T", "int(first / T) * T")),
+      "so below 0 it rounds up", ("token - token % T", "int(token / T) * T")),
     M("reach", "one layer only: each layer goes on from where the one above arrived",
       ("for _ in range(N):", "if N:")),
     M("reach", "the last layer is missing: this is the reach of N - 1 layers",
@@ -150,105 +150,56 @@ REACH = (
     M("reach", "one layer too many: this is the reach of N + 1 layers",
       ("range(N)", "range(N + 1)")),
     M("reach", "a layer sees M tokens before the start of the segment, not before that of the "
-      "segment before it", ("first // T * T - M", "first // T * T - T - M")),
+      "segment before it", ("segment_start - M", "segment_start - T - M")),
     M("reach", "the place of the first token that is seen is returned: wanted is how far back it "
-      "is, T - 1 minus that", ("return T - 1 - first", "return first")),
+      "is, T - 1 minus that", ("return T - 1 - token", "return token")),
 )
 
-WITHOUT_STREAM_LOSSES = """
-def gradient_into(model, x, y, T):
-    inputs, losses, memory = [], [], None
-    with model.embedding.register_forward_hook(lambda m, a, out: inputs.append(out)):
-        for a, b in zip(x.split(T, 1), y.split(T, 1)):
-            logits, memory = model(a, memory)
-            losses.append(token_losses(logits, b))
-    {}
-"""
+CALL = "logits, memory = model(x_T, memory)"
+FORGOTTEN = "the memory is not handed on: each segment is read as if nothing stood before it"
+SHORT = "the tokens of the last, shorter segment are left out: losses are (B, n), one for each token"
+ONE_LOSS = "one loss for each token is wanted, (B, n): do not take means or sums here"
 
 
-def alone(name, end):
-    """Adds up the losses of segment 2 without those of segment 1."""
-    return M("gradient_into", name, WITHOUT_STREAM_LOSSES.format("\n    ".join(end)))
+def stream(sentence, *edits, bug=0):
+    return M("stream_losses", sentence, *edits, bug=bug)
 
 
-LARGEST = "h.grad.abs().max().item()"
-NOT_CONNECTED = ("{}, since segment 1's input is not connected to the loss: that is the answer "
-                 "0.0, not an error")
-
-GRADIENT_INTO = (
-    M("gradient_into", "the loss is that of both segments: only the second one's is asked for",
-      ("[:, T:].sum()", ".sum()")),
-    M("gradient_into", "the loss is that of the first segment: the second one's is asked for",
-      ("[:, T:]", "[:, :T]")),
-    M("gradient_into", "each segment has its own loss: segment 2's alone goes into both",
-      ("loss_2 = stream_losses(model, x, y, T)[:, T:].sum()",
-       "losses = [z.sum() for z in stream_losses(model, x, y, T).split(T, 1)]"),
-      ("    loss_2.backward()\n", ""),
-      ("[h.grad.abs()", "[torch.autograd.grad(loss, h, retain_graph=True)[0].abs()"),
-      ("for h in inputs", "for h, loss in zip(inputs, losses)")),
-    M("gradient_into", "there is no token in this loss: losses are (B, n), lanes, then tokens",
-      ("[:, T:]", "[T:]")),
-    M("gradient_into", "you take the mean of the losses; it must be their sum",
-      ("[:, T:].sum()", "[:, T:].mean()")),
-    M("gradient_into", "you take the mean of both segments' losses; it must be the sum of the "
-      "second's", ("[:, T:].sum()", ".mean()")),
-    M("gradient_into", "you take the mean over the lanes; it must be the sum of all losses",
-      ("[:, T:].sum()", "[:, T:].sum(1).mean()")),
-    M("gradient_into", "the loss is that of one token; it must be the sum of all in segment 2",
-      ("[:, T:].sum()", "[:, -1].sum()")),
-    M("gradient_into", "the loss is that of one token; it must be the sum of all in segment 2",
-      ("[:, T:].sum()", "[:, T].sum()")),
-    M("gradient_into", "you return the largest value; it must be the largest absolute value",
-      (LARGEST, "h.grad.max().item()")),
-    M("gradient_into", "you return the mean |gradient|; it must be the largest",
-      (LARGEST, "h.grad.abs().mean().item()")),
-    M("gradient_into", "you return the sum of the |gradient|; it must be the largest",
-      (LARGEST, "h.grad.abs().sum().item()")),
-    M("gradient_into", "you return the norm of the gradient; it must be its largest entry",
-      (LARGEST, "h.grad.norm().item()")),
-    M("gradient_into", "the segments come in reverse order", ("in inputs]", "in inputs[::-1]]")),
-    M("gradient_into", "this is the gradient with respect to the weights of the embedding, where a "
-      "token of both segments is one row: catch what the embedding puts OUT", """
-def gradient_into(model, x, y, T):
-    loss_2 = stream_losses(model, x, y, T)[:, T:].sum()
-    slope, = torch.autograd.grad(loss_2, model.embedding.weight)
-    return [slope[part].abs().max().item() for part in x.split(T, 1)]
-"""),
-    M("gradient_into", "segment 1's gradient is not measured: this memory lets some of it through",
-      ("[h.grad.abs().max().item() for h in inputs]", "[0.0, inputs[1].grad.abs().max().item()]")),
-    M("gradient_into", "that is segment 1's alone: the answer has one number for each segment",
-      ("[h.grad.abs().max().item() for h in inputs]", "inputs[0].grad.abs().max().item()")),
-    M("gradient_into", "that is segment 2's alone: the answer has one number for each segment",
-      ("[h.grad.abs().max().item() for h in inputs]", "inputs[1].grad.abs().max().item()")),
-    # ---- errors on the way
-    # what h.grad is without retain_grad(); to read it there would print a warning of PyTorch's
-    M("gradient_into", "h.grad is None: that takes output.retain_grad() first, then backward()",
-      ("h.grad.abs()", "None.abs()")),
-    M("gradient_into", "nothing was caught: the hook must be there before the stream is read", """
-def gradient_into(model, x, y, T):
-    inputs = []
-    loss_2 = stream_losses(model, x, y, T)[:, T:].sum()
-    hook = model.embedding.register_forward_hook(lambda m, a, out: inputs.append(out))
-    hook.remove()
-    loss_2.backward()
-    return [h.grad.abs().max().item() for h in inputs]
-"""),
-    M("gradient_into", "backward() wants one number: the SUM of the second segment's losses",
-      ("[:, T:].sum()", "[:, T:]")),
-    M("gradient_into", "tokens are whole numbers and have no gradient: catch what the embedding "
-      "puts out", ("inputs = []", "inputs = [x.requires_grad_()]")),
-    alone(NOT_CONNECTED.format("autograd refuses"), [
-        "found = torch.autograd.grad(losses[1].sum(), inputs)",
-        "return [g.abs().max().item() for g in found]"]),
-    alone(NOT_CONNECTED.format("h.grad is None"), [
-        "for h in inputs:", "    h.retain_grad()", "losses[1].sum().backward()",
-        "return [h.grad.abs().max().item() for h in inputs]"]),
-    alone("test_not_connected_is_exactly_0", [
-        "found = torch.autograd.grad(losses[1].sum(), inputs, allow_unused=True)",
-        "return [g if g is None else g.abs().max().item() for g in found]"]),
-    # ---- the right numbers
-    M("gradient_into", "test_the_gradients_are_floats", (LARGEST, "h.grad.abs().max()")),
-    M("gradient_into", "test_no_hook_is_left_behind", ("hook.remove()", "pass")),
+STREAM_LOSSES = (
+    stream(FORGOTTEN, (CALL, "logits, _ = model(x_T, memory)"), bug=24),
+    stream(FORGOTTEN, (CALL, "logits, memory = model(x_T)"), bug=24),
+    stream("only the first segment's memory is handed on: each call gets that of the call before",
+           (CALL, "logits, new = model(x_T, memory)\n        memory = new if memory is None else "
+            "memory")),
+    stream("the whole text is read in one call: segments of T tokens, the memory handed on",
+           ("x.split(T, dim=1)", "[x]"), ("y.split(T, dim=1)", "[y]")),
+    stream("x is read from the beginning again in each call, although the memory holds it",
+           ("    losses = []\n", "    losses = []\n    read = x[:, :0]\n"),
+           (CALL, "read = torch.cat([read, x_T], 1)\n        logits, memory = model(read, memory)\n"
+            "        logits = logits[:, -x_T.shape[1] :]"), bug=19),
+    stream("the token that was read is taken for the target: the targets are y",
+           ("y.split(T, dim=1)", "x.split(T, dim=1)"), bug=21),
+    stream("split(T) without dim cuts the lanes apart: time is dim 1",
+           ("x.split(T, dim=1)", "x.split(T)"), ("y.split(T, dim=1)", "y.split(T)")),
+    stream("chunk(T) makes T segments: split(T) makes segments of T tokens",
+           ("x.split(T, dim=1)", "x.chunk(T, dim=1)"), ("y.split(T, dim=1)", "y.chunk(T, dim=1)")),
+    stream("the losses are joined along the lanes: time is dim 1",
+           ("cat(losses, dim=1)", "cat([z.T for z in losses], dim=0)")),
+    stream(ONE_LOSS, ("token_losses(logits, y_T))", "token_losses(logits, y_T).mean())"),
+           ("torch.cat(losses, dim=1)", "torch.stack(losses).mean()"), bug=22),
+    stream(ONE_LOSS, ("torch.cat(losses, dim=1)", "torch.cat(losses, dim=1).mean()")),
+    stream(ONE_LOSS, ("torch.cat(losses, dim=1)", "torch.cat(losses, dim=1).sum()")),
+    stream("the losses of the last segment alone are returned: keep those of each",
+           ("torch.cat(losses, dim=1)", "losses[-1]")),
+    stream("this is ln p, which is negative: a loss is -ln p",
+           ("torch.cat(losses, dim=1)", "-torch.cat(losses, dim=1)")),
+    stream("the losses are in bits: nats are wanted",
+           ("torch.cat(losses, dim=1)", "torch.cat(losses, dim=1) / math.log(2)")),
+    stream(SHORT, ("x.split(T, dim=1)", "x[:, : x.shape[1] // T * T].split(T, dim=1)")),
+    stream("test_the_first_segment_has_no_past",
+           ("    memory = None\n", "    memory = torch.zeros(len(x), 3).double()\n"), bug=17),
+    stream("test_the_losses_keep_their_gradient",
+           ("torch.cat(losses, dim=1)", "torch.cat(losses, dim=1).detach()")),
 )
 
-TABLE = (*UPDATE_MEMORY, *CAUSAL_MASK, *REACH, *GRADIENT_INTO)
+TABLE = (*UPDATE_MEMORY, *CAUSAL_MASK, *REACH, *STREAM_LOSSES)

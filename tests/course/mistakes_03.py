@@ -3,7 +3,7 @@ from itertools import combinations
 
 from course.mistakes import M
 
-IN_TERMS = "distance = M + i - j"
+IN_TERMS = "distance = m + i - j"
 RETURN = "return terms"
 
 
@@ -14,7 +14,7 @@ def distance(sentence, wrong, bug=0):
 
 def seen(sentence, keys, wrong=IN_TERMS):
     """Other keys are filled in, those of `keys`."""
-    return M("four_terms", sentence, ("range(M + i + 1)", keys), (IN_TERMS, wrong))
+    return M("four_terms", sentence, ("range(m + i + 1)", keys), (IN_TERMS, wrong))
 
 
 def scaled(sentence, terms, width):
@@ -24,8 +24,8 @@ def scaled(sentence, terms, width):
 
 
 FUTURE = ("future keys have no distance, so NaN stands there, in all four terms: query i is key "
-          "M + i and sees the keys 0 ... M + i")
-FORGOTTEN = ("the memory is forgotten, so cells that count are still NaN: query i is key M + i and "
+          "m + i and sees the keys 0 ... m + i")
+FORGOTTEN = ("the memory is forgotten, so cells that count are still NaN: query i is key m + i and "
              "sees the keys up to that one")
 ORDER = "the right numbers in the wrong place: the order of the terms is (a), (b), (c), (d)"
 NOT_YET = "the terms are divided by sqrt(C): that comes later, and covers all four at once"
@@ -41,14 +41,14 @@ TABLE = (
     M("four_terms", FUTURE, ("np.full((4, T, K), np.nan)", "np.zeros((4, T, K))")),
     *(M("four_terms", FUTURE, (RETURN, f"terms[{which}] = np.nan_to_num(terms[{which}])\n    "
                                        "return terms")) for which in ("::2", "1::2")),
-    seen("the query's own key is still NaN: distance 0 is seen as well", "range(M + i)"),
+    seen("the query's own key is still NaN: distance 0 is seen as well", "range(m + i)"),
     seen(FORGOTTEN, "range(i + 1)", "distance = i - j"),
-    seen("one future key is seen: query i is key M + i, the last that it sees",
-         "range(min(K, M + i + 2))"),
-    seen("T is taken for M: query i is key M + i, where M = K - T", "range(min(K, T + i + 1))"),
-    seen("NaN stands in the past and numbers in the future: query i sees the keys 0 ... M + i",
-         "range(M + i + 1, K)"),
-    seen("the memory is left out: the keys 0 ... M - 1 are seen as well", "range(M, M + i + 1)"),
+    seen("one future key is seen: query i is key m + i, the last that it sees",
+         "range(min(K, m + i + 2))"),
+    seen("T is taken for m: query i is key m + i, where m = K - T", "range(min(K, T + i + 1))"),
+    seen("NaN stands in the past and numbers in the future: query i sees the keys 0 ... m + i",
+         "range(m + i + 1, K)"),
+    seen("the memory is left out: the keys 0 ... m - 1 are seen as well", "range(m, m + i + 1)"),
     *(M("four_terms", f"term ({name}) {NOT_FILLED}", (f"terms[{n}, i, j] =", "_ ="))
       for n, name in enumerate("abcd")),
     M("four_terms", "the axes are (4, T, K), queries before keys: yours are exchanged",
@@ -58,21 +58,21 @@ TABLE = (
     M("four_terms", "the four terms are added up: return them one by one, (4, T, K)",
       (RETURN, "return terms.sum(0)")),
     # ---- which distance
-    distance("the distance is i - j, so the memory is forgotten: query i is key M + i", "i - j",
+    distance("the distance is i - j, so the memory is forgotten: query i is key m + i", "i - j",
              bug=3),
-    distance("R is read backwards: R[d] belongs to distance d", "K - 1 - (M + i - j)", bug=2),
-    distance("the distance is j - (M + i), its sign is wrong: R[-1] is the largest one",
-             "j - M - i"),
-    distance("you index R by the key; it must be by the distance, M + i - j", "j"),
-    distance("you index R by the query; it must be by the distance, M + i - j", "M + i"),
-    distance("you index R by the query; it must be by the distance, M + i - j", "i"),
+    distance("R is read backwards: R[d] belongs to distance d", "K - 1 - (m + i - j)", bug=2),
+    distance("the distance is j - (m + i), its sign is wrong: R[-1] is the largest one",
+             "j - m - i"),
+    distance("you index R by the key; it must be by the distance, m + i - j", "j"),
+    distance("you index R by the query; it must be by the distance, m + i - j", "m + i"),
+    distance("you index R by the query; it must be by the distance, m + i - j", "i"),
     distance("the distance is one too large: a query is 0 back from its own key",
-             "min(K - 1, M + i - j + 1)"),
-    distance("a distance goes beyond the last row of R, K - 1: query i is key M + i, 0 back from "
-             "itself", "M + i - j + 1"),
-    distance("the distance is one too small: a query is 0 back from its own key", "M + i - j - 1"),
-    distance("T is taken for M: query i is key M + i, where M = K - T", "T + i - j"),
-    distance("you count from the last query, K - 1; each counts from itself, M + i", "K - 1 - j"),
+             "min(K - 1, m + i - j + 1)"),
+    distance("a distance goes beyond the last row of R, K - 1: query i is key m + i, 0 back from "
+             "itself", "m + i - j + 1"),
+    distance("the distance is one too small: a query is 0 back from its own key", "m + i - j - 1"),
+    distance("T is taken for m: query i is key m + i, where m = K - T", "T + i - j"),
+    distance("you count from the last query, K - 1; each counts from itself, m + i", "K - 1 - j"),
     # ---- which vector
     M("four_terms", "u and v are exchanged: u goes with the content, v with the position",
       ("u @ k[j]", "v @ k[j]"), ("v @ (W_kR @", "u @ (W_kR @"), bug=8),
@@ -92,7 +92,7 @@ TABLE = (
     M("four_terms", "the query's number is taken for the key's: key j, not key i",
       ("q[i] @ k[j]", "q[i] @ k[i]"), ("u @ k[j]", "u @ k[i]")),
     M("four_terms", "the memory's keys stand in front: key j is k[j]",
-      ("q[i] @ k[j]", "q[i] @ k[j - M]"), ("u @ k[j]", "u @ k[j - M]")),
+      ("q[i] @ k[j]", "q[i] @ k[j - m]"), ("u @ k[j]", "u @ k[j - m]")),
     M("four_terms", "u is added to the query here: (a) is without it, u . k_j is term (c)",
       ("q[i] @ k[j]", "(q[i] + u) @ k[j]")),
     M("four_terms", "v is added to the query here: (b) is without it, v has a term of its own, (d)",

@@ -16,15 +16,9 @@ FLAT = "the result is (B, 1), one column: what multinomial gives, gathered, has 
 
 LOOP = """
 @torch.no_grad()
-def generate(model, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
-    if n_tokens < 0:
-        raise ValueError(n_tokens)
-    if prompt.dim() == 1:
-        return generate(model, prompt[None], n_tokens, top_k, temperature, generator)[0]
-    top_k, mode = top_k or min(40, model.config.vocab_size), model.training
-    model.eval()
+def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None):
+    top_k = min(top_k, model.config.vocab_size)
     {loop}
-    model.train(mode)
     return new
 """
 FORGETFUL = """tokens = prompt
@@ -40,12 +34,6 @@ ONE_BY_ONE = """memory, new = None, prompt[:, :0]
         logits, memory = model(x, memory)
         x = sample_top_k(logits[:, -1], top_k, temperature, generator)
         new = torch.cat([new, x], 1)"""
-UNPROTECTED = """new, x, memory = prompt[:, :0], prompt, None
-    for _ in range(n_tokens):
-        logits, memory = model(x, memory)
-        x = sample_top_k(logits[:, -1], top_k, temperature, generator)
-        new = torch.cat([new, x], 1)"""
-
 TWICE_READ = """_, memory = model(prompt)
     x, new = prompt[:, -1:], prompt[:, :0]
     for _ in range(n_tokens):
@@ -131,7 +119,7 @@ GENERATE = (
     # ---- which tokens
     gen("the prompt is fed again in each step, although the memory holds it: all is read twice",
         ("x = sample_top_k", "new = sample_top_k"),
-        ("tokens.append(x)", "tokens.append(new)\n            x = torch.cat([x, new], dim=1)"),
+        ("tokens.append(x)", "tokens.append(new)\n        x = torch.cat([x, new], dim=1)"),
         bug=19),
     gen("the prompt is read again in each step, and the new token never",
         ("model(x, memory", "model(prompt, memory")),
@@ -139,12 +127,11 @@ GENERATE = (
         ("logits, memory = model", "logits, _ = model")),
     gen("only the prompt's memory is kept: the new tokens are forgotten",
         ("logits, memory = model(x, memory, last_only=True)", "logits, new = model(x, memory)\n"
-         "            memory = new if memory is None else memory")),
+         "        memory = new if memory is None else memory")),
     gen("the logits are those of the first position: the LAST one predicts what follows",
         ("model(x, memory, last_only=True)", "model(x, memory)"),
         ("logits[:, -1]", "logits[:, 0]")),
-    gen("only the last token of the prompt is read", ("prompt[:, :0]], prompt, None",
-                                                      "prompt[:, :0]], prompt[:, -1:], None")),
+    gen("only the last token of the prompt is read", ("x = prompt\n", "x = prompt[:, -1:]\n")),
     gen("the prompt's last token is read twice: its logits are there after the prompt",
         LOOP.format(loop=TWICE_READ)),
     gen("the prompt is returned as well: only the new tokens are asked for",
@@ -171,10 +158,6 @@ GENERATE = (
     gen("the model reads a token as (B, 1), one column: keep the second axis of what was drawn",
         ("generator)  # (B, 1)", "generator)[:, 0]"), ("torch.cat(tokens, dim=1)",
                                                        "torch.stack(tokens[1:], dim=1)")),
-    gen("a prompt (P,) must give (n_tokens,): here the lane is still there",
-        ("generator)[0]", "generator)")),
-    gen("a prompt (P,) of one dimension is not made a lane (1, P) first",
-        ("if prompt.dim() == 1:", "if prompt.dim() == 0:")),
     gen("of no tokens a tensor (B, 0) is wanted: torch.cat needs at least one",
         ("[prompt[:, :0]]", "[]")),
     gen("test_new_tokens_are_whole_numbers",
@@ -190,27 +173,20 @@ GENERATE = (
     gen("test_nothing_is_read_in_vain",
         ("return torch.cat", "model(x, memory), model(x, memory)\n    return torch.cat")),
     gen("test_the_first_call_has_no_memory",
-        ("prompt, None, model", "prompt, 0 * prompt[:, :1], model"), bug=17),
-    gen("test_the_model_is_in_eval_mode", ("model.eval()", "pass")),
-    gen("test_the_mode_is_put_back", ("model.train(training)", "pass")),
-    gen("test_the_mode_is_put_back", ("model.train(training)", "model.train()")),
-    gen("test_the_mode_is_put_back_after_an_error", LOOP.format(loop=UNPROTECTED)),
+        ("memory = None", "memory = 0 * prompt[:, :1]"), bug=17),
     gen("test_no_gradients", ("@torch.no_grad()\n", "")),
     # ---- what is handed on
     gen("test_top_k_temperature_and_generator_are_handed_on",
         ("top_k, temperature, generator)  # (B, 1)", "top_k, temperature)")),
     gen("test_top_k_temperature_and_generator_are_handed_on",
         ("top_k, temperature, generator)  # (B, 1)", "top_k, generator=generator)")),
-    gen("test_top_k_temperature_and_generator_are_handed_on",
-        ("n_tokens, top_k, temperature, generator)[0]", "n_tokens, top_k)[0]")),
     gen("test_without_temperature_and_generator", ("temperature=1.0", "temperature=0.8")),
-    *(gen("test_top_k_is_at_most_40_if_not_given",
-          ("min(40, model.config.vocab_size) if top_k is None else top_k", wrong))
-      for wrong in ("40 if top_k is None else top_k", "top_k",
-                    "model.config.vocab_size if top_k is None else top_k")),
+    *(gen("test_top_k_temperature_and_generator_are_handed_on",
+          ("min(top_k, model.config.vocab_size)", wrong)) for wrong in ("40", "10")),
+    gen("test_top_k_is_40_or_the_whole_vocabulary", ("min(top_k, model.config.vocab_size)", "1 * top_k")),
+    gen("test_top_k_is_40_or_the_whole_vocabulary", ("top_k=40", "top_k=10")),
     gen("test_the_prompt_stays_as_it_was",
         ("return torch.cat", "if n_tokens:\n        prompt[:, -1:] = x\n    return torch.cat")),
-    gen("test_fewer_than_0_tokens_are_refused", ("if n_tokens < 0:", "if n_tokens is None:")),
 )
 
 TABLE = SAMPLE_TOP_K + GENERATE

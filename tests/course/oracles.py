@@ -59,6 +59,17 @@ def seen_cells(T, m, most=None):
     return torch.tensor(rows)
 
 
+def recalled(x, y, T):
+    """The losses (B, n) of stand_ins.Recalls, counted word by word."""
+    losses = []
+    for words, targets in zip(x.tolist(), y.tolist()):
+        for t, target in enumerate(targets):
+            read = words[: t // T * T] + [words[t]]
+            logits = [read.count(word) for word in range(3)]
+            losses.append(np.log(np.exp(logits).sum()) - logits[target])
+    return torch.tensor(losses).view(x.shape)
+
+
 # ---- lessons 3 and 4 ----------------------------------------------------------------------------
 
 def terms_by_distance(q, k, R, W_kR, u, v):
@@ -169,22 +180,22 @@ def distances_in(R):
     return torch.tensor(found, dtype=torch.float64)
 
 
-def relative_score(q, k, Q, u, v):
+def relative_score(q, k, k_R, u, v):
     """In the place of lesson 4's: (B, H, T, K).  ValueError if the arguments do not fit."""
-    found = [tuple(getattr(z, "shape", ())) for z in (q, k, Q, u, v)]
+    found = [tuple(getattr(z, "shape", ())) for z in (q, k, k_R, u, v)]
     (B, H, T, C), K = (found[0] + (0,) * 4)[:4], found[1][2] if len(found[1]) == 4 else 0
     if found != [(B, H, T, C), (B, H, K, C), (H, K, C), (H, C), (H, C)] or T > K:
-        raise ValueError("relative_score takes q (B, H, T, C), k (B, H, K, C), Q (H, K, C), u and "
+        raise ValueError("relative_score takes q (B, H, T, C), k (B, H, K, C), k_R (H, K, C), u and "
                          f"v (H, C), in this order, but it got {', '.join(map(str, found))}")
     content = torch.einsum("bhtc,bhkc->bhtk", q + u.unsqueeze(1), k)
-    return content + shift(torch.einsum("bhtc,hkc->bhtk", q + v.unsqueeze(1), Q))
+    return content + shift(torch.einsum("bhtc,hkc->bhtk", q + v.unsqueeze(1), k_R))
 
 
-def attention(q, k, value, Q, u, v, hidden):
+def attention(q, k, value, k_R, u, v, mask):
     """(B, T, H * C): exponentials of what is visible, divided by their sum."""
-    score = relative_score(q, k, Q, u, v) * q.shape[-1] ** -0.5
-    top = score.detach().where(~hidden, score.min()).amax(-1, keepdim=True)
-    weight = (score - top).exp() * ~hidden
+    score = relative_score(q, k, k_R, u, v) * q.shape[-1] ** -0.5
+    top = score.detach().where(~mask, score.min()).amax(-1, keepdim=True)
+    weight = (score - top).exp() * ~mask
     out = torch.einsum("bhtk,bhkc->bthc", weight / weight.sum(-1, keepdim=True), value)
     return out.reshape(*out.shape[:2], -1)
 

@@ -6,12 +6,12 @@ is read as text and never run; a test holds it equal to the lessons.
 
 
 def lanes(tokens, B):
-    if B < 1:
-        raise ValueError(f"a stream is cut into at least 1 lane, not {B}")
-    L = (len(tokens) - 1) // B
+    L = (len(tokens) - 1) // B if B > 0 else 0
+    rows = [tokens[b * L : (b + 1) * L + 1] for b in range(B)]
     if L < 1:
-        raise ValueError(f"{B} lanes need at least {B + 1} tokens, got {len(tokens)}")
-    return torch.stack([tokens[b * L : (b + 1) * L + 1] for b in range(B)])
+        raise ValueError(f"{len(tokens)} tokens cannot be cut into {B} lanes: it takes "
+                         "at least 1 lane, and more tokens than lanes")
+    return torch.stack(rows)
 
 
 def segments(stream, T, start=0):
@@ -20,14 +20,17 @@ def segments(stream, T, start=0):
     L = stream.shape[1] - 1
     for t in range(start, L, T):
         end = min(t + T, L)
-        yield stream[:, t:end].long(), stream[:, t + 1 : end + 1].long()
+        x = stream[:, t:end].long()
+        y = stream[:, t + 1 : end + 1].long()
+        yield x, y
 
 
 def sinusoid(position, D):
     if D % 2:
         raise ValueError(f"the sinusoid needs an even width, got {D}")
     two_k = torch.arange(0, D, 2, dtype=torch.float64, device=position.device)
-    angle = position.double()[:, None] * 10000.0 ** (-two_k / D)  # (n, D/2)
+    frequency = 10000.0 ** (-two_k / D)  # (D/2,)
+    angle = position.double()[:, None] * frequency  # (n, D/2)
     return torch.cat([angle.sin(), angle.cos()], dim=-1)  # (n, D)
 
 
@@ -37,41 +40,37 @@ def update_memory(memory, h, M):
     return joined[:, first:].detach()
 
 
-def causal_mask(T, M, device=None):
+def causal_mask(T, m, device=None):
     i = torch.arange(T, device=device)[:, None]
-    j = torch.arange(M + T, device=device)
-    return j > M + i  # (T, K)
+    j = torch.arange(m + T, device=device)
+    return j > m + i  # (T, K)
 
 
 def reach(N, T, M):
-    first = 0  # the query is token T - 1 of the segment that starts at 0
+    token = T - 1  # in the segment that starts at 0; what was before it is negative
     for _ in range(N):
-        # -4, -3, -2, -1 are one segment, if T = 4: // rounds down, so -3 // 4 * 4 is -4
-        first = first // T * T - M
-    return T - 1 - first
+        segment_start = token - token % T  # in Python -3 % 4 is 1: -3 is in -4 ... -1
+        token = segment_start - M
+    return T - 1 - token
 
 
-def gradient_into(model, x, y, T):
-    inputs = []  # what model.embedding puts out for each segment
-    def keep(module, args, output):
-        output.retain_grad()  # without it backward() gives a .grad to weights only
-        inputs.append(output)
-    # a forward hook: PyTorch calls it with the output each time the module has run
-    hook = model.embedding.register_forward_hook(keep)
-    loss_2 = stream_losses(model, x, y, T)[:, T:].sum()
-    hook.remove()
-    loss_2.backward()
-    # exactly 0 for segment 1, as the memory is detached.  0 and not None: the losses of
-    # segment 1 are in the graph, too, and the slice sends zeros back through them
-    return [h.grad.abs().max().item() for h in inputs]
+def stream_losses(model, x, y, T):
+    memory = None
+    losses = []
+    for x_T, y_T in zip(x.split(T, dim=1), y.split(T, dim=1)):
+        logits, memory = model(x_T, memory)
+        losses.append(lesson_1.token_losses(logits, y_T))
+    return torch.cat(losses, dim=1)
 
 
 def four_terms(q, k, R, W_kR, u, v):
-    (T, C), K = q.shape, k.shape[0]
-    M, terms = K - T, np.full((4, T, K), np.nan)
+    T, C = q.shape
+    K = k.shape[0]
+    m = K - T
+    terms = np.full((4, T, K), np.nan)
     for i in range(T):
-        for j in range(M + i + 1):
-            distance = M + i - j
+        for j in range(m + i + 1):
+            distance = m + i - j
             terms[0, i, j] = q[i] @ k[j]  # (a)
             terms[1, i, j] = q[i] @ (W_kR @ R[distance])  # (b)
             terms[2, i, j] = u @ k[j]  # (c)
@@ -81,41 +80,48 @@ def four_terms(q, k, R, W_kR, u, v):
 
 def rel_shift_by_index(x):
     T, K = x.shape[-2:]
-    i, j = torch.arange(T, device=x.device)[:, None], torch.arange(K, device=x.device)
-    source = (j + T - 1 - i).clamp(max=K - 1)  # (T, K)
-    return x.gather(-1, source.expand(x.shape))
+    i = torch.arange(T, device=x.device)[:, None]
+    j = torch.arange(K, device=x.device)
+    n = (j + T - 1 - i).clamp(max=K - 1)  # (T, K)
+    return x.gather(-1, n.expand(x.shape))
 
 
 def rel_shift(x):
     *batch, T, K = x.shape
     x = F.pad(x, (1, 0))  # (..., T, K + 1): one zero in front of every row
     x = x.reshape(*batch, K + 1, T)  # the same numbers in the same order, in rows of T
-    # number the cells row by row from 0: the pad moves the argument's cell (i, c) to
-    # i * (K + 1) + 1 + c; without the first T cells that is i * K + c - (T - 1 - i)
+    # Count the cells row by row.  Cell (i, n) was number i K + n; the pad makes it
+    # i (K + 1) + 1 + n, the drop takes T away: i K + n - (T - 1 - i), so it moved left.
     return x[..., 1:, :].reshape(*batch, T, K)
 
 
-def hidden_keys(T, m, M, same_length, device=None):
-    i, j = torch.arange(T, device=device)[:, None], torch.arange(m + T, device=device)
+def attention_mask(T, m, M, same_length, device=None):
+    i = torch.arange(T, device=device)[:, None]
+    j = torch.arange(m + T, device=device)
     distance = m + i - j  # (T, K), since query i is key m + i
-    return (distance < 0) | (distance > M) if same_length else distance < 0
+    if same_length:
+        return (distance < 0) | (distance > M)
+    return distance < 0
 
 
 def distance_encoding(K, D, clamp_len=0, device=None):
     distance = torch.arange(K - 1, -1, -1, device=device)
-    return sinusoid(distance.clamp(max=clamp_len) if clamp_len > 0 else distance, D)
+    if clamp_len > 0:
+        distance = distance.clamp(max=clamp_len)
+    return lesson_1.sinusoid(distance, D)
 
 
-def attend(self, q, k, value, Q, u, v, hidden):
-    score = relative_score(q, k, Q, u, v) / math.sqrt(self.C)  # (B, H, T, K)
-    # -inf, not a large negative number: a hidden probability is exactly 0
-    probability = score.masked_fill(hidden, float("-inf")).softmax(-1)
+def attend(self, q, k, value, k_R, u, v, mask):
+    score = lesson_4.relative_score(q, k, k_R, u, v)  # (B, H, T, K)
+    score = score / math.sqrt(self.C)
+    # -inf, not a large negative number: a masked probability is exactly 0
+    probability = score.masked_fill(mask, float("-inf")).softmax(-1)
     out = self.dropout_attention(probability) @ value  # (B, H, T, C)
     return out.transpose(1, 2).flatten(2)
 
 
-def forward(self, h, memory, R, u, v, hidden):
-    attended = self.attention(h, memory, R, u, v, hidden)
+def forward(self, h, memory, R, u, v, mask):
+    attended = self.attention(h, memory, R, u, v, mask)
     h = self.norm_1(h + self.dropout_output(attended))
     inner = self.dropout_inner(self.relu(self.W_1(h)))  # (B, T, FF)
     return self.norm_2(h + self.dropout_ff(self.W_2(inner)))
@@ -134,21 +140,15 @@ def sample_top_k(logits, top_k, temperature=1.0, generator=None):
 
 
 @torch.no_grad()
-def generate(model, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
-    if prompt.dim() == 1:
-        return generate(model, prompt[None], n_tokens, top_k, temperature, generator)[0]
-    if n_tokens < 0:
-        raise ValueError(f"n_tokens must be 0 or more, got {n_tokens}")
-    top_k = min(40, model.config.vocab_size) if top_k is None else top_k
-    tokens, x, memory, training = [prompt[:, :0]], prompt, None, model.training
-    model.eval()
-    try:
-        for _ in range(n_tokens):
-            logits, memory = model(x, memory, last_only=True)  # (B, 1, V)
-            x = sample_top_k(logits[:, -1], top_k, temperature, generator)  # (B, 1)
-            tokens.append(x)
-    finally:
-        model.train(training)
+def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None):
+    top_k = min(top_k, model.config.vocab_size)
+    memory = None
+    x = prompt
+    tokens = [prompt[:, :0]]
+    for _ in range(n_tokens):
+        logits, memory = model(x, memory, last_only=True)  # (B, 1, V)
+        x = sample_top_k(logits[:, -1], top_k, temperature, generator)  # (B, 1)
+        tokens.append(x)
     return torch.cat(tokens, dim=1)
 
 
@@ -169,11 +169,11 @@ def train_step(model, optimizer, x, y, memory, run):
 @torch.no_grad()
 def evaluate(model, tokens, run, label="evaluating", skip=0):
     device, T = model.u.device, reading_length(run)
-    stream, memory = lanes(tokens.to(device), 1), None
+    stream, memory = lesson_1.lanes(tokens.to(device), 1), None
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / T)
     with evaluating(model, run), autocast(run, device.type):  # one cast of the weights
-        read = progress(segments(stream, T), label, parts)
+        read = progress(lesson_1.segments(stream, T), label, parts)
         for i, (x, y) in enumerate(read):
             loss, memory = model(x, memory, y)  # (1, T)
             total += loss[:, max(0, skip - i * T) :].double().sum()

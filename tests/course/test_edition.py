@@ -90,7 +90,7 @@ def test_no_solution_stands_in_what_students_read(edition):
 
 
 @pytest.mark.parametrize("name, old, new", [
-    ("layer", "h", "rows"), ("rel_shift", "x", "matrix"), ("hidden_keys", "distance", "far"),
+    ("layer", "h", "rows"), ("rel_shift", "x", "matrix"), ("attention_mask", "distance", "far"),
     ("distance_encoding", "distance", "far"), ("update_memory", "joined", "all_rows"),
     ("relative_attention", "score", "logits")])
 def test_a_solution_is_found_under_other_names(name, old, new):
@@ -125,7 +125,7 @@ def test_the_edition_is_blank_and_whole(edition):
         assert blank.Lesson(exercise, edition).is_blank()
     assert not [p for p in edition.rglob("*") if p.name in (".exercises", ".git", "right")]
     assert {path.name for path in edition.iterdir()} == {
-        ".gitignore", "README.md", "requirements.txt", "support", "tests", "train.py",
+        ".gitignore", "README.md", "requirements.txt", "support", "tests", "train.py", "training",
         *(f"{lesson}.py" for lesson in LESSONS)} | ({"LICENSE"} & set(os.listdir(ROOT)))
 
 

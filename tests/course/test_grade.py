@@ -61,12 +61,12 @@ CLASS = {
     "syntax": ({"a.py": right(*EARLY), "b.py": "x = 1\ndef (\n"}, 0, "b.py, line 2: SyntaxError"),
     "latin.py": (b"def lanes(a):\n    return '\xe4'\n", 0, "utf-8"),
     "notes": ({"essay.txt": "my solution"}, 0, "the submission holds no lesson file"),
-    "calls.py": (right("rel_shift", "hidden_keys")
+    "calls.py": (right("rel_shift", "attention_mask")
                  + right("reach").replace("def reach", "def our_reach") + wrong(
                      lanes="while True:\n    pass", segments="sys.exit(0)",
                      sinusoid="return torch.zeros(10 ** 11)", causal_mask="return causal_mask()",
                      update_memory="raise KeyboardInterrupt", reach=CHILD,
-                     gradient_into="f = open('big', 'wb')\nwhile True:\n    f.write(bytes(10**7))",
+                     stream_losses="f = open('big', 'wb')\nwhile True:\n    f.write(bytes(10**7))",
                      distance_encoding="while True:\n    print('x' * 10_000)",
                      rel_shift_by_index="x = []\nwhile True:\n    x.append(bytearray(10 ** 8))"),
                  3, "lanes: TimeoutError"),
@@ -74,7 +74,7 @@ CLASS = {
         sinusoid="os._exit(0)", update_memory=swallows()), 4,
         "sinusoid: ended the process (status 0)"),
     "two.py": (right("lanes").replace("(b + 1) * L + 1", "(b + 1) * L")
-               + right("reach").replace("T - 1 - first", "T - first"), 0,
+               + right("reach").replace("return T - 1 - token", "return T - token"), 0,
                "reach: one too far"),
     "leaves.py": (right(*EARLY) + "\nimport os\nos._exit(3)\n", 0, "at import: ended the process"),
     "hangs.py": (right("reach") + f"\nimport time\n{swallows()}\n", 0, "at import: still running"),
@@ -143,7 +143,7 @@ def test_what_is_not_handed_in_is_empty_and_gives_nothing(graded):
 def test_what_hangs_or_dies_costs_its_own_point_only(graded):
     """Endless, exit, memory, recursion, a file without end: the exercises after it are graded."""
     calls, dies = graded[1]["calls.py"], graded[1]["dies.py"]
-    assert {n for n in NAMES if calls[n] == "1"} == {"rel_shift", "hidden_keys", "reach"}
+    assert {n for n in NAMES if calls[n] == "1"} == {"rel_shift", "attention_mask", "reach"}
     assert sum(calls[n] == "0" for n in NAMES) == 8
     assert [n for n in NAMES if dies[n] == "0"] == ["sinusoid", "update_memory"]
 

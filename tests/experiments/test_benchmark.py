@@ -216,11 +216,11 @@ def test_every_form_is_lesson_5s_attention(name):
     B, H, T, C, K = 2, 3, 3, 4, 8
     leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in (
         (B, H, T, C), (B, H, K, C), (B, H, K, C), (H, K, C), (H, C), (H, C))]
-    hidden = lesson_5.hidden_keys(T, K - T, K - T, False)
+    mask = lesson_5.attention_mask(T, K - T, K - T, False)
     attention = lesson_5.RelativeAttention(lesson_5.Config(
         9, n_layer=1, d_model=H * C, n_head=H, d_head=C, d_inner=5))
-    wanted = attention.attend(*leaves, hidden)
-    found = parts.ATTENTION[name](attention, *leaves, hidden)
+    wanted = attention.attend(*leaves, mask)
+    found = parts.ATTENTION[name](attention, *leaves, mask)
     assert_close(found, wanted, name, 1e-10)
     for a, b in zip(gradients(found, leaves), gradients(wanted, leaves)):
         assert_close(a, b, f"{name}: gradient", 1e-10)
@@ -265,7 +265,7 @@ def test_the_adaptive_softmax_builds_no_row_of_all_words(monkeypatch, capsys):
     _, full, adaptive = capsys.readouterr().out.splitlines()
     found = []
     for line, c in ((full, replace(config, cutoffs=())), (adaptive, config)):
-        assert f" {lesson_5.count_parameters(c):,} parameters " in line
+        assert f" {common.presets.count_parameters(c):,} parameters " in line
         found.append(math.prod(map(int, re.search(r"activation \((.*)\),", line)[1].split(", "))))
     assert found[0] == 6 * 500 > 2 * found[1]
 
@@ -314,7 +314,7 @@ def test_the_plain_forms_memory_is_full():
 @pytest.mark.slow
 def test_the_distance_of_two_dtypes(tmp_path, monkeypatch, capsys):
     """The printed one is that of the two metrics files; a second call trains nothing."""
-    monkeypatch.setattr(common, "RUNS", tmp_path)
+    monkeypatch.setattr(common.lesson_1, "RUNS", tmp_path)
     (tmp_path / "notes.txt").write_text("the cat sat on the mat, and then the other cat. " * 60)
     argv = ["--what", "dtype", "--steps", "40", "--model", "tiny", "--log-every", "2", "--text",
             str(tmp_path / "notes.txt")]
@@ -331,7 +331,7 @@ def test_the_distance_of_two_dtypes(tmp_path, monkeypatch, capsys):
 
 def test_adam_and_muon_and_what_a_memory_brings(tmp_path, monkeypatch, capsys):
     """The printed losses are those of the models; a second call trains nothing."""
-    monkeypatch.setattr(common, "RUNS", tmp_path)
+    monkeypatch.setattr(common.lesson_1, "RUNS", tmp_path)
     monkeypatch.setattr(optimizers, "MEMORIES", (0, 16, 120))
     notes = tmp_path / "notes.txt"
     notes.write_text("the cat sat on the mat, and then the other cat. " * 60)

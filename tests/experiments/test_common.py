@@ -169,7 +169,7 @@ def test_a_memory_ends_at_the_token(M):
 
 def test_a_folder_is_locked_as_long_as_the_run_lives(tmp_path, monkeypatch):
     """It is named after experiment, size and text."""
-    monkeypatch.setattr(common, "RUNS", tmp_path)
+    monkeypatch.setattr(common.lesson_1, "RUNS", tmp_path)
     monkeypatch.setattr(common.corpora, "load", lambda name, root: None)
     flags = common.make_flags("name", "about", ("tiny", "laptop", "paper"))
     given, _ = common.begin(flags.parse_args(["--dataset", "copies"]), "name")

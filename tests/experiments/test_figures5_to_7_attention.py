@@ -12,7 +12,9 @@ import torch.nn as nn
 from helpers import assert_close
 
 maps = import_module("figures5_to_7_attention")
-train, lesson_3 = maps.train, import_module("03_relative_attention")
+train = maps.train
+lesson_1 = import_module("01_vanilla_segments")
+lesson_3 = import_module("03_relative_attention")
 lesson_5 = import_module("05_full_model")
 
 
@@ -50,7 +52,7 @@ def attended(model, *parts):
 def pairs(attention, q, k, u, v):
     """Lesson 3's four terms (4, B, H, T, K) from the same queries and keys, and scaled."""
     H, C, D = attention.H, attention.C, attention.W_kR.in_features
-    R = lesson_3.sinusoid(torch.arange(k.shape[2]), D)
+    R = lesson_1.sinusoid(torch.arange(k.shape[2]), D)
     table = lesson_3.four_terms_all_pairs(q, k, R, attention.W_kR.weight.view(H, C, D), u, v)
     return (table / C**0.5).detach()
 
@@ -60,11 +62,11 @@ def test_each_term_is_that_of_lesson_3_and_their_sum_the_models():
     attention gives.
     """
     model, x = make(6), torch.randint(9, (2, 13))
-    for attention, (q, k, value, Q, u, v, hidden), out in attended(model, x[:, :8], x[:, 8:]):
-        found, wanted = maps.terms(q, k, Q, u, v).detach(), pairs(attention, q, k, u, v)
+    for attention, (q, k, value, k_R, u, v, mask), out in attended(model, x[:, :8], x[:, 8:]):
+        found, wanted = maps.terms(q, k, k_R, u, v).detach(), pairs(attention, q, k, u, v)
         for name, a, b in zip("abcd", found, wanted):
-            assert_close(a[..., ~hidden], b[..., ~hidden], f"term ({name})")
-        own = found.sum(0).masked_fill(hidden, float("-inf")).softmax(-1) @ value  # (B, H, T, C)
+            assert_close(a[..., ~mask], b[..., ~mask], f"term ({name})")
+        own = found.sum(0).masked_fill(mask, float("-inf")).softmax(-1) @ value  # (B, H, T, C)
         assert_close(torch.cat(own.unbind(1), dim=-1), out, "the attention's output")
 
 
@@ -118,7 +120,8 @@ def test_what_is_shown_is_what_was_read(run_folder, tmp_path, monkeypatch):
     model, run, _ = train.restored(content, "cpu")
     model.config = replace(model.config, mem_len=20, same_length=True, clamp_len=6)
     valid = train.read_corpus({}, run, content).valid
-    p = maps.averages(model, maps.lanes(valid, 8)[:, :27], 7)[0].flatten(0, 1)  # 7 queries each
+    pieces = lesson_1.lanes(valid, 8)[:, :27]
+    p = maps.averages(model, pieces, 7)[0].flatten(0, 1)  # 7 queries each
     assert_close(shown["draw_heads"][0], p, "figure 5")
     distance = p @ torch.arange(21.0).double()
     wide = sorted(range(4), key=lambda i: -distance[i])[:3]

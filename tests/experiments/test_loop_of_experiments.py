@@ -17,7 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 common, ptb, regularisers = (import_module(name) for name in (
     "common", "table5_ptb", "regularisers"))
-lanes, lesson_5 = import_module("01_vanilla_segments").lanes, import_module("05_full_model")
+lesson_1 = import_module("01_vanilla_segments")
+lesson_5 = import_module("05_full_model")
 corpora, fast = import_module("support.corpora"), import_module("support.fast")
 differences = import_module("system.crash").differences
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6)
@@ -101,7 +102,7 @@ def test_training_as_train_py_does(separator, tmp_path, our_own):
         model = common.fit(lesson_5.TransformerXL(config), corpus, RUN, tmp_path / "m.pt")
     torch.manual_seed(1)
     own = fast.prepare(lesson_5.TransformerXL(config)).train()
-    streams = [lanes(corpus.train, 2) if separator is None else corpora.SentenceLanes(
+    streams = [lesson_1.lanes(corpus.train, 2) if separator is None else corpora.SentenceLanes(
         corpus.train, 2, separator, RUN.seed, epoch) for epoch in range(9)]
     optimizer = torch.optim.Adam(
         [{"params": list(own.parameters()), "factor": 1}], fused=True)
@@ -171,7 +172,7 @@ def ptb_by_hand(corpus, recipe, run):
     def length(step):
         return regularisers.segment_length(5, run.seed, step) if recipe.vary else 5
 
-    return train(penalised, optimizer, [lanes(corpus.train, 2)] * 2, length,
+    return train(penalised, optimizer, [lesson_1.lanes(corpus.train, 2)] * 2, length,
                  rate_of(recipe, run.tokens), 1000), penalties
 
 

@@ -77,8 +77,7 @@ def test_one_line(script, flags, part, run_folder, words, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(train, "train_step", None)
-    for module in (common, import_module("01_vanilla_segments")):
-        monkeypatch.setattr(module, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(common.lesson_1, "RUNS", tmp_path / "runs")
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "dtype").write_text("float32")  # else it is measured
     before = {path for path in tmp_path.rglob("*") if path.is_file()}

@@ -31,7 +31,7 @@ def test_a_step_by_hand():
     z = scaling.predict("enwik8-12L", 22, scaling.Machine())
     compute = 12 * 2.2e-3 + flops / (0.19 * 989e12)
     assert z["lanes"] == z["parts"] == 1
-    assert z["step"] == pytest.approx(compute + z["not_hidden"])
+    assert z["step"] == pytest.approx(compute + z["exposed"])
     assert z["speed"] == pytest.approx(22 * T / z["step"])
     assert z["training"] == pytest.approx(400_000 * z["step"])
     assert z["cost"] == pytest.approx(22 * 3 * z["training"] / 3600)
@@ -43,7 +43,7 @@ COMMANDS = re.findall(r"^    python experiments/scaling\.py(.*)$", PAGE, re.MULT
 @pytest.mark.parametrize("flags", COMMANDS)
 def test_the_page_shows_what_the_command_prints(flags, capsys, tmp_path, monkeypatch):
     """Word for word, below the command, before the next one."""
-    monkeypatch.setattr(scaling.common, "RUNS", tmp_path)
+    monkeypatch.setattr(scaling.lesson_1, "RUNS", tmp_path)
     assert scaling.main(shlex.split(flags)) == 0
     below = PAGE.split(f"    python experiments/scaling.py{flags}\n")[1]
     printed = capsys.readouterr().out
@@ -65,7 +65,7 @@ def test_the_page_shards_our_model(tmp_path):
     try:
         for sharded in (False, True):
             torch.manual_seed(0)
-            model = scaling.common.lesson_5.TransformerXL(scaling.CONFIGS["tiny"])
+            model = scaling.lesson_5.TransformerXL(scaling.lesson_5.CONFIGS["tiny"])
             if sharded:
                 exec(lines, {"model": model, "device": "cpu", "n": 1})
             loss = model(x, model(x)[1], x)[0].mean()

@@ -53,7 +53,7 @@ def stop_at(monkeypatch, n):
 
 def test_the_published_architecture_within_24_1_million():
     """The exact counts; W_kR is there."""
-    counts = {name: lesson_5.count_parameters(config) for name, config in ptb.MODELS.items()}
+    counts = {name: ptb.presets.count_parameters(config) for name, config in ptb.MODELS.items()}
     assert counts == {"16x380": 23_965_064, "12x384": 23_351_824}
     for config in ptb.MODELS.values():
         small = replace(config, n_layer=1, vocab_size=5)

@@ -15,9 +15,9 @@ from helpers import assert_close, gradients, randomized
 
 table6, common = import_module("table6_ablation"), import_module("common")
 corpora = import_module("support.corpora")
-lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
-AblationModel, Config = table6.AblationModel, lesson_5.Config
-CONFIG = Config(11, n_layer=2, d_model=12, n_head=3, d_head=4, d_inner=10, mem_len=5)
+lesson_1 = import_module("01_vanilla_segments")
+lesson_5 = import_module("05_full_model")
+CONFIG = lesson_5.Config(11, n_layer=2, d_model=12, n_head=3, d_head=4, d_inner=10, mem_len=5)
 ABSOLUTE = replace(CONFIG, mem_len=0)
 ON_CPU = SimpleNamespace(device="cpu")
 
@@ -27,7 +27,7 @@ ON_CPU = SimpleNamespace(device="cpu")
 def made(encoding, half_loss=False, T=4):
     """A random model in float64."""
     config = CONFIG if encoding in ("ours", "shaw") else ABSOLUTE
-    return randomized(AblationModel(config, T, encoding, half_loss)).eval()
+    return randomized(table6.AblationModel(config, T, encoding, half_loss)).eval()
 
 
 @pytest.mark.parametrize("changes", [
@@ -37,7 +37,7 @@ def test_the_row_of_ours_is_lesson_5(changes):
     """Same weights, float64: losses, memories, and gradients through three segments."""
     config = replace(CONFIG, **changes)
     ours, wanted = (randomized(z).eval() for z in (
-        AblationModel(config, 4), lesson_5.TransformerXL(config)))
+        table6.AblationModel(config, 4), lesson_5.TransformerXL(config)))
     state = {name: z[0] if name in ("u", "v") else z for name, z in wanted.state_dict().items()}
     ours.load_state_dict(state)
     memory, past = None, None
@@ -63,7 +63,7 @@ def test_dropout_stands_where_lesson_5_has_it():
     """The same modules by name; in training, with all else zero, the same rates."""
     config = replace(CONFIG, dropout=0.3, dropout_attention=0.2)
     rates = [{name: z.p for name, z in m.named_modules() if isinstance(z, torch.nn.Dropout)}
-             for m in (AblationModel(config, 4), lesson_5.TransformerXL(config))]
+             for m in (table6.AblationModel(config, 4), lesson_5.TransformerXL(config))]
     assert rates[0] == rates[1] and set(rates[0].values()) == {0.3, 0.2}
 
 
@@ -92,7 +92,7 @@ def test_shaws_score_is_terms_a_and_b_with_learned_distances():
     assert far == CONFIG.mem_len + 4 - 1
     rows = torch.randn(1, 12, 12).double()  # K = 12 > far + 1
     memory, h = rows[:, :9], rows[:, 9:]
-    found = attention(h, memory, None, None, None, lesson_5.hidden_keys(3, 9, 9, False))
+    found = attention(h, memory, None, None, None, lesson_5.attention_mask(3, 9, 9, False))
     k, value = (W(rows)[0].detach().view(12, 3, 4) for W in (attention.W_kE, attention.W_v))
     table = attention.distances.detach()
     q, wanted = attention.W_q(h).detach()[0].view(3, 3, 4), torch.zeros(3, 12).double()

@@ -38,6 +38,7 @@ from support import corpora, download, estimate
 from support.command_line import NO_FLAGS, Command, flag
 from support.progress import progress
 from system.archives import published, tarred, zipped
+from training import presets
 import train
 
 lesson_5 = import_module("05_full_model")
@@ -142,7 +143,7 @@ def command(draw, folder):
     if draw.random() < (0.9 if goes_on else 0.1):
         put_run(folder)
     more = {"--sample": [draw.choice((*WORDS, "abba"))],
-            "--dry-run": ["--model", draw.choice([*train.CONFIGS, *WORDS])]}
+            "--dry-run": ["--model", draw.choice([*presets.CONFIGS, *WORDS])]}
     flags = [act, *more.get(act, [])] if act else []
     flags += some_flags(draw) + [draw.choice(WORDS)] * (draw.random() < 0.1)
     start = ["--device", "cpu", "--n-tokens", "3", "--out", "run"]
@@ -246,7 +247,7 @@ def strange_tensor(draw, like):
     return draw.choice((
         lambda: like.double(), lambda: like.to(torch.int64), lambda: like.to(torch.complex64),
         lambda: like[:0], lambda: like[None], lambda: like.flatten()[:-1],
-        lambda: torch.full_like(like, bad), lambda: like.flatten()[:1].expand(10**9),
+        lambda: torch.full_like(like, bad), lambda: like.new_zeros(1).expand(10**9),
         lambda: like.to("meta"), lambda: torch.zeros(2, 3).to_sparse(),
         lambda: torch.tensor(bad)))()
 
@@ -306,12 +307,12 @@ def sizes(draw, folder):
         values[draw.choice([*values])] = draw.choice(ODD + lists)
     tokens = torch.tensor([[0, 1, 2, 1], [2, 1, 0, 0]])
     x, y = (strange_tokens(draw, tokens) if odd == name else tokens for name in "xy")
-    how = {"n_tokens": draw.choice((2, 2, -1)), "top_k": draw.choice((3, 3, -1, 0, 10**30)),
+    how = {"n_tokens": draw.choice((2, 2, 0)), "top_k": draw.choice((3, 3, -1, 0, 10**30)),
            "temperature": draw.choice((1.0, 0.0, -1.0, math.nan, math.inf, 1e300, 1e-30))}
 
     def act():
         made = lesson_5.Config(**values)
-        parameters = lesson_5.count_parameters(made)
+        parameters = presets.count_parameters(made)
         estimate.flops_per_step(made, 2, 4)
         estimate.bytes_of_run(made, parameters, 2, 4, "float32")
         if parameters > 5_000_000:
@@ -324,6 +325,7 @@ def sizes(draw, folder):
         if odd == "memory":
             memory[-1] = draw.choice([strange_tensor(draw, memory[-1]), *ODD])
         model(x, memory)
+        model.eval()
         found = lesson_5.generate(model, x, **how if odd == "sample" else {"n_tokens": 2})
         corpora.decode(found[0], list(range(9)))
 

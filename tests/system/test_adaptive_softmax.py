@@ -12,11 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import assert_close, gradients, randomized
 
-lesson = import_module("05_full_model")
-Config, AdaptiveSoftmax = lesson.Config, lesson.AdaptiveSoftmax
-
-SMALL = Config(vocab_size=23, n_layer=2, d_model=12, n_head=3, d_head=4, d_inner=7, mem_len=5,
-               cutoffs=(5, 9, 16))
+lesson_5 = import_module("05_full_model")
+SMALL = lesson_5.Config(vocab_size=23, n_layer=2, d_model=12, n_head=3, d_head=4, d_inner=7,
+                        mem_len=5, cutoffs=(5, 9, 16))
 KINDS = {"one width": SMALL, "tied": replace(SMALL, div_val=2),
          "untied": replace(SMALL, div_val=2, tie_projections=False),
          "two bands": replace(SMALL, cutoffs=(20,), div_val=3),
@@ -25,7 +23,7 @@ KINDS = {"one width": SMALL, "tied": replace(SMALL, div_val=2),
 
 def softmax_of(kind):
     """Float64 and every weight random."""
-    return randomized(AdaptiveSoftmax(KINDS[kind]))
+    return randomized(lesson_5.AdaptiveSoftmax(KINDS[kind]))
 
 
 def probabilities(words, h):
@@ -94,8 +92,8 @@ def test_which_projections_are_tied():
 def test_initial_values_are_the_authors():
     """Rows N(0, 0.02), projections N(0, 0.01), biases 0."""
     torch.manual_seed(0)
-    config = Config(3000, n_layer=1, d_model=64, cutoffs=(1000, 2000), div_val=2)
-    for name, z in lesson.TransformerXL(config).embedding.named_parameters():
+    config = lesson_5.Config(3000, n_layer=1, d_model=64, cutoffs=(1000, 2000), div_val=2)
+    for name, z in lesson_5.TransformerXL(config).embedding.named_parameters():
         if name.endswith("bias"):
             assert (z == 0).all(), name
         elif z.numel() > 200:
@@ -105,7 +103,7 @@ def test_initial_values_are_the_authors():
 
 def test_losses_are_float32_under_autocast():
     """A sum over thousands of words in bf16 would lose them."""
-    model = lesson.TransformerXL(KINDS["tied"])
+    model = lesson_5.TransformerXL(KINDS["tied"])
     x, y = torch.randint(23, (2, 2, 9))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss, _ = model(x, None, y)
@@ -132,7 +130,7 @@ def test_only_the_needed_rows_are_built():
     """Neither forward nor backward makes (B, T, V); a tail sees only the tokens that are in it; the
     next token needs the last position only.
     """
-    model = lesson.TransformerXL(
+    model = lesson_5.TransformerXL(
         replace(SMALL, vocab_size=997, cutoffs=(101, 211, 503), div_val=2))
     y = torch.randint(101, (2, 50))
     y[0, :3], y[1, :7], y[1, 20:31] = 150, 300, 700

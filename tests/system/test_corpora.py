@@ -252,6 +252,14 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch):
 
 # ---- the command --------------------------------------------------------------------------------
 
+def test_a_primed_xz_needs_nothing_for_what_it_has_read():
+    """It finds the test split in the text before it; one that is new costs as much as alone."""
+    new, old = torch.randint(256, (2, 4000), dtype=torch.uint8)
+    for test, low, high in ((old[500:3500], 0, 0.2), (new, 7.9, 8.4)):
+        corpus = corpora.Corpus(old, old, test, list(range(256)), "made up")
+        assert low < corpora.primed_bits(corpus) < high
+
+
 def test_main_prints_what_the_corpus_holds(tmp_path, capsys):
     """Sizes, vocabulary, the beginning, and the compressors' figures."""
     path = write(tmp_path, RAW)
@@ -261,7 +269,7 @@ def test_main_prints_what_the_corpus_holds(tmp_path, capsys):
     bits = compressed_bits(corpus.test, corpus.vocab)
     for figure in ("notes.txt", f"{len(corpus.train):,}", f"{len(corpus.test):,}",
                    f"vocabulary {len(set(RAW))}", repr(RAW.decode()[:200]),
-                   f"{bits['zlib']:.3f}", f"{bits['xz']:.3f}"):
+                   f"{bits['zlib']:.3f}", f"{bits['xz']:.3f}", f"{corpora.primed_bits(corpus):.3f}"):
         assert figure in out
 
 

@@ -19,9 +19,9 @@ import torch.nn as nn
 from helpers import assert_close, gradients, randomized, run_examples
 from support import fast
 
-lesson = import_module("05_full_model")
-Config, TransformerXL = lesson.Config, lesson.TransformerXL
-SMALL = Config(vocab_size=11, n_layer=2, d_model=6, n_head=3, d_head=4, d_inner=7, mem_len=5)
+lesson_5 = import_module("05_full_model")
+SMALL = lesson_5.Config(
+    vocab_size=11, n_layer=2, d_model=6, n_head=3, d_head=4, d_inner=7, mem_len=5)
 CONFIGS = {
     "plain": SMALL, "same_length": replace(SMALL, same_length=True),
     "clamp": replace(SMALL, clamp_len=3), "no memory": replace(SMALL, mem_len=0),
@@ -34,7 +34,7 @@ CUTS = (3, 1, 1, 7, 2, 1, 12, 1, 1, 1, 1, 4, 5, 1, 2, 9)  # ragged: below, at an
 
 def model_of(config=SMALL):
     torch.manual_seed(1)
-    return randomized(TransformerXL(config)).eval()
+    return randomized(lesson_5.TransformerXL(config)).eval()
 
 
 def read(model, pieces, with_losses=True):
@@ -57,15 +57,15 @@ def test_attention_is_lesson_5s(B, T, m, M, same_length, one_more):
     attention, leaves = model_of().layers[0].attention, [
         torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in (
             (B, T, H, C), (B, K, H, C), (B, K, H, C), (K, H, C), (H, C), (H, C))]
-    q, k, value, Q, u, v = leaves
-    args = [z.transpose(-3, -2) for z in (q, k, value, Q)]  # views, as lesson 5 makes them
-    hidden = lesson.hidden_keys(T, m, M, same_length)
-    wanted = attention.attend(*args, u, v, hidden)
+    q, k, value, k_R, u, v = leaves
+    args = [z.transpose(-3, -2) for z in (q, k, value, k_R)]  # views, as lesson 5 makes them
+    mask = lesson_5.attention_mask(T, m, M, same_length)
+    wanted = attention.attend(*args, u, v, mask)
     if one_more:
         args[3] = torch.cat([torch.full((H, 1, C), 1e6).double(), args[3]], dim=1)
-    found = fast.attend(attention, *args, u, v, hidden)
+    found = fast.attend(attention, *args, u, v, mask)
     assert_close(found, wanted, "attention", 1e-10)
-    for name, a, b in zip("q k value Q u v".split(), gradients(found, leaves),
+    for name, a, b in zip("q k value k_R u v".split(), gradients(found, leaves),
                           gradients(wanted, leaves)):
         assert_close(a, b, f"the gradient into {name}", 1e-10)
 
@@ -139,7 +139,7 @@ def test_prepare_changes_no_parameter_and_no_key():
 
 def test_every_dropout_is_replaced_and_still_at_its_place():
     """The names and rates of lesson 5; each is called once."""
-    plain = TransformerXL(replace(SMALL, dropout=0.25, dropout_attention=0.5))
+    plain = lesson_5.TransformerXL(replace(SMALL, dropout=0.25, dropout_attention=0.5))
     rates = {n: m.p for n, m in plain.named_modules() if isinstance(m, nn.Dropout)}
     model, seen = fast.prepare(plain), Counter()
     for name, module in model.named_modules():
@@ -179,7 +179,7 @@ def test_a_reader_gives_the_models_numbers(name, with_losses, B):
 @pytest.mark.parametrize("block", [1, 2, 3, 4])
 @pytest.mark.parametrize("name, B", CASES)
 def test_queries_attend_in_blocks(name, B, block, monkeypatch):
-    """The same numbers, whichever corners of a block are hidden, with a ragged last one."""
+    """The same numbers, whichever corners of a block are masked, with a ragged last one."""
     model = model_of(CONFIGS[name])
     pieces = torch.randint(11, (B, sum(CUTS))).split(CUTS, dim=1)
     monkeypatch.setattr(fast, "BLOCK", block)
@@ -255,14 +255,13 @@ def test_what_the_copies_of_weights_cost():
 
 @pytest.mark.parametrize("name", ["plain", "bands"])
 def test_generation_draws_the_same_tokens(name):
-    """Through lesson 5's generate; the mode of the model comes back."""
-    model, prompt = model_of(CONFIGS[name]).train(), torch.randint(11, (3, 4))
+    """Through lesson 5's generate."""
+    model, prompt = model_of(CONFIGS[name]), torch.randint(11, (3, 4))
     reader = fast.Reader(fast.prepare(copy.deepcopy(model)))
-    wanted, found = (lesson.generate(z, prompt, 30, top_k=7, temperature=1.5,
+    wanted, found = (lesson_5.generate(z, prompt, 30, top_k=7, temperature=1.5,
                                      generator=torch.Generator().manual_seed(3))
                      for z in (model, reader))
     assert found.equal(wanted) and len(found.unique()) > 2
-    assert model.training and reader.training and reader.model.training
 
 
 def test_a_reader_has_what_a_caller_asks_of_a_model():
@@ -350,7 +349,7 @@ def test_the_memory_has_the_dtype_of_the_projections(dtype, kept, tolerance):
     with torch.autocast("cpu", torch.bfloat16):
         slow, quick, memory = read(model, x), read(reader, x), reader(x[0])[1]
     layer = memory.weights.layers[0]
-    assert {z.dtype for z in (memory.buffer.keys, memory.buffer.values, memory.Q[0], layer.W_qkv,
+    assert {z.dtype for z in (memory.buffer.keys, memory.buffer.values, memory.k_R[0], layer.W_qkv,
                               layer.W_o, layer.W_1, layer.W_2, layer.b_1, layer.b_2)} == {kept}
     for a, b in zip(slow, quick):
         assert_close(b.double(), a.detach().double(), "under autocast", tolerance)

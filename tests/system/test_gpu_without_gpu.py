@@ -24,9 +24,11 @@ from torch.utils._pytree import tree_leaves
 
 from support import distributed, estimate, fast
 from support.optimizers import optimizer_of
+from training import presets
 
-train, lesson_5 = import_module("train"), import_module("05_full_model")
-CONFIGS, RUNS_OF, aten = lesson_5.CONFIGS, train.RUNS_OF, torch.ops.aten
+train = import_module("train")
+lesson_5 = import_module("05_full_model")
+aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("our_own")  # a student's step may read and hold more
 
 # Where a value is read back, for which a GPU has to finish all that it was given before.
@@ -171,11 +173,11 @@ def on(monkeypatch):
 
 
 def made(name, form, dtype, device, layers=None):
-    """A model of CONFIGS in the plain or the fast form, in training, and its Run."""
-    config = replace(CONFIGS[name], n_layer=layers or CONFIGS[name].n_layer)
+    """A model of presets.CONFIGS in the plain or the fast form, in training, and its Run."""
+    config = replace(presets.CONFIGS[name], n_layer=layers or presets.CONFIGS[name].n_layer)
     with torch.device(device):
         model = lesson_5.TransformerXL(config).train()
-    run = replace(RUNS_OF[name], dtype=dtype, plain=form == "plain")
+    run = replace(train.RUNS_OF[name], dtype=dtype, plain=form == "plain")
     return model if run.plain else fast.prepare(model), run
 
 
@@ -221,7 +223,7 @@ def forward(model, run, watch):
 @pytest.mark.parametrize("form", ["plain", "fast"])
 @pytest.mark.parametrize("name, device", [
     pytest.param(name, device, marks=[] if name == "tiny" else pytest.mark.slow)
-    for name in CONFIGS for device in ("meta", "cuda", "cpu")
+    for name in presets.CONFIGS for device in ("meta", "cuda", "cpu")
     if device != "cpu" or name in ("tiny", "laptop-words")])
 def test_every_tensor_is_on_the_models_device(on, name, device, form):
     """In training, evaluation and generation, at the run's lengths; and nothing but what READS
@@ -244,14 +246,15 @@ def test_every_tensor_is_on_the_models_device(on, name, device, form):
 
 @pytest.mark.parametrize("dtype, parts", [("float32", 1), ("bf16", 1), ("bf16", 2)])
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[] if "laptop" in name else pytest.mark.slow) for name in CONFIGS])
+    pytest.param(name, marks=[] if "laptop" in name else pytest.mark.slow)
+    for name in presets.CONFIGS])
 def test_a_dry_run_says_how_much_memory_a_step_takes(on, name, dtype, parts):
     """To 8 percent the most that is held at a time, in one go and in micro-batches."""
     with on("meta"):
         model, run = made(name, "fast", dtype, "meta")
         size = run.batch // parts if parts > 1 else 0
         most = two_steps(model, run, Watch(model, "meta"), size)
-    needs = estimate.bytes_of_run(model.config, lesson_5.count_parameters(model.config),
+    needs = estimate.bytes_of_run(model.config, presets.count_parameters(model.config),
                                   run.batch, run.segment, dtype, size, run.optimizer)
     assert sum(needs.values()) == pytest.approx(most, rel=0.08)
 

@@ -1,7 +1,8 @@
 """Who may import whom, and how long lines and functions may be: read from the sources.
 
     experiments/, tests/    may use everything
-    train.py                lessons 1 and 5, support/
+    train.py                lessons 1 and 5, training/, support/
+    training/               the lessons, support/
     01 ... 05               earlier lessons; of support/ what FOR_LESSONS names
     support/                nothing above it
 
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = {"numpy", "torch", "matplotlib", "pytest"} | sys.stdlib_module_names
 FOR_LESSONS = {f"support.{name}" for name in (
     "corpora", "progress", "adaptive_softmax", "validate")}
+DOTTED = "support", "training"  # folders of modules with the folder in their names
 FOR_TRAIN = {"01_vanilla_segments", "05_full_model"}
 WIDTH, LINES, PARAMETERS = 88, 60, 9  # columns; lines and parameters of a function
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -62,8 +64,9 @@ def constants(node):
 
 def module_of(path):
     """What others call a file: support.log, but common for experiments/common.py."""
-    return path.removesuffix(".py").replace("/", ".") if layer(path) == "support" else (
-        Path(path).stem)
+    if layer(path) in DOTTED:
+        return path.removesuffix(".py").replace("/", ".")
+    return Path(path).stem
 
 
 # ---- the rules ----------------------------------------------------------------------------------
@@ -82,7 +85,9 @@ def may_import(path, other, module):
         return True
     if its == "support":
         return mine != "lesson" or module in FOR_LESSONS
-    return its == "lesson" and (mine == "lesson" and other < path
+    if its == "training":
+        return mine in ("train", "training")
+    return its == "lesson" and (mine == "lesson" and other < path or mine == "training"
                                 or mine == "train" and module in FOR_TRAIN)
 
 
@@ -90,7 +95,8 @@ def problems(sources):
     """Sources {path: text} -> what is against a rule, a sentence each."""
     found, graph = [], {}
     ours = {module_of(path): path for path in sources} | {
-        "support": "support/__init__.py", "course": "tests/course", "system": "tests/system"}
+        "support": "support/__init__.py", "training": "training/__init__.py",
+        "course": "tests/course", "system": "tests/system"}
     for path, text in sources.items():
         tree, at_start = ast.parse(text), set()
         for name, line, at_once in imported(tree):
@@ -100,7 +106,7 @@ def problems(sources):
             if name is None:
                 if layer(path) != "tests":  # theirs look at whatever lesson they are told to
                     found.append(f"{path}:{line} imports what cannot be read from the source")
-            elif module is None and first not in PACKAGES or module == "support" != name:
+            elif module is None and first not in PACKAGES or module in DOTTED and module != name:
                 found.append(f"{path}:{line} imports {name}: no file of ours, no package we use")
             elif module and not may_import(path, ours[module], module):
                 found.append(f"{path}:{line} may not import {ours[module]}")
@@ -121,7 +127,7 @@ def sizes(path, text, tree):
     if layer(path) in ("lesson", "train"):
         found += [f"{path}:{number} has {len(line)} columns, more than {WIDTH}"
                   for number, line in enumerate(text.splitlines(), 1) if len(line) > WIDTH]
-    for node in ast.walk(tree) if layer(path) in ("train", "support") else ():
+    for node in ast.walk(tree) if layer(path) in ("train", *DOTTED) else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines, a = node.end_lineno - node.lineno + 1, node.args
             count = len(a.posonlyargs + a.args + a.kwonlyargs) + bool(a.vararg) + bool(a.kwarg)
@@ -152,12 +158,15 @@ HOUSE = {
     "05_full_model.py": f"import_module('02_recurrence')\n# {86 * 'x'}\n",
     "train.py": "one, five = (import_module(name) for name in (\n"
                 "    '01_vanilla_segments', '05_full_model'))\nfrom support import log, corpora\n"
+                "from training import presets\n"
                 "def f(a, b, c, d, e, /, f, *g, h, **i):\n" + 59 * "    x = 1\n",
     "support/__init__.py": "",
     "support/corpora.py": "from support.progress import progress\nimport os.path\n",
     "support/progress.py": "def f():\n    import support.corpora  # not at once: no cycle\n",
     "support/log.py": "from support import progress\nimport matplotlib.figure\n",
-    "experiments/common.py": "import train\nfrom support import log\n",
+    "training/__init__.py": "",
+    "training/presets.py": "lesson_2 = import_module('02_recurrence')\nfrom support import log\n",
+    "experiments/common.py": "import train\nfrom training.presets import CONFIGS\n",
     "tests/helpers.py": "import pytest, numpy, common\nimport_module(what)\n",
 }
 
@@ -169,6 +178,11 @@ def test_a_house_in_order():
 
 @pytest.mark.parametrize("path, text, said", [
     ("support/log.py", "def f():\n    from train import Run", "may not import train.py"),
+    ("support/log.py", "from training import presets", "may not import training/presets.py"),
+    ("05_full_model.py", "from training.presets import x", "may not import training/presets.py"),
+    ("training/presets.py", "import train", "may not import train.py"),
+    ("training/presets.py", "import common", "may not import experiments/common.py"),
+    ("training/presets.py", "from training import missing", "imports training.missing: no file"),
     ("support/log.py", "from support import missing", "imports support.missing: no file of ours"),
     ("01_vanilla_segments.py", "import_module('02_recurrence')", "may not import 02_recurrence.py"),
     ("train.py", "[import_module(z) for z in ['02_recurrence']]", "may not import 02_recurrence"),

@@ -17,8 +17,9 @@ import torch.nn as nn
 
 from support import checkpoint, corpora, fast, log
 
-train, lesson_5 = import_module("train"), import_module("05_full_model")
-lesson_1, TransformerXL = import_module("01_vanilla_segments"), lesson_5.TransformerXL
+train = import_module("train")
+lesson_1 = import_module("01_vanilla_segments")
+lesson_5 = import_module("05_full_model")
 
 LOOP = train.Run(steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
                  eval_clamp_len=4, lr=0.02, warmup=3, eval_every=3, eval_tokens=20, log_every=2,
@@ -53,7 +54,8 @@ def witness(corpus, run, shown):
     what is printed; the last and the best model, and the memory.
     """
     torch.manual_seed(run.seed)
-    model = TransformerXL(TINY) if run.plain else fast.prepare(TransformerXL(TINY))
+    model = lesson_5.TransformerXL(TINY)
+    model = model if run.plain else fast.prepare(model)
     matrices = [weight for name, weight in model.named_parameters() if run.optimizer == "muon"
                 and name.startswith("layers.") and weight.dim() == 2]
     adam = torch.optim.Adam([weight for weight in model.parameters()

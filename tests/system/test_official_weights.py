@@ -19,12 +19,13 @@ import torch
 import official_oracle as oracle
 from support import official_weights as layout
 from system.archives import refusal
+from training import presets
 
 train, command = import_module("train"), import_module("official_weights")
 lesson_5 = import_module("05_full_model")
-Config, TransformerXL, CONFIGS = lesson_5.Config, lesson_5.TransformerXL, lesson_5.CONFIGS
 
-FULL = Config(vocab_size=29, n_layer=2, d_model=16, n_head=3, d_head=4, d_inner=11, mem_len=6)
+FULL = lesson_5.Config(
+    vocab_size=29, n_layer=2, d_model=16, n_head=3, d_head=4, d_inner=11, mem_len=6)
 BANDS = replace(FULL, cutoffs=(5, 11, 19))
 TIED = replace(BANDS, div_val=2)
 CASES = {
@@ -48,7 +49,8 @@ def state_of(config, port=False):
 
 
 def load(config, state):
-    return layout.load_official_weights(TransformerXL(config).double(), state, CONFIGS).eval()
+    model = lesson_5.TransformerXL(config).double()
+    return layout.load_official_weights(model, state, presets.CONFIGS).eval()
 
 
 def segments_of(words):
@@ -74,11 +76,11 @@ class Refuse:
     """Refusals of one model, after each of which it is as it was."""
 
     def __init__(self, config):
-        self.model = TransformerXL(config).double()
+        self.model = lesson_5.TransformerXL(config).double()
         self.before = {name: z.clone() for name, z in self.model.state_dict().items()}
 
     def __call__(self, state):
-        message = refusal(layout.load_official_weights, self.model, state, CONFIGS)
+        message = refusal(layout.load_official_weights, self.model, state, presets.CONFIGS)
         assert all(z.equal(self.before[name]) for name, z in self.model.state_dict().items())
         return message
 
@@ -115,7 +117,7 @@ def test_the_round_trip_is_exact(case, port):
 def test_float16_weights_are_taken():
     """The port's files may be half precision; the model's dtype stays."""
     half = {name: z.half() for name, z in state_of(FULL, port=True).items()}
-    model = layout.load_official_weights(TransformerXL(FULL), half)
+    model = layout.load_official_weights(lesson_5.TransformerXL(FULL), half)
     assert model.u.dtype == torch.float32
     assert model.embedding.bias.equal(half["crit.out_layers.0.bias"].float())
 
@@ -173,7 +175,7 @@ def test_weights_of_another_model_are_refused(name, words):
 def shapes_of(config, port=False):
     """Official weights without numbers; all layers are as the first."""
     with torch.device("meta"):
-        state = layout.official_state(TransformerXL(replace(config, n_layer=1)), port)
+        state = layout.official_state(lesson_5.TransformerXL(replace(config, n_layer=1)), port)
     return {re.sub(r"(?<!emb_)layers\.0\.", f"layers.{n}.", name): z
             for n in range(config.n_layer) for name, z in state.items()}
 
@@ -181,21 +183,21 @@ def shapes_of(config, port=False):
 @pytest.mark.parametrize("untie_r", [False, True])
 def test_the_configuration_is_told_by_the_shapes(untie_r):
     """u and v for each layer or shared."""
-    for name, config in CONFIGS.items():
+    for name, config in presets.CONFIGS.items():
         shapes = shapes_of(replace(config, untie_r=untie_r), port=untie_r)
-        assert layout.looks_like(shapes, CONFIGS) == name
+        assert layout.looks_like(shapes, presets.CONFIGS) == name
 
 
 def test_a_refusal_says_what_the_weights_are():
     """By its name or its sizes; and what would take them."""
-    other = replace(CONFIGS["wt103-large"], cutoffs=(20_000, 40_000, 100_000))
-    assert "cutoffs (20000, 40000, 100000)" in layout.looks_like(shapes_of(other), CONFIGS)
-    tiny = layout.official_state(TransformerXL(CONFIGS["tiny"]))
+    other = replace(presets.CONFIGS["wt103-large"], cutoffs=(20_000, 40_000, 100_000))
+    assert "cutoffs (20000, 40000, 100000)" in layout.looks_like(shapes_of(other), presets.CONFIGS)
+    tiny = layout.official_state(lesson_5.TransformerXL(presets.CONFIGS["tiny"]))
     assert Refuse(FULL)(tiny).endswith("They look like tiny")
     message = Refuse(FULL)(state_of(replace(FULL, untie_r=True)))
     assert "r_w_bias is missing" in message and "u and v are one pair for each layer" in message
     assert "untie_r=True" in message
-    message = refusal(layout.looks_like, {"weight": torch.zeros(2)}, CONFIGS)
+    message = refusal(layout.looks_like, {"weight": torch.zeros(2)}, presets.CONFIGS)
     assert "no weights of the official" in message
 
 
@@ -207,7 +209,7 @@ def tiny(tmp_path, monkeypatch):
     text = tmp_path / "notes.txt"
     text.write_text("the cat sat on the mat, and the dog sat on the cat; " * 20)
     V = len(set(text.read_text()))
-    monkeypatch.setitem(CONFIGS, "small", replace(FULL, vocab_size=V))
+    monkeypatch.setitem(presets.CONFIGS, "small", replace(FULL, vocab_size=V))
     monkeypatch.setitem(train.RUNS_OF, "small", replace(
         train.RUNS_OF["tiny"], dataset=str(text), eval_mem_len=20))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -258,7 +260,7 @@ def test_bad_files_are_one_sentence(what, tmp_path, capsys):
 
 def test_another_vocabulary_is_one_sentence(tiny, tmp_path, capsys):
     """The sizes fit, the data do not."""
-    torch.save(state_of(CONFIGS["small"]), tmp_path / "model.bin")
+    torch.save(state_of(presets.CONFIGS["small"]), tmp_path / "model.bin")
     tiny.write_text(tiny.read_text().replace("cat", "CAT"))
     assert "another vocabulary" in failure(capsys, [str(tmp_path / "model.bin")])
 

@@ -9,14 +9,14 @@ import torch
 
 from support.optimizers import optimizer_of
 
-train, lesson_5 = import_module("train"), import_module("05_full_model")
-CONFIGS = lesson_5.CONFIGS
+train = import_module("train")
+lesson_5 = import_module("05_full_model")
 RUN = replace(train.RUNS_OF["tiny"], optimizer="muon", lr=0.02, muon_lr=0.1, dtype="float32",
               clip=1.0)
-WORDS = replace(CONFIGS["tiny"], vocab_size=50, cutoffs=(10, 30), div_val=2)
+WORDS = replace(lesson_5.CONFIGS["tiny"], vocab_size=50, cutoffs=(10, 30), div_val=2)
 
 
-def made(config=CONFIGS["tiny"], run=RUN):
+def made(config=lesson_5.CONFIGS["tiny"], run=RUN):
     """A model and its optimizer, the same each time."""
     torch.manual_seed(0)
     model = lesson_5.TransformerXL(config)
@@ -30,7 +30,7 @@ def steps(model, optimizer, n, x=torch.arange(16).view(2, 8)):
     return loss, norm
 
 
-@pytest.mark.parametrize("config", [CONFIGS["tiny"], WORDS], ids=["bytes", "words"])
+@pytest.mark.parametrize("config", [lesson_5.CONFIGS["tiny"], WORDS], ids=["bytes", "words"])
 def test_muon_moves_the_matrices_of_the_layers_and_adam_all_else(config):
     """Each weight is in one part, once; embeddings and projections of bands stay with Adam."""
     model, optimizer = made(config)

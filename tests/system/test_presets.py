@@ -16,9 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from support import command_line, corpora, estimate, folder, hardware, log
 from support.checkpoint import State
+from training import presets
 
-train, lesson_5 = import_module("train"), import_module("05_full_model")
-CONFIGS, Config = lesson_5.CONFIGS, lesson_5.Config
+train = import_module("train")
+lesson_5 = import_module("05_full_model")
 RUN = train.Run(steps=40, dtype="auto", log_every=20)
 
 
@@ -29,7 +30,7 @@ def test_every_field_is_a_flag_with_its_comment_as_help(capsys):
     with pytest.raises(SystemExit):
         train.main(["--help"])
     said = " ".join(capsys.readouterr().out.split())
-    for kind in (train.Run, Config, command_line.Command):
+    for kind in (train.Run, lesson_5.Config, command_line.Command):
         texts = command_line.comments(kind)
         for field in dataclasses.fields(kind):
             if field.name not in command_line.NO_FLAGS:
@@ -78,10 +79,10 @@ def test_schedules_are_the_official_ones(name, lengths):
 
 def test_every_model_has_a_schedule_and_every_benchmark_a_model():
     """The tables fit each other."""
-    assert CONFIGS.keys() == train.RUNS_OF.keys()
+    assert presets.CONFIGS.keys() == train.RUNS_OF.keys()
     assert set(train.MODELS_OF) == {"stdlib", "copies", *corpora.SOURCES}
     for data, (large, small) in train.MODELS_OF.items():
-        assert {large, small} <= CONFIGS.keys()
+        assert {large, small} <= presets.CONFIGS.keys()
         assert data in ("wikitext-2", "copies") or train.RUNS_OF[large].dataset == data
 
 
@@ -98,6 +99,50 @@ def test_what_a_step_frees_is_kept(library, device, asked, monkeypatch):
     assert calls == asked
 
 
+# ---- published sizes ----------------------------------------------------------------------------
+
+# of the official scripts, or ours where the paper gives a number of parameters only:
+#                V        N   D     H   C    FF    M    dropouts   count
+PUBLISHED = {
+    "enwik8-12L": (204, 12, 512, 8, 64, 2048, 512, 0.1, 0.0, 41_055_436),
+    "enwik8-18L": (204, 18, 640, 10, 64, 2208, 512, 0.1, 0.0, 87_965_708),
+    "enwik8-24L": (204, 24, 1024, 8, 128, 3072, 768, 0.15, 0.15, 277_231_820),
+    "text8-12L": (27, 12, 512, 8, 64, 2048, 512, 0.1, 0.0, 40_964_635),
+    "text8-24L": (27, 24, 1024, 8, 128, 3072, 768, 0.15, 0.15, 277_050_395),
+    "wt103-standard": (267_735, 16, 410, 10, 41, 2100, 150, 0.1, 0.0, 151_107_538),
+    "wt103-large": (267_735, 18, 1024, 16, 64, 4096, 384, 0.2, 0.2, 285_170_506),
+    "lm1b-base": (793_471, 18, 1024, 8, 128, 4096, 32, 0.0, 0.0, 357_812_082),
+    "lm1b-medium": (793_471, 24, 1024, 8, 128, 4608, 32, 0.0, 0.0, 464_834_418),
+    "lm1b-large": (793_471, 24, 1280, 16, 80, 8192, 32, 0.05, 0.05, 841_295_982),
+    "ptb": (10_000, 16, 380, 10, 38, 704, 70, 0.2, 0.2, 23_965_064)}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_sizes_and_parameter_counts_are_the_published_ones(name):
+    """Exact, and counted without allocating: 841 million parameters would take three gigabytes."""
+    c, (*sizes, count) = presets.CONFIGS[name], PUBLISHED[name]
+    assert [c.vocab_size, c.n_layer, c.d_model, c.n_head, c.d_head, c.d_inner, c.mem_len, c.dropout,
+            c.dropout_attention] == sizes
+    assert presets.count_parameters(c) == count
+    bands = {"wt103": (20_000, 40_000, 200_000), "lm1b": (60_000, 100_000, 640_000)}
+    assert c.cutoffs == bands.get(name.split("-")[0], ())
+    assert c.div_val == (4 if name == "wt103-large" or name.startswith("lm1b") else 1)
+    assert c.tie_projections == (not name.startswith("lm1b"))
+    assert (c.untie_r, c.same_length, c.clamp_len) == (False, False, 0)
+
+
+def test_every_named_size_is_known_here():
+    """The three for a CPU, which have no published values, and the published ones."""
+    assert presets.CONFIGS.keys() - PUBLISHED.keys() == {"tiny", "laptop", "laptop-words"}
+
+
+@pytest.mark.parametrize("name, count", [
+    ("wt103-standard", 151_119_838), ("wt103-large", 285_205_322), ("lm1b-large", 841_354_862)])
+def test_parameter_counts_of_the_released_models(name, count):
+    """The released word-level weights have u and v for each layer."""
+    assert presets.count_parameters(replace(presets.CONFIGS[name], untie_r=True)) == count
+
+
 # ---- what a run will take -----------------------------------------------------------------------
 
 @pytest.mark.parametrize("bands", [{}, {"cutoffs": (11, 20, 30), "div_val": 2}], ids=str)
@@ -106,10 +151,11 @@ def test_operations_are_those_that_torch_counts(bands):
 
     Here all tokens are in the head, so the share that the formula gives to the tails is missing.
     """
-    B, T, config = 5, 9, Config(53, n_layer=2, d_model=24, n_head=3, d_head=10, d_inner=44,
-                                mem_len=7, **bands)
+    B, T = 5, 9
+    config = lesson_5.Config(53, n_layer=2, d_model=24, n_head=3, d_head=10, d_inner=44, mem_len=7,
+                             **bands)
     x, memory = torch.randint(11, (B, T)), [torch.randn(B, 7, 24) for _ in range(2)]
-    model = train.TransformerXL(config)
+    model = lesson_5.TransformerXL(config)
     with FlopCounterMode(display=False) as counter:
         model(x, memory, x)
     tails = sum(width * (end - first + 2 * 24) * math.log(end / first) / math.log(53)
@@ -142,7 +188,8 @@ def test_a_dry_run_says_what_a_run_will_take_and_does_nothing(tmp_path, monkeypa
 
 def test_all_lanes_have_a_memory_however_many_are_read_at_a_time():
     """A micro-batch of half the lanes halves the activations, and gradients wait beside them."""
-    whole, half = (estimate.bytes_of_run(CONFIGS["enwik8-12L"], 41_055_949, 22, 512, "bf16", size)
+    config = presets.CONFIGS["enwik8-12L"]
+    whole, half = (estimate.bytes_of_run(config, 41_055_949, 22, 512, "bf16", size)
                    for size in (0, 11))
     assert whole.pop("activations") == pytest.approx(2 * half.pop("activations"), abs=1)
     waiting = "gradients, beside the activations"
@@ -161,8 +208,8 @@ def test_a_micro_batch_has_at_most_all_lanes(capsys):
 
 def test_muon_keeps_one_moment_of_its_matrices():
     """Where Adam keeps two: four bytes less for each number of them, and all else is the same."""
-    config = CONFIGS["laptop"]
-    matrices = sum(z.numel() for z in train.TransformerXL(config).layers.parameters()
+    config = presets.CONFIGS["laptop"]
+    matrices = sum(z.numel() for z in lesson_5.TransformerXL(config).layers.parameters()
                    if z.dim() == 2)
     adam, muon = (sum(estimate.bytes_of_run(config, 9**6, 16, 128, "bf16", 0, name).values())
                   for name in ("adam", "muon"))

@@ -14,11 +14,13 @@ from importlib import import_module
 import pytest
 
 from course.exercises import BY_NAME, ROOT
+from training import presets
 
 train = import_module("train")
 READMES = sorted(path for folder in (".", "support", "tests", "tests/course", "experiments")
                  for path in (ROOT / folder).glob("*.md"))
-SCRIPTS = sorted(path for folder in (".", "support", "tests", "tests/system", "experiments")
+SCRIPTS = sorted(path for folder in (
+                     ".", "support", "training", "tests", "tests/system", "experiments")
                  for path in (ROOT / folder).glob("*.py"))
 TORCHRUN = {"--nproc-per-node", "--nnodes", "--max-restarts"}
 # words that stand for a name of the reader's own
@@ -33,7 +35,7 @@ def name_of(path):
 def module_of(path):
     """What import_module calls it."""
     folder = path.parent.name
-    return f"{folder}.{path.stem}" if folder in ("support", "system") else path.stem
+    return f"{folder}.{path.stem}" if folder in ("support", "training", "system") else path.stem
 
 
 def text_of(path):
@@ -85,7 +87,7 @@ def take(argv, monkeypatch, capsys):
         return None
     if path.name == "train.py":
         given = train.command_line.parse(rest[1:], "", {
-            train.Run: train.RUNS_OF, train.Config: train.CONFIGS})
+            train.Run: train.RUNS_OF, presets.lesson_5.Config: presets.CONFIGS})
         return train.settings(given, "cpu")
     if rest[1:]:
         plain = argparse.ArgumentParser.parse_known_args
@@ -155,7 +157,7 @@ def test_what_is_named_exists(path, flags):
         for name in re.findall(r"blank\.py (?:--undo )?([a-z]\w+)", code):
             assert name in BY_NAME, name
     for model in re.findall(r"\b(?:enwik8|text8)-\d+L|\b(?:wt103|lm1b)-[a-z]{4,}", text):
-        assert model in train.CONFIGS, model
+        assert model in presets.CONFIGS, model
 
 
 def test_each_figure_is_shown():

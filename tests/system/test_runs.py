@@ -21,7 +21,7 @@ import torch
 
 from system.crash import differences, runs_differ
 from helpers import wait_until
-from support import checkpoint, corpora, folder, hardware, log
+from support import checkpoint, corpora, fast, folder, hardware, log
 
 train = import_module("train")
 ROOT = Path(train.__file__).parent
@@ -153,6 +153,97 @@ def test_eval_only_and_sample_need_no_flags_but_the_folder(finished, capsys):
         assert again(out, "--sample", "abc", "--n-tokens", "9", "--top-k", "3") == 0
         samples.append(last_line(capsys))
     assert samples[0] == samples[1] and samples[0].startswith("abc") and len(samples[0]) == 12
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--n-tokens", "-1"], "--n-tokens must be 0 or more, got -1"),
+    (["--top-k", "7"], "--top-k must be from 1 to the vocabulary size 6, got 7"),
+    (["--top-k", "0"], "--top-k must be from 1"),
+    (["--temperature", "0"], "--temperature must be at least"),
+    (["--temperature", "nan"], "--temperature must be at least")], ids=" ".join)
+@pytest.mark.parametrize("act", [["--sample", "abc"], ["--resume"]], ids=["sample", "resume"])
+def test_what_cannot_be_drawn_is_refused_in_one_line(act, flags, words, small, capsys):
+    """Whether it is drawn now, or after the training."""
+    assert words in failure(capsys, again(small(), *act, *flags))
+
+
+# ---- sampling -----------------------------------------------------------------------------------
+
+READING = train.Run(steps=1, dtype="float32", eval_segment=5, eval_mem_len=7)
+
+
+def a_model(form="plain", V=11, broken=False):
+    """A small model, or a Reader of it; if it is broken its logits are not finite."""
+    torch.manual_seed(0)
+    model = train.lesson_5.TransformerXL(train.lesson_5.Config(
+        V, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6, dropout=0.5))
+    if broken:
+        model.embedding.bias.data.fill_(math.nan)
+    return model if form == "plain" else fast.Reader(model)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
+@pytest.mark.parametrize("form", ["plain", "Reader"])
+def test_a_prompt_is_continued_in_eval_mode_and_the_mode_put_back(form, training, monkeypatch):
+    """A prompt (P,) gives (n_tokens,); lesson 5's generate gets it as one lane, (1, P)."""
+    model, generate, seen = a_model(form).train(training), train.lesson_5.generate, []
+
+    def watched(model, prompt, **options):
+        seen.append((model.training, model.config.mem_len, tuple(prompt.shape)))
+        return generate(model, prompt, **options)
+
+    monkeypatch.setattr(train.lesson_5, "generate", watched)
+    new = train.continue_text(model, torch.tensor([1, 2, 3]), READING, {"n_tokens": 5})
+    assert seen == [(False, 7, (1, 3))]
+    assert new.shape == (5,) and new.dtype == torch.int64
+    assert model.training is training and model.config.mem_len == 6
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
+@pytest.mark.parametrize("form", ["plain", "Reader"])
+@pytest.mark.parametrize("prompt, broken, words", [
+    ([1, 99], False, "99"), ([-1], False, "-1"), ([1, 2], True, "not finite")],
+    ids=["above V", "below 0", "broken weights"])
+def test_the_mode_is_put_back_after_an_error(prompt, broken, words, form, training):
+    """So are the lengths."""
+    model = a_model(form, broken=broken).train(training)
+    with pytest.raises(ValueError, match=words):
+        train.continue_text(model, torch.tensor(prompt), READING, {"n_tokens": 5})
+    assert model.training is training and model.config.mem_len == 6
+
+
+@pytest.mark.parametrize("asked, words", [
+    ({"n_tokens": -1}, "--n-tokens must be 0 or more, got -1"),
+    ({"top_k": 12}, "--top-k must be from 1 to the vocabulary size 11, got 12"),
+    ({"top_k": 0}, "--top-k"), ({"temperature": 0.0}, "--temperature")], ids=str)
+def test_what_no_model_can_draw_is_refused(asked, words):
+    """Before anything is read."""
+    with pytest.raises(ValueError, match=words):
+        train.continue_text(a_model(), torch.tensor([1]), READING, asked)
+
+
+def test_no_new_tokens_are_none():
+    """n_tokens 0 is no mistake."""
+    new = train.continue_text(a_model(), torch.tensor([1, 2]), READING, {"n_tokens": 0})
+    assert new.shape == (0,) and new.dtype == torch.int64
+
+
+@pytest.mark.parametrize("V", [3, 200])
+def test_unless_top_k_is_given_it_is_40_or_the_vocabulary(V, monkeypatch):
+    """A vocabulary of fewer than 40 symbols is no mistake."""
+    asked, draw = [], train.lesson_5.sample_top_k
+    monkeypatch.setattr(train.lesson_5, "sample_top_k", lambda logits, top_k, *more: (
+        asked.append(top_k), draw(logits, top_k, *more))[1])
+    train.continue_text(a_model(V=V), torch.tensor([1, 2]), READING, {"n_tokens": 2})
+    assert asked == [min(40, V)] * 2
+
+
+def test_the_same_seed_draws_the_same_text():
+    """That of the run, unless another one is given."""
+    first, again, other = (train.continue_text(
+        a_model(), torch.tensor([1, 2]), READING, {"n_tokens": 20} | asked).tolist()
+        for asked in ({}, {"seed": 0}, {"seed": 1}))
+    assert first == again != other
 
 
 @pytest.mark.slow
@@ -443,6 +534,7 @@ def test_a_full_disk_is_one_sentence(text, tmp_path, monkeypatch, capsys):
     (["--dataset", "stdlib", "--text", "notes.txt"], "give one of them"),
     (["--temperature", "1e-300"], "--temperature"),
     (["--top-k", "99"], "--top-k"),
+    (["--n-tokens", "-1"], "--n-tokens"),
     (["--out", "empty.txt/run"], "empty.txt"),
     (["--device", "tpu"], "must be cpu or cuda"),
     (["--eval-only"], "no checkpoint"),

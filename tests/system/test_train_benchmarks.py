@@ -73,7 +73,7 @@ def made(name, root, monkeypatch):
                 vocabulary=corpora.SOURCES[name].vocabulary._replace(checksum=None))
         (root / corpora.SOURCES[name].vocabulary.name).write_text(listed)
         # lanes of sentences know slices only; the exercise `segments` may read otherwise
-        monkeypatch.setattr(train, "segments", segments)
+        monkeypatch.setattr(train.lesson_1, "segments", segments)
     else:
         publish(name, [sentences(*z) for z in ((170, 0), (30, 1), (30, 2))], root, monkeypatch)
     return ["--cutoffs", "5", "11", "--div-val", "2"] if name != "ptb" else []

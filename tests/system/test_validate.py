@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from system.archives import refusal
+from training import presets
 
 lesson_5 = import_module("05_full_model")
-CONFIGS, Config = lesson_5.CONFIGS, lesson_5.Config
-SMALL = Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
+SMALL = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
 X = torch.zeros(2, 4, dtype=torch.int64)
 
 
@@ -39,19 +39,20 @@ def test_a_configuration_of_other_types_or_beyond_all_machines(change, words):
 
 def test_numbers_of_numpy_are_numbers():
     """A vocabulary counted by NumPy is no mistake."""
-    config = Config(np.int64(11), n_layer=1, d_model=8, dropout=np.float32(0.5), cutoffs=[3])
-    assert lesson_5.count_parameters(config) == lesson_5.count_parameters(
-        Config(11, n_layer=1, d_model=8, dropout=0.5, cutoffs=(3,)))
+    config = lesson_5.Config(
+        np.int64(11), n_layer=1, d_model=8, dropout=np.float32(0.5), cutoffs=[3])
+    assert presets.count_parameters(config) == presets.count_parameters(
+        lesson_5.Config(11, n_layer=1, d_model=8, dropout=0.5, cutoffs=(3,)))
 
 
 def test_a_billion_layers_are_counted_at_once():
     """A layer too many on the command line is no reason to wait."""
-    one, two = (lesson_5.count_parameters(replace(SMALL, n_layer=n, untie_r=True)) for n in (1, 2))
-    found = lesson_5.count_parameters(replace(SMALL, n_layer=10**9, untie_r=True))
+    one, two = (presets.count_parameters(replace(SMALL, n_layer=n, untie_r=True)) for n in (1, 2))
+    found = presets.count_parameters(replace(SMALL, n_layer=10**9, untie_r=True))
     assert found == one + (10**9 - 1) * (two - one)
-    for config in (SMALL, CONFIGS["tiny"]):
+    for config in (SMALL, lesson_5.CONFIGS["tiny"]):
         model = lesson_5.TransformerXL(replace(config, n_layer=5))
-        assert sum(p.numel() for p in model.parameters()) == lesson_5.count_parameters(
+        assert sum(p.numel() for p in model.parameters()) == presets.count_parameters(
             replace(config, n_layer=5))
 
 

@@ -1,4 +1,4 @@
-"""SPOILERS.  Right solutions of lesson 2 in an unusual form: by index, triu and autograd.grad."""
+"""SPOILERS.  Right solutions of lesson 2 in an unusual form: by index, triu and gather."""
 import torch
 
 
@@ -9,8 +9,8 @@ def update_memory(memory, h, M):
     return rows.index_select(1, newest)
 
 
-def causal_mask(T, M, device=None):
-    return torch.ones(T, M + T, dtype=torch.bool, device=device).triu(1 + M)
+def causal_mask(T, m, device=None):
+    return torch.ones(T, m + T, dtype=torch.bool, device=device).triu(1 + m)
 
 
 def reach(N, T, M):
@@ -20,10 +20,9 @@ def reach(N, T, M):
     return T - 1 - token
 
 
-def gradient_into(model, x, y, T):
-    inputs = []
-    with model.embedding.register_forward_hook(lambda m, a, out: inputs.append(out)):
-        losses = stream_losses(model, x, y, T)
-    second = losses.split(T, dim=1)[1]
-    found = torch.autograd.grad(second.sum(), inputs, allow_unused=True, materialize_grads=True)
-    return [max(g.max().item(), -g.min().item()) for g in found]
+def stream_losses(model, x, y, T):
+    memory, logits = None, []
+    for segment in x.split(T, 1):
+        part, memory = model(segment, memory)
+        logits.append(part)
+    return -torch.cat(logits, 1).log_softmax(-1).gather(-1, y[..., None])[..., 0]

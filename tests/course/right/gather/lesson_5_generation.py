@@ -13,21 +13,12 @@ def sample_top_k(logits, top_k, temperature=1.0, generator=None):
 
 
 @torch.no_grad()
-def generate(model, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
-    if n_tokens < 0:
-        raise ValueError("n_tokens")
-    batch = prompt if prompt.dim() == 2 else prompt.view(1, -1)
-    if top_k is None:
-        top_k = min(40, model.config.vocab_size)
-    new = torch.zeros(len(batch), n_tokens, dtype=torch.int64, device=prompt.device)
-    mode = model.training
-    try:
-        model.eval()
-        read, memory = batch, None
-        for n in range(n_tokens):
-            logits, memory = model(read, memory)
-            read = sample_top_k(logits[:, -1, :], top_k, temperature, generator)
-            new[:, n] = read[:, 0]
-    finally:
-        model.train(mode)
-    return new if prompt.dim() == 2 else new[0]
+def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None):
+    new = torch.zeros(len(prompt), n_tokens, dtype=torch.int64, device=prompt.device)
+    top_k = top_k if top_k < model.config.vocab_size else model.config.vocab_size
+    read, memory = prompt, None
+    for n in range(n_tokens):
+        logits, memory = model(read, memory)
+        read = sample_top_k(logits[:, -1, :], top_k, temperature, generator)
+        new[:, n] = read[:, 0]
+    return new

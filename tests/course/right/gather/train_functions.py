@@ -19,7 +19,7 @@ def train_step(model, optimizer, x, y, memory, run):
 def evaluate(model, tokens, run, label="evaluating", skip=0):
     device, found, memory = model.u.device, [], None
     with torch.no_grad(), evaluating(model, run):
-        cut = list(segments(lanes(tokens.to(device), 1), run.eval_segment))
+        cut = list(lesson_1.segments(lesson_1.lanes(tokens.to(device), 1), run.eval_segment))
         for x, y in progress(cut, label, len(cut)):
             with autocast(run, device.type):
                 losses, memory = model(x, memory, y)

@@ -4,28 +4,28 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 
-def hidden_keys(T, m, M, same_length, device=None):
-    hidden = torch.ones(T, m + T, dtype=torch.bool, device=device)
+def attention_mask(T, m, M, same_length, device=None):
+    mask = torch.ones(T, m + T, dtype=torch.bool, device=device)
     for i in range(T):
         first = max(0, m + i - M) if same_length else 0
-        hidden[i, first : m + i + 1] = False
-    return hidden
+        mask[i, first : m + i + 1] = False
+    return mask
 
 
 def distance_encoding(K, D, clamp_len=0, device=None):
     limit = clamp_len if clamp_len > 0 else K
-    return sinusoid(torch.tensor([min(limit, K - 1 - r) for r in range(K)], device=device), D)
+    return lesson_1.sinusoid(torch.tensor([min(limit, K - 1 - r) for r in range(K)], device=device), D)
 
 
 class RelativeAttention:
-    def attend(self, q, k, value, Q, u, v, hidden):
-        T, K = hidden.shape
+    def attend(self, q, k, value, k_R, u, v, mask):
+        T, K = mask.shape
         heads = []
         for n in range(self.H):
             a = (q[:, n] + u[n]) @ k[:, n].mT  # (B, T, K)
-            b = (q[:, n] + v[n]) @ Q[n].mT
+            b = (q[:, n] + v[n]) @ k_R[n].mT
             b = torch.stack([F.pad(b[:, i, T - 1 - i :], (0, T - 1 - i)) for i in range(T)], 1)
-            score = ((a + b) * self.C ** -0.5).masked_fill(hidden, -torch.inf)
+            score = ((a + b) * self.C ** -0.5).masked_fill(mask, -torch.inf)
             weight = (score - score.amax(-1, keepdim=True)).exp()
             p = self.dropout_attention(weight / weight.sum(-1, keepdim=True))
             heads.append(p @ value[:, n])

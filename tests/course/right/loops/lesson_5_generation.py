@@ -15,19 +15,11 @@ def sample_top_k(logits, top_k, temperature=1.0, generator=None):
     return torch.stack(tokens)
 
 
-def generate(model, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
-    if n_tokens < 0:
-        raise ValueError("n_tokens")
-    top_k = min(40, model.config.vocab_size) if not top_k else top_k
-    mode, new = model.training, []
-    model.eval()
-    try:
-        with torch.no_grad():
-            logits, memory = model(prompt.reshape(-1, prompt.shape[-1]))
-            for _ in range(n_tokens):
-                new.append(sample_top_k(logits[:, -1], top_k, temperature, generator))
-                logits, memory = model(new[-1], memory=memory)
-    finally:
-        model.train(mode)
-    found = torch.cat(new, 1) if new else prompt.reshape(-1, prompt.shape[-1])[:, :0]
-    return found if prompt.dim() == 2 else found[0]
+def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None):
+    top_k, new = min(top_k, model.config.vocab_size), []
+    with torch.no_grad():
+        logits, memory = model(prompt)
+        for _ in range(n_tokens):
+            new.append(sample_top_k(logits[:, -1], top_k, temperature, generator))
+            logits, memory = model(new[-1], memory=memory)
+    return torch.cat(new, 1) if new else prompt[:, :0]

@@ -16,18 +16,11 @@ def sample_top_k(logits, top_k, temperature=1.0, generator=None):
 
 
 @torch.inference_mode()
-def generate(model, prompt, n_tokens, top_k=None, temperature=1.0, generator=None):
-    if n_tokens < 0:
-        raise ValueError("n_tokens")
-    top_k = top_k or min(40, model.config.vocab_size)
-    x, memory, mode = torch.atleast_2d(prompt), None, model.training
-    out = x[:, :0]
-    model.train(False)
-    try:
-        while out.shape[1] < n_tokens:
-            logits, memory = model(x, memory)
-            x = sample_top_k(logits[:, logits.shape[1] - 1], top_k, temperature, generator)
-            out = torch.hstack([out, x])
-    finally:
-        model.train(mode)
-    return out.view(*prompt.shape[:-1], n_tokens)
+def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None):
+    x, memory, out = prompt, None, prompt[:, :0]
+    while out.shape[1] < n_tokens:
+        logits, memory = model(x, memory)
+        last = logits[:, logits.shape[1] - 1]
+        x = sample_top_k(last, min(top_k, last.shape[-1]), temperature, generator)
+        out = torch.hstack([out, x])
+    return out

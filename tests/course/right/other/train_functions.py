@@ -20,9 +20,9 @@ def train_step(model, optimizer, x, y, memory, run):
 
 @torch.no_grad()
 def evaluate(model, tokens, run, label="evaluating", skip=0):
-    lane, memory, total, count = lanes(tokens.to(model.u.device), 1), None, 0.0, -skip
+    lane, memory, total, count = lesson_1.lanes(tokens.to(model.u.device), 1), None, 0.0, -skip
     with evaluating(model, run):
-        for x, y in segments(lane, run.eval_segment):
+        for x, y in lesson_1.segments(lane, run.eval_segment):
             with autocast(run, model.u.device.type):
                 losses, memory = model(x, memory, y)
             count += y.numel()  # of those that count, or below 0
