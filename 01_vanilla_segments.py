@@ -217,7 +217,7 @@ def show_fragmentation(model, tokens, T):
 def show_sliding_window(model, tokens, T):
     """The cure and its price, on the same tokens: return the window's mean in bits."""
     tokens = tokens[: (len(tokens) - 1) // T * T + 1]  # whole segments, a target more
-    every = 59  # a sample that meets all positions: 59 and T share no factor
+    every = 17  # a sample that meets all positions: 17 and T share no factor
     window = sliding_window_losses(model, tokens, T, every)  # tokens T, T + every, ...
     one_pass = one_pass_losses(model, tokens, T).flatten()  # tokens 1, 2, 3, ...
     same = one_pass[T - 1 :: every]  # tokens T, T + every, ...
@@ -248,12 +248,12 @@ def draw(by_position, window):
 def main():
     """Train the baseline; show what fragmentation costs, and what the cure costs."""
     torch.manual_seed(0)
-    T = 64
+    T = 32
     # the text of Python's own library; a token is a byte's place in corpus.vocab, the
     # list of the bytes that occur; .train, .valid and .test are uint8 tensors (n,)
     corpus = load("stdlib")
     model = VanillaTransformer(len(corpus.vocab))
-    fit(model, corpus.train[:1_030_000], B=32, T=T, steps=500)
+    fit(model, corpus.train[:1_030_000], B=64, T=T, steps=500)
     by_position = show_fragmentation(model, corpus.valid[:300_000], T)
     window = show_sliding_window(model, corpus.valid[:300_000], T)
     draw(by_position, window)
@@ -266,5 +266,5 @@ if __name__ == "__main__":
 #   1. Why does the loss fall within a segment, if all positions share the weights?
 #   2. Position 0 predicts from one byte.  Could it beat counted pairs of bytes?
 # Change and watch
-#   1. T = 16, then 128 in main: what becomes of the loss and the work of both ways?
+#   1. T = 8, then 128 in main: what becomes of the loss and the work of both ways?
 #   2. Write h = E for h = E + U: which positions get worse, and why not all?

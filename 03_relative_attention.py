@@ -23,7 +23,6 @@ in lesson 2 is a product of two sums, so it has four terms:
     take its place: u, where it meets content (c), and v, where it meets distance (d).
   * Content and position get projections of their own: k_j = W_kE h_j, and W_kR.  In
     higher layers h stands for E.  Lesson 2 adds U once; here every layer gets R.
-  * The paper's equation ends here; like its code we divide the sum by sqrt(C).
   * Shaw et al. (2018) have (a) and (b) only, and learn a vector for each distance: at
     first those of 7 and 8 are unrelated, while R_7 and R_8 are alike from the start.
 
@@ -133,7 +132,7 @@ class RelativeAttention(nn.Module):
         h_tilde = torch.cat([memory, h], dim=1)  # (B, K, D)
         value = self.W_v(h_tilde).view(B, m + T, self.H, self.C).transpose(1, 2)
         score = self.terms(h, memory, u, v).sum(0)  # (B, H, T, K)                 # NEW
-        score = score / math.sqrt(self.C)  # the scale covers all four             # NEW
+        score = score / math.sqrt(self.C)  # the authors' code; not in the paper
         mask = lesson_2.causal_mask(T, m, h.device)
         probability = score.masked_fill(mask, float("-inf")).softmax(-1)
         out = probability @ value  # (B, H, T, C)

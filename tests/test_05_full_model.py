@@ -31,7 +31,7 @@ lesson_1, lesson_2, lesson_4 = (import_module(name) for name in (
 SMALL = Config(vocab_size=11, n_layer=2, d_model=6, n_head=3, d_head=4, d_inner=7, mem_len=5)
 
 
-# ---- exercise attention_mask -----------------------------------------------------------------------
+# ---- exercise attention_mask ---------------------------------------------------------------------
 
 def test_the_future_is_masked(attention_mask):
     """True means masked.  A query sees the whole memory and the segment up to itself (query i is
@@ -130,7 +130,7 @@ def test_R_stands_on_the_device(distance_encoding, clamp_len):
 # ---- exercise relative_attention ----------------------------------------------------------------
 
 def attended(attend, given, mask, dropout=None):
-    """What the exercise makes of given = [q, k, value, k_R, u, v]; an oracle does lesson 4's part."""
+    """What the exercise makes of given = [q, k, value, k_R, u, v]; oracles do lesson 4's part."""
     _, H, _, C = given[0].shape
     part = lesson.RelativeAttention(Config(7, n_layer=1, d_model=10, n_head=H, d_head=C, d_inner=9))
     part.to(given[0].dtype).dropout_attention = dropout or Times(1.0)

@@ -157,7 +157,7 @@ REACH = (
 
 CALL = "logits, memory = model(x_T, memory)"
 FORGOTTEN = "the memory is not handed on: each segment is read as if nothing stood before it"
-SHORT = "the tokens of the last, shorter segment are left out: losses are (B, n), one for each token"
+SHORT = "the tokens of the last, shorter segment are left out: the losses of all are (B, n)"
 ONE_LOSS = "one loss for each token is wanted, (B, n): do not take means or sums here"
 
 

@@ -32,8 +32,8 @@ def attention_mask(T, m, M, same_length, device=None):
     M("attention_mask", "query i is taken for key M + i: the memory holds m rows so far",
       ("m + i - j", "M + i - j")),
     M("attention_mask", "M, the limit, was taken for m, the rows that the memory holds by now: "
-      "there are m + T keys", ("torch.arange(m + T", "torch.arange(M + T"), ("m + i - j", "M + i - j"),
-      bug=18),
+      "there are m + T keys", ("torch.arange(m + T", "torch.arange(M + T"),
+      ("m + i - j", "M + i - j"), bug=18),
     M("attention_mask", "a slice ends before 0, which counts from the end: the first queries may "
       "have no key that is too far back", """
 def attention_mask(T, m, M, same_length, device=None):
@@ -86,8 +86,8 @@ CLAMP = "    if clamp_len > 0:\n        distance = distance.clamp(max=clamp_len)
 
 def encodes(sentence, distances, bug=0):
     """Another choice of distances where there is a clamp; `limit` is clamp_len, or K if none."""
-    return M("distance_encoding", sentence, (CLAMP, "    limit = clamp_len if clamp_len > 0 else K\n"
-                                             f"    distance = {distances}\n"), bug=bug)
+    other = f"    limit = clamp_len if clamp_len > 0 else K\n    distance = {distances}\n"
+    return M("distance_encoding", sentence, (CLAMP, other), bug=bug)
 
 
 DISTANCES = (
@@ -203,7 +203,8 @@ ATTENTION = (
     own("only the position part is scaled: 1 / sqrt(C) covers all four terms",
         ("(content + position) / self.C ** 0.5", "content + position / self.C ** 0.5"), bug=9),
     A("only q is scaled, u and v are not: 1 / sqrt(C) covers all four terms",
-      ("score = score / math.sqrt(self.C)", "pass"), ("(q, k,", "(q / math.sqrt(self.C), k,"), bug=9),
+      ("score = score / math.sqrt(self.C)", "pass"), ("(q, k,", "(q / math.sqrt(self.C), k,"),
+      bug=9),
     own("the position part is not shifted", (SHIFTED, "(q + v[:, None]) @ k_R.mT"), bug=1),
     A("the whole score is shifted once more: relative_score has shifted what is to be shifted",
       (SCORE, f"{SHIFT}({SCORE})")),

@@ -135,7 +135,7 @@ def time_limit(seconds):
 def import_lessons(up_to=LESSONS[-1]):
     """Import all six, or those up to one; a file that cannot be imported goes into `broken`.
 
-    A lesson uses earlier ones only, and takes their functions when it is imported.  So a
+    A lesson uses earlier ones only, and derives classes from theirs when it is imported.  So a
     student's functions are put into each lesson before the next one is imported.
     """
     if str(ROOT) not in sys.path:

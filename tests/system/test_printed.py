@@ -1,4 +1,4 @@
-"""Each lesson prints what stands under "# It prints" at its end, so nobody needs to run it to read it.
+"""Each lesson prints what stands under "# It prints" at its end: a reader need not run it.
 
     pytest -m slow tests/system/test_printed.py       runs the lessons, two minutes
 """
@@ -10,7 +10,7 @@ import pytest
 
 from course.exercises import LESSONS, ROOT
 
-BITS = 0.25  # between versions of Python, whose texts differ a little: losses of trained models
+BITS = 0.15  # a trained model's losses: Python 3.10 to 3.13 differ by up to 0.12, as their texts do
 FACTOR = 3  # numbers such as 6e-04, of random models
 ROUNDING = 1e-6  # below this it is rounding, however much
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?(?: ms)?")
@@ -76,7 +76,8 @@ def test_a_lesson_prints_what_it_says(name, monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize("line, found", [
     ("loss 2.50 bits", "loss 2.51 nats"), ("16 of 16 shapes", "15 of 16 shapes"),
     ("loss 2.50 bits", "loss 2.80 bits"), ("off by 9e-16", "off by 2e-03"),
-    ("off by 6e-04", "off by 9e-16"), ("off by 6e-04", "off by 6e-02"), ("into 1: None", "into 1: 0")])
+    ("off by 6e-04", "off by 9e-16"), ("off by 6e-04", "off by 6e-02"),
+    ("into 1: None", "into 1: 0")])
 def test_a_line_that_is_not_true_is_seen(line, found):
     """Another word, another count, a loss too far away, a difference that is rounding no more."""
     assert differs(line, line) == "" and differs(line, found)

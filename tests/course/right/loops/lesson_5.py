@@ -14,7 +14,8 @@ def attention_mask(T, m, M, same_length, device=None):
 
 def distance_encoding(K, D, clamp_len=0, device=None):
     limit = clamp_len if clamp_len > 0 else K
-    return lesson_1.sinusoid(torch.tensor([min(limit, K - 1 - r) for r in range(K)], device=device), D)
+    distances = [min(limit, K - 1 - r) for r in range(K)]
+    return lesson_1.sinusoid(torch.tensor(distances, device=device), D)
 
 
 class RelativeAttention:

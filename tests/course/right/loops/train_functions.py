@@ -21,7 +21,8 @@ def evaluate(model, tokens, run, label="evaluating", skip=0):
     device, memory, number, counted = model.u.device.type, None, 0, []
     autocast_now = autocast(run, device)
     with torch.no_grad(), evaluating(model, run):
-        for x, y in lesson_1.segments(lesson_1.lanes(tokens.to(model.u.device), 1), run.eval_segment):
+        lane = lesson_1.lanes(tokens.to(model.u.device), 1)
+        for x, y in lesson_1.segments(lane, run.eval_segment):
             with autocast_now:
                 losses, memory = model(x, memory=memory, y=y)
             for loss in losses[0].tolist():
