@@ -268,3 +268,18 @@ if __name__ == "__main__":
 # Change and watch
 #   1. T = 8, then 128 in main: what becomes of the loss and the work of both ways?
 #   2. Write h = E for h = E + U: which positions get worse, and why not all?
+
+# It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
+#     segments of 32 bytes, each alone: 2.45 bits per byte
+#       the first of a segment 3.70, the second 2.97, the later half 2.35
+# The first is predicted from one byte, the second from two: they pay, and the mean with
+# them.  That is context fragmentation.
+#
+#     sliding window: 2.39 bits per byte
+#       the same 17644 bytes in one pass: 2.46
+# The window mends it: each of these bytes is now predicted from 32 before it.
+#
+#       tokens through the model for each prediction: 32 against 1
+# This is its price.
+#
+#     figure: runs/01_fragmentation.png

@@ -263,3 +263,17 @@ if __name__ == "__main__":
 #   3. Why must R cover K = M + T distances, and not T?
 # Change and watch
 #   1. Divide by sqrt(D) in place of sqrt(C) in forward: which printed lines notice?
+
+# It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
+#     loops against pairs, 18 visible cells: 2e-15
+# Rounding: the einsums are the equation.
+#
+#     4 segments with memory against one pass, largest difference of losses:
+#       absolute (lesson 2): 3e-01
+# In lesson 2 a segment's positions begin at 0 again, in one pass they go on.
+#
+#       relative (lesson 3): 9e-16
+# Rounding: a distance is the same, however the text is cut.
+#
+#     after 500 steps on text: 2.47 bits per byte
+#     figure: runs/03_four_terms.png

@@ -237,13 +237,16 @@ if __name__ == "__main__":
 #        24   23   22   21   20
 #       under the causal mask are the cells [[0, 3], [0, 4], [1, 4]]
 # The cells in brackets, and no others, are those that the mask covers.
+#
 #     loops = gather = pad-reshape-drop, to the bit: 16 of 16 shapes
 #     scores against lesson 3's, all pairs: 5e-15
 # Rounding: the shift is a faster way to the same score.
+#
 #     vectors of distances that are projected, and milliseconds of a score:
-#       T = m =  32: by pairs   2,048, by the shift  64; 21.8 ms, 0.5 ms
-#       T = m =  64: by pairs   8,192, by the shift 128; 60.8 ms, 222.4 ms
-#       T = m = 128: by pairs  32,768, by the shift 256; 417.9 ms, 272.0 ms
-#       T = m = 256: by pairs 131,072, by the shift 512; 996.0 ms, 372.0 ms
+#       T = m =  32: by pairs   2,048, by the shift  64; 6.7 ms, 0.5 ms
+#       T = m =  64: by pairs   8,192, by the shift 128; 19.5 ms, 0.7 ms
+#       T = m = 128: by pairs  32,768, by the shift 256; 72.6 ms, 1.4 ms
+#       T = m = 256: by pairs 131,072, by the shift 512; 312.9 ms, 2.5 ms
 # Twice the length: four times as many vectors by pairs, twice as many by the shift.
+#
 #     figure: runs/04_price.png

@@ -323,7 +323,7 @@ def show_what_the_past_is_worth(model, tokens, T):
         axes.bar_label(axes.bar(str(M), bits, color="tab:blue"), fmt="%.2f")
         print(f"  with a memory of {M:3}: {bits:.2f} bits per byte")
     axes.set(xlabel=f"M at evaluation: keys before each query (trained with {T})",
-             ylabel="bits per byte", title="What the past is worth to one model")
+             ylabel="bits per byte", ylim=(0, 4), title="What the past is worth")
     lesson_1.save(axes.figure, "05_memory_length.png")
 
 
@@ -357,3 +357,30 @@ if __name__ == "__main__":
 #   2. Begin with zeros: write h.new_zeros(len(h), c.mem_len, c.d_model) for h[:, :0].
 #      Which case of show_what_a_cut_changes is no longer rounding?
 #   3. Give the figure's last bar clamp_len=127.  Did it pay for untrained distances?
+
+# It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
+#     an untrained model's losses, the text cut in different ways, should be
+#     M 96, same_length False: equal, as nothing has left the memory
+#       segments of  4 against 1: 9e-16
+#       segments of 16 against 1: 9e-16
+#       segments of 96 against 1: 9e-16
+#     M 16, same_length False: different, as first queries see less than last
+#       segments of  4 against 1: 6e-04
+#       segments of 16 against 1: 7e-04
+#       segments of 96 against 1: 1e-03
+#     M 16, same_length True: equal, as all queries see M keys before them
+#       segments of  4 against 1: 9e-16
+#       segments of 16 against 1: 9e-16
+#       segments of 96 against 1: 9e-16
+#     after 600 steps on text, `def read(` goes on so (yours differs):
+#       'nemone, name):\n                 set_remourine, returnen warc'
+# (A sample; yours is another one of 60 bytes.)
+#
+#       with a memory of   1: 3.44 bits per byte
+#       with a memory of   4: 2.81 bits per byte
+#       with a memory of  16: 2.73 bits per byte
+#       with a memory of  64: 2.72 bits per byte
+#       with a memory of 256: 2.72 bits per byte
+# More past is worth less and less, and harms nothing: no weight was changed.
+#
+#     figure: runs/05_memory_length.png
