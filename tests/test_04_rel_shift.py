@@ -240,7 +240,7 @@ def test_the_lesson_prints_that_the_shifts_agree(monkeypatch, capsys):
     assert same.endswith("to the bit: 4 of 16 shapes") and float(score.split()[-1]) > 0.1
 
 
-def test_the_lesson_prints_the_leftovers_in_brackets(capsys):
+def test_the_lesson_prints_the_leftovers_in_brackets(our_own, capsys):
     """The drawing at the top of the lesson, and the cells under the mask."""
     lesson.show_leftovers()
     assert [line.split() for line in capsys.readouterr().out.splitlines()[1:4]] == [

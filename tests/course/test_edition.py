@@ -248,7 +248,7 @@ def test_a_student_solves_one(edition):
     assert f"code under test: all of {edition}" in out
     body = mistakes.solution("reach").split("\n", 1)[1]
     try:
-        lesson.write(body.replace("T - 1 - first", "T - first"))
+        lesson.write(body.replace("return T - 1 - token", "return T - token"))
         status, out = pytest_in(edition, "-k", "reach")
         assert status == 1 and "reach: one too far" in out and "1 failed" in out
         assert exercise.hint[:30] not in out
@@ -268,7 +268,7 @@ def test_xl_code_takes_functions_and_lesson_files(tmp_path):
     (tmp_path / "mine.py").write_text(
         mistakes.solution("update_memory") + "\n\ndef causal_mask(T, M, device=None):\n"
         "    while True:\n        pass\n\n\n"
-        + mistakes.solution("reach").replace("T - 1 - first", "T - first"))
+        + mistakes.solution("reach").replace("return T - 1 - token", "return T - token"))
     files = ("tests/test_02_recurrence.py", "tests/test_04_rel_shift.py")
     status, out = pytest_in(ROOT, "-q", *files, XL_CODE=str(tmp_path))
     said = " ".join(out.split())

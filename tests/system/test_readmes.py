@@ -164,14 +164,15 @@ def test_each_figure_is_shown():
     """What stands in figures/ is looked at from some README."""
     texts = "".join(path.read_text(encoding="utf-8") for path in READMES)
     assert not [path.name for path in (ROOT / "figures").iterdir()
-                if f"figures/{path.name})" not in texts]
+                if not re.search(rf"figures/{path.name}[)\"]", texts)]
 
 
 def test_each_question_of_the_lessons_has_an_answer():
     """As many, lesson by lesson, and in the order of the two lists."""
     answers = (ROOT / "tests/course/answers.md").read_text(encoding="utf-8")
     for path, section in zip(sorted(ROOT.glob("0*.py")), answers.split("\n## ")[1:], strict=True):
-        asked = path.read_text(encoding="utf-8").rpartition("\n# Ask yourself\n")[2]
+        asked = path.read_text(encoding="utf-8").partition("\n# Ask yourself (answers: ")[2]
+        assert asked, "the questions say where their answers are"
         assert section.startswith(f"Lesson {int(path.name[:2])}\n")
         assert re.findall(r"^#   (\d)", asked, re.M) == re.findall(r"^(\d)", section, re.M)
 
