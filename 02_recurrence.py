@@ -15,12 +15,12 @@ The past is not run through the layers again and gets no gradient, so training s
 affordable; but information flows, and each layer reaches M further back.
 
                             segment 1     segment 2     segment 3     T = M = 4, N = 2
-    h2, made by layer 2     .  .  .  .    .  .  .  .    .  .  .  Q
+    h2, made by layer 2     .  .  .  .    .  .  .  .    .  .  .  P
     h1, made by layer 1     .  .  .  .   [a  x  x  x]   x  x  x  x
     h0, the embeddings     [b  x  x  x]   x  .  .  .    .  .  .  .
 
-To make Q, layer 2 reads the row of a (its memory in brackets): 7 tokens back.  To make
-a, one segment earlier, layer 1 read the row of b: so b is 11 tokens back from Q.
+To make P, layer 2 reads the row of a (its memory in brackets): 7 tokens back.  To make
+a, one segment earlier, layer 1 read the row of b: so b is 11 tokens back from P.
 
 What it breaks: absolute positions.  A token at position j enters as E + U_j, in memory
 and in the segment, and attention sums over a set of keys.  Exchange the tokens at j in
