@@ -57,9 +57,9 @@ def lanes(tokens, B):
 def segments(stream, T, start=0):
     """Cut lanes (B, L + 1) into x, y (B, T): inputs and their next tokens, in order.
 
-    Row b of one segment goes on where row b of the segment before stopped; the last may
-    be shorter.  Tokens become int64, as nn.Embedding wants.  `start` is the column to
-    begin at, for a run that was interrupted.  Raises ValueError when T < 1.
+    Row b of one segment goes on where row b of the segment before stopped, as lesson 2
+    will need it; the last may be shorter.  Tokens become int64, for nn.Embedding.
+    An interrupted run goes on from column `start`.  Raises ValueError when T < 1.
 
     >>> for x, y in segments(lanes(torch.arange(23), 2), 4):
     ...     print(x.tolist(), y.tolist())
@@ -147,7 +147,7 @@ class VanillaTransformer(nn.Module):
 
     def forward(self, x):
         """Tokens (B, T) int64 -> logits (B, T, V)."""
-        # weights of about .02 would drown in U, whose numbers are about .7: so sqrt(D)
+        # weights of about .02 would drown in U, of about .7; times sqrt(D) they are .23
         E = self.embedding(x) * math.sqrt(self.D)  # (B, T, D), the embedded tokens
         position = torch.arange(x.shape[1], device=x.device)  # *within the segment*
         U = sinusoid(position, self.D).to(E)  # (T, D), in the dtype of E
@@ -171,7 +171,7 @@ def bits(losses):
 # ---- training and the two ways to evaluate -------------------------------------------
 
 def fit(model, tokens, B, T, steps, lr=5e-3):
-    """Train.  The rate rises to lr (high, as the model is small), then falls to 0."""
+    """Train.  The rate rises towards lr (high: a small model), then falls to 0."""
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     batches = list(segments(lanes(tokens, B), T))
     for step in progress(range(steps), "training step", steps):
@@ -188,7 +188,7 @@ def fit(model, tokens, B, T, steps, lr=5e-3):
 @torch.no_grad()
 def one_pass_losses(model, tokens, T):
     """Evaluate as trained, each segment alone: (n,) -> (S, T) nats, S segments."""
-    parts = tokens.long().unfold(0, T + 1, T).split(BATCH)  # T inputs, a target more
+    parts = tokens.long().unfold(0, T + 1, T).split(BATCH)  # T + 1 tokens, T apart
     losses = [token_losses(model(part[:, :-1]), part[:, 1:])
               for part in progress(parts, "one pass", len(parts))]
     return torch.cat(losses)
@@ -277,7 +277,8 @@ if __name__ == "__main__":
 #
 #     sliding window: 2.39 bits per byte
 #       the same 17644 bytes in one pass: 2.46
-# The window mends it: each of these bytes is now predicted from 32 before it.
+# The window mends it: each of these bytes is now predicted from 32 before it.  (They
+# are other bytes than the later halves above; with these it cannot be compared.)
 #
 #       tokens through the model for each prediction: 32 against 1
 # This is its price.

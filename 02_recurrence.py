@@ -1,14 +1,14 @@
 """Lesson 2. Memory: cache a segment, stop the gradient, reuse it (paper, 3.2).
 
-You need lesson 1.  You learn how the past becomes keys and values, how far back layers
-see then, and why absolute positions break.  20 minutes (an estimate).
+You need lesson 1.  You learn how the past becomes keys and values, how far back each
+layer can then see, and why absolute positions break.  20 minutes (an estimate).
 
 The problem.  Lesson 1's model forgets everything at each segment boundary.
 
 The one new idea.  Each layer keeps its *input*, the hidden states h of a segment.  When
 it reads the next segment, it puts them in front, for keys and values only:
 
-    h~ = [SG(memory) ; h]         SG is stop-gradient, [a ; b] joins a and b along time
+    h~ = [SG(memory) ; h]         SG is stop-gradient, [x ; y] joins x and y along time
     q = h W_q   k = h~ W_k   value = h~ W_v
 
 The past is not run through the layers again and gets no gradient, so training stays
@@ -19,13 +19,13 @@ affordable; but information flows, and each layer reaches M further back.
     h1, made by layer 1     .  .  .  .   [a  x  x  x]   x  x  x  x
     h0, the embeddings     [b  x  x  x]   x  .  .  .    .  .  .  .
 
-To make P, layer 2 reads the row of a (its memory in brackets): 7 tokens back.  To make
-a, one segment earlier, layer 1 read the row of b: so b is 11 tokens back from P.
+To make P, layer 2 reads a and the x in its row (its memory in brackets): 7 tokens back.
+To make a, one segment earlier, layer 1 read b and the x in its row: 11 back from P.
 
-What it breaks: absolute positions.  A token at position j enters as E + U_j, in memory
-and in the segment, and attention sums over a set of keys.  Exchange the tokens at j in
-memory and in the segment: the set is the same, and one layer's later outputs do not
-change.  The paper calls it *temporal confusion*.
+What it breaks: absolute positions.  Let token x stand at position 3 of the memory, y
+at position 3 of the segment, and exchange them.  Keys are still made of E_x + U_3 and
+E_y + U_3, and attention sums over the set of keys: after position 3 no output of one
+layer changes.  The paper calls it *temporal confusion*.
 
     python 02_recurrence.py      a few seconds: exact zeros, exact counts, one figure
 
@@ -133,13 +133,13 @@ def stream_losses(model, x, y, T):
 def reach(N, T, M):
     """How many tokens back the last token of a segment can see through N layers.
 
-    A layer sees from M tokens before the *start of the segment* on; from there the
-    layer below goes on.  If T divides M, that is N * M + T - 1.
+    The earliest token that a layer reads stands M before the *start of the segment*;
+    the layer below goes on from that token.  If T divides M: N * M + T - 1.
 
     >>> reach(1, 4, 4), reach(2, 4, 4), reach(3, 4, 0)
     (7, 11, 3)
     """
-    token = T - 1  # in the segment that starts at 0; what was before it is negative
+    token = T - 1  # of the segment that starts at 0; with T = M = 4: 3, -4, -8, ...
     for _ in range(N):
         segment_start = token - token % T  # in Python -3 % 4 is 1: -3 is in -4 ... -1
         token = segment_start - M
@@ -183,11 +183,11 @@ def show_nothing_else_changed(T, M):
 def show_stopped_gradient(T, M, D=32):
     """One layer reads segment 2 after segment 1: where do gradients go?"""
     layer = lesson_1.Layer(Attention(D, H=2, C=16), D, FF=64)
-    h_1 = torch.randn(1, T, D, requires_grad=True)
-    h_2 = torch.randn(1, T, D, requires_grad=True)
-    memory = update_memory(h_1[:, :0], h_1, M)
-    number = layer(h_2, memory)[0, -1, 0]  # any one number that the layer gives
-    into_1, into_2 = torch.autograd.grad(number, [h_1, h_2], allow_unused=True)
+    first = torch.randn(1, T, D, requires_grad=True)  # hidden states of segment 1
+    second = torch.randn(1, T, D, requires_grad=True)
+    memory = update_memory(first[:, :0], first, M)
+    number = layer(second, memory)[0, -1, 0]  # any one number that the layer gives
+    into_1, into_2 = torch.autograd.grad(number, [first, second], allow_unused=True)
     print(f"gradient into segment 2: up to {into_2.abs().max():.2f}")
     largest = None if into_1 is None else into_1.abs().max().item()
     print(f"gradient into segment 1: {largest}")
@@ -212,7 +212,7 @@ def show_confusion(T, M):
     print(f"  by {confusion(model, T, 3, 4):.0e} if they stood at positions 3 and 4")
 
 
-def draw(changes, T):
+def draw(changes, T, M):
     """The changes (5, n) by distance, logarithmic; white is exactly 0."""
     n = changes.shape[1]
     axes = Figure(figsize=(8, 3), layout="constrained").subplots()
@@ -221,7 +221,7 @@ def draw(changes, T):
     axes.set(xlabel=f"distance from the changed token (a segment is {T} tokens wide)",
              ylabel="layers N", yticks=range(5), xticks=range(0, n + 1, T),
              yticklabels=("4, M = 0", 1, 2, 3, 4),
-             title=f"White: a change of exactly 0.  Each layer reaches M = {T} further")
+             title=f"White: a change of exactly 0.  Each layer reaches M = {M} further")
     axes.figure.colorbar(image, label="log10 of the change (nats)")
     lesson_1.save(axes.figure, "02_reach.png")
 
@@ -234,7 +234,7 @@ def main():
     show_stopped_gradient(T, M)
     changes = show_reach(T, M)
     show_confusion(T, M)
-    draw(changes, T)
+    draw(changes, T, M)
 
 
 if __name__ == "__main__":
@@ -245,7 +245,7 @@ if __name__ == "__main__":
 #   2. Gradients stop at the boundary.  How can W_k and W_v learn to use the memory?
 #   3. Could two layers notice the exchange at position j?  Through which hidden states?
 # Change and watch
-#   1. M = 16 in main, n_segments=10 in change_by_distance: how far does a layer step?
+#   1. T, M = 8, 16 in main, n_segments=10 in change_by_distance: how far is a step?
 #   2. Let the memory keep its gradient: which printed line changes, and which do not?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
@@ -254,7 +254,7 @@ if __name__ == "__main__":
 #
 #     gradient into segment 2: up to 0.87
 #     gradient into segment 1: None
-# None is less than 0: there is no way back into segment 1 at all.
+# None is more than a gradient of 0: autograd finds no way back into segment 1.
 #
 #     token 0 changed, T = 8, M = 8: the farthest token whose loss moves is
 #       N = 1: 15, and reach() says 15
@@ -265,7 +265,7 @@ if __name__ == "__main__":
 #
 #     one layer; a token in memory, one in the segment exchanged: losses move
 #       by 0e+00 if both stood at position 3
-# Rounding: the same keys and values in another order.
+# 0, or about 1e-16, which is rounding: the same keys in another order.
 #
 #       by 1e-04 if they stood at positions 3 and 4
 # At another position it is noticed.

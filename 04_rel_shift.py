@@ -8,11 +8,13 @@ and keeps each of these vectors for the gradient, although there are only K diff
 distances.
 
 The one new idea.  Project each distance once, into K keys of distances k_R, the largest
-distance first: column n of q k_R^T holds distance K - 1 - n.  Every wanted number is in
-this one product, but in the wrong column.  Cell (i, j) wants distance m + i - j, which
-is in column n = j + (T - 1 - i): so row i must move left by T - 1 - i.  The paper says
-so in appendix B (where k_R is called Q); how to move every row by its own amount with a
-pad, a reshape and a drop is a trick of the authors' code.
+first, since along a row of keys distances fall: column n of q k_R^T holds distance
+K - 1 - n.  Cell (i, j) wants distance m + i - j, which is there, in another column:
+
+    K - 1 - n = m + i - j,  so  n = j + (T - 1 - i):  row i moves left by T - 1 - i
+
+The paper says so in appendix B (k_R is called Q there); to move every row by its own
+amount with a pad, a reshape and a drop is a trick of the authors' code.
 
 With T = 3 queries, m = 2 keys of memory, K = 5.  Each number is 10 * query + distance:
 
@@ -33,8 +35,8 @@ zero, and why the mask is not optional.
 
     python 04_rel_shift.py      a few seconds: leftovers, equalities, price, a figure
 
-New letter:  k_R (H, K, C), the keys of distances.  From here on R has their order, by
-descending distance.  The score itself is still a matrix of T * K numbers.
+New letter:  k_R (H, K, C), the keys of distances.  From here on row 0 of R is distance
+K - 1 (in lesson 3 distance 0).  The score is still a matrix of T * K numbers.
 """
 import time
 from importlib import import_module
@@ -82,7 +84,7 @@ def rel_shift_by_index(x):
 def rel_shift(x):
     """The same rule without an index: pad, reshape, drop.  (..., T, K) -> (..., T, K).
 
-    Future cells hold leftovers and MUST be masked; here tril puts 0 there.
+    Future cells hold leftovers and MUST be masked; in the example tril puts 0 there.
 
     >>> x = torch.tensor([[4, 3, 2, 1, 0], [14, 13, 12, 11, 10], [24, 23, 22, 21, 20]])
     >>> rel_shift(x).tril(2)
@@ -95,6 +97,7 @@ def rel_shift(x):
     x = x.reshape(*batch, K + 1, T)  # the same numbers in the same order, in rows of T
     # Count the cells row by row.  Cell (i, n) was number i K + n; the pad makes it
     # i (K + 1) + 1 + n, the drop takes T away: i K + n - (T - 1 - i), so it moved left.
+    # (In the drawing distance 2 of query 0 was number 2, then 3, now 0.)
     return x[..., 1:, :].reshape(*batch, T, K)
 
 

@@ -13,13 +13,13 @@ shift (04), into the model that train.py trains, and adds what a complete one ne
 
 Two options for reading with a longer memory are of the authors' code, not the paper:
 
-  * clamp_len: a larger distance counts as this one, so none is new to a trained model;
+  * clamp_len: distances above it are treated as clamp_len, so that none is untrained;
   * same_length: each query sees itself and the M keys before it, if there are so many.
 
-                         key j   0  1  2  3  4         0  1  2  3  4      1: masked
-    query 0, which is key 2      .  .  .  1  1         .  .  .  1  1      T = 3
-    query 1, which is key 3      .  .  .  .  1         1  .  .  .  1      m = M = 2
-    query 2, which is key 4      .  .  .  .  .         1  1  .  .  .
+                         key j   0  1  2  3  4         0  1  2  3  4      distances,
+    query 0, which is key 2      2  1  0  .  .         2  1  0  .  .      T = 3
+    query 1, which is key 3      3  2  1  0  .         .  2  1  0  .      m = M = 2
+    query 2, which is key 4      4  3  2  1  0         .  .  2  1  0      a dot: masked
                                  as in lesson 2        same_length
 
 Left, the last query of a segment sees T - 1 keys more than the first, so a loss depends
@@ -64,7 +64,7 @@ class Config:
     mem_len: int = 128  # memory length M; 0: no memory
     dropout: float = 0.0  # of hidden states
     dropout_attention: float = 0.0  # of attention probabilities
-    # for texts of words, whose embedding is support/adaptive_softmax.py:
+    # three for texts of words alone (support/adaptive_softmax.py); skip them at first
     cutoffs: tuple = ()  # where the vocabulary, sorted by frequency, is cut into bands
     div_val: int = 1  # each further band has vectors so many times narrower
     tie_projections: bool = True  # one matrix leads into a band and out of it
@@ -76,8 +76,8 @@ class Config:
         validate.config(self)
 
 
-# Two sizes of ours, and the paper's for one GPU (204: enwik8 without newlines).  All
-# others are in training/presets.py; train.py puts its corpus's own vocabulary in.
+# Two sizes of ours, and the paper's for one GPU; all others are in training/presets.py.
+# train.py puts its corpus's own vocabulary in: enwik8 has 205 bytes, the paper's 204.
 CONFIGS = {
     "tiny": Config(vocab_size=205, n_layer=2, d_model=32, n_head=2, d_head=16,
                    d_inner=64, mem_len=16),
@@ -147,7 +147,7 @@ class RelativeAttention(nn.Module):
         """What attention computes from its projections: -> (B, T, H * C).
 
         q (B, H, T, C), k and value (B, H, K, C), k_R (H, K, C) by descending distance,
-        u, v (H, C), mask (T, K).  It is apart from forward, as it has no weights.
+        u, v (H, C), mask (T, K).  It is apart, so that a faster form can replace it.
         """
         score = lesson_4.relative_score(q, k, k_R, u, v)  # (B, H, T, K)
         score = score / math.sqrt(self.C)
@@ -174,7 +174,7 @@ class Layer(nn.Module):
         D = config.d_model
         self.attention = RelativeAttention(config)
         self.dropout_output = nn.Dropout(config.dropout)
-        self.norm_1 = initialized(nn.LayerNorm(D), mean=1.0)  # theirs are random, too
+        self.norm_1 = initialized(nn.LayerNorm(D), mean=1.0)  # N(1, .02), as theirs
         self.W_1 = initialized(nn.Linear(D, config.d_inner))
         self.relu = nn.ReLU()
         self.dropout_inner = nn.Dropout(config.dropout)
@@ -203,7 +203,7 @@ class TiedEmbedding(nn.Embedding):
         return F.linear(h, self.weight, self.bias)
 
     def losses(self, h, y):
-        """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T), never in 16 bits."""
+        """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T), float32 at least."""
         return lesson_1.token_losses(float32_at_least(self.logits(h)), y)
 
 
@@ -284,7 +284,7 @@ def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None)
     """Sample n_tokens more after each prompt: (B, P) int64 -> (B, n_tokens).
 
     The model, in eval mode, reads the prompt once, then one token at a time: the memory
-    is the past.  A Reader of it (support/fast.py) may take its place.
+    is the past.  A faster Reader of it (support/fast.py) may take its place.
     """
     top_k = min(top_k, model.config.vocab_size)
     memory = None
@@ -322,7 +322,7 @@ def show_what_the_past_is_worth(model, tokens, T):
         bits = lesson_3.bits_per_token(model, tokens, 16, T)
         axes.bar_label(axes.bar(str(M), bits, color="tab:blue"), fmt="%.2f")
         print(f"  with a memory of {M:3}: {bits:.2f} bits per byte")
-    axes.set(xlabel=f"M at evaluation: keys before each query (trained with {T})",
+    axes.set(xlabel=f"M at evaluation: keys before each query (trained with M = {T})",
              ylabel="bits per byte", ylim=(0, 4), title="What the past is worth")
     lesson_1.save(axes.figure, "05_memory_length.png")
 
@@ -374,13 +374,14 @@ if __name__ == "__main__":
 #       segments of 96 against 1: 9e-16
 #     after 600 steps on text, `def read(` goes on so (yours differs):
 #       'nemone, name):\n                 set_remourine, returnen warc'
-# (A sample; yours is another one of 60 bytes.)
+# Rounding in training makes yours another one, of 60 bytes.
 #
 #       with a memory of   1: 3.44 bits per byte
 #       with a memory of   4: 2.81 bits per byte
 #       with a memory of  16: 2.73 bits per byte
 #       with a memory of  64: 2.72 bits per byte
 #       with a memory of 256: 2.72 bits per byte
-# More past is worth less and less, and harms nothing: no weight was changed.
+# More past is worth less and less; here more than in training does no harm.  (Not to
+# be compared with lessons 1 and 3: another size, other steps.)
 #
 #     figure: runs/05_memory_length.png

@@ -47,7 +47,7 @@ def causal_mask(T, m, device=None):
 
 
 def reach(N, T, M):
-    token = T - 1  # in the segment that starts at 0; what was before it is negative
+    token = T - 1  # of the segment that starts at 0; with T = M = 4: 3, -4, -8, ...
     for _ in range(N):
         segment_start = token - token % T  # in Python -3 % 4 is 1: -3 is in -4 ... -1
         token = segment_start - M
@@ -92,6 +92,7 @@ def rel_shift(x):
     x = x.reshape(*batch, K + 1, T)  # the same numbers in the same order, in rows of T
     # Count the cells row by row.  Cell (i, n) was number i K + n; the pad makes it
     # i (K + 1) + 1 + n, the drop takes T away: i K + n - (T - 1 - i), so it moved left.
+    # (In the drawing distance 2 of query 0 was number 2, then 3, now 0.)
     return x[..., 1:, :].reshape(*batch, T, K)
 
 
