@@ -188,7 +188,8 @@ def fit(model, tokens, B, T, steps, lr=5e-3):
 @torch.no_grad()
 def one_pass_losses(model, tokens, T):
     """Evaluate as trained, each segment alone: (n,) -> (S, T) nats, S segments."""
-    parts = tokens.long().unfold(0, T + 1, T).split(BATCH)  # T + 1 tokens, T apart
+    # unfold takes T + 1 tokens from 0, T, 2T, ...: x, and one more for the last target
+    parts = tokens.long().unfold(0, T + 1, T).split(BATCH)  # (BATCH, T + 1) each
     losses = [token_losses(model(part[:, :-1]), part[:, 1:])
               for part in progress(parts, "one pass", len(parts))]
     return torch.cat(losses)
@@ -197,7 +198,7 @@ def one_pass_losses(model, tokens, T):
 @torch.no_grad()
 def sliding_window_losses(model, tokens, T, every=1):
     """Predict tokens T, T + every, ..., each from the T before: (n,) -> (W,) nats."""
-    parts = tokens.long().unfold(0, T + 1, every).split(BATCH)  # (BATCH, T + 1) each
+    parts = tokens.long().unfold(0, T + 1, every).split(BATCH)  # from 0, every, ...
     losses = [token_losses(model(part[:, :-1])[:, -1], part[:, -1])  # the last alone
               for part in progress(parts, "window", len(parts))]
     return torch.cat(losses)
@@ -223,7 +224,6 @@ def show_sliding_window(model, tokens, T):
     same = one_pass[T - 1 :: every]  # tokens T, T + every, ...
     print(f"sliding window: {bits(window):.2f} bits per byte")
     print(f"  the same {len(window)} bytes in one pass: {bits(same):.2f}")
-    print(f"  tokens through the model for each prediction: {T} against 1")
     return bits(window)
 
 
@@ -278,9 +278,7 @@ if __name__ == "__main__":
 #     sliding window: 2.39 bits per byte
 #       the same 17644 bytes in one pass: 2.46
 # The window mends it: each of these bytes is now predicted from 32 before it.  (They
-# are other bytes than the later halves above; with these it cannot be compared.)
-#
-#       tokens through the model for each prediction: 32 against 1
-# This is its price.
+# are other bytes than the later halves above; with these it cannot be compared.)  For
+# each of them 32 tokens went through the model, in one pass one.
 #
 #     figure: runs/01_fragmentation.png

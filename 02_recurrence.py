@@ -170,16 +170,6 @@ def confusion(model, T, j, k):
 
 # ---- the lesson ----------------------------------------------------------------------
 
-def show_nothing_else_changed(T, M):
-    """Without a past lesson 2 is lesson 1: the memory added no weight."""
-    model = RecurrentTransformer(V=50, N=2, D=32, H=2, FF=64, M=M).double()
-    vanilla = lesson_1.VanillaTransformer(V=50, N=2, D=32, H=2, FF=64).double()
-    vanilla.load_state_dict(model.state_dict())
-    x = torch.randint(50, (1, T))
-    difference = (model(x)[0] - vanilla(x)).abs().max()
-    print(f"without a memory, lesson 2 minus lesson 1: {difference:g}")
-
-
 def show_stopped_gradient(T, M, D=32):
     """One layer reads segment 2 after segment 1: where do gradients go?"""
     layer = lesson_1.Layer(Attention(D, H=2, C=16), D, FF=64)
@@ -230,7 +220,6 @@ def main():
     """Exact zeros across the boundary, the reach, and the confusion that remains."""
     torch.manual_seed(0)
     T = M = 8
-    show_nothing_else_changed(T, M)
     show_stopped_gradient(T, M)
     changes = show_reach(T, M)
     show_confusion(T, M)
@@ -249,9 +238,6 @@ if __name__ == "__main__":
 #   2. Let the memory keep its gradient: which printed line changes, and which do not?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
-#     without a memory, lesson 2 minus lesson 1: 0
-# Exactly 0: the memory has added no weight, and changed nothing where there is no past.
-#
 #     gradient into segment 2: up to 0.87
 #     gradient into segment 1: None
 # None is more than a gradient of 0: autograd finds no way back into segment 1.
