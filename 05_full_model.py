@@ -24,7 +24,7 @@ Two options for reading with a longer memory are of the authors' code, not the p
 
 Left, the last query of a segment sees T - 1 keys more than the first, so a loss depends
 on where the text was cut; right, it does not, and evaluation may cut where it is fast.
-(This is the plain form; support/fast.py does the same work in a faster order.)
+(This is the plain form; training/fast.py does the same work in a faster order.)
 
     python 05_full_model.py     half a minute: cuts, a sample, what the past is worth
 """
@@ -284,7 +284,7 @@ def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None)
     """Sample n_tokens more after each prompt: (B, P) int64 -> (B, n_tokens).
 
     The model, in eval mode, reads the prompt once, then one token at a time: the memory
-    is the past.  A faster Reader of it (support/fast.py) may take its place.
+    is the past.  A faster Reader of it (training/fast.py) may take its place.
     """
     top_k = min(top_k, model.config.vocab_size)
     memory = None

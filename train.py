@@ -31,10 +31,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # waiting threads soon go to s
 
 import torch
 
-from support import (checkpoint, command_line, corpora, distributed, estimate, fast,
-                     hardware, log, validate)
-from support.folder import Folder, folder_of, read_corpus
-from support.optimizers import optimizer_of
+from support import corpora, validate
+from training import checkpoint, estimate, fast, log, machine, ranks
+from training import flags as command_line
+from training.run import Folder, folder_of, read_corpus
+from training.optimizers import optimizer_of
 from support.progress import progress
 from training import presets
 
@@ -72,7 +73,7 @@ class Run:
     save_minutes: float = 10.0  # minutes of training between two checkpoints, at most
     seed: int = 0  # seed of weights, dropout and samples
     dtype: str = "auto"  # dtype of matrix products: auto (measured), float32 or bf16
-    plain: bool = False  # the model as lesson 5 has it, without support/fast.py
+    plain: bool = False  # the model as lesson 5 has it, without training/fast.py
 
     def __post_init__(self):
         validate.run(self)
@@ -98,7 +99,7 @@ RUNS_OF = {name: Run(*values, eval_every=4000, log_every=200,
 RUNS_OF |= {
     "tiny": Run(batch=4, segment=16, steps=200, eval_segment=16, eval_mem_len=32,
                 eval_every=100),
-    # Muon (support/optimizers.py) learns more in minutes; the paper's runs have Adam
+    # Muon (training/optimizers.py) learns more in minutes; the paper's runs have Adam
     "laptop": Run(minutes=4.2, lr=0.012, optimizer="muon", schedule="sqrt", warmup=20,
                   clip=1.0),
     "laptop-words": Run("ptb", batch=32, segment=64, minutes=10, lr=3e-3, warmup=50,
@@ -149,7 +150,7 @@ def train_step(model, optimizer, x, y, memory, run):
     Returns the mean loss (nats), the gradient norm before clipping, and the new memory.
     If loss or norm is not finite nothing is updated and the old memory comes back: one
     such number would poison every weight.  (In `train` the model is wrapped in a
-    distributed.Learner, which reads the lanes in micro-batches and makes all backward
+    ranks.Learner, which reads the lanes in micro-batches and makes all backward
     passes but the last itself: so zero_grad comes before the call.)
     """
     optimizer.zero_grad()
@@ -195,7 +196,7 @@ def evaluate(model, tokens, run, label="evaluating", skip=0):
 
     One lane, read in order with run.eval_mem_len tokens of memory and same_length; the
     first token is context only.  The first `skip` predictions are made for the memory
-    of the others and not counted.  `model` may be a Reader (support/fast.py).
+    of the others and not counted.  `model` may be a Reader (training/fast.py).
     """
     device, T = model.u.device, reading_length(run)
     stream, memory = lesson_1.lanes(tokens.to(device), 1), None
@@ -211,7 +212,7 @@ def evaluate(model, tokens, run, label="evaluating", skip=0):
 
 def test_line(model, corpus, run):
     """Evaluate the whole test split: the one line that a run is quoted by."""
-    nats = distributed.evaluate_in_parts(evaluate, model, corpus.test, run, "testing")
+    nats = ranks.evaluate_in_parts(evaluate, model, corpus.test, run, "testing")
     return log.test_line(nats, corpus, run)
 
 
@@ -242,7 +243,7 @@ def next_stream(job):
 
 def next_segment(stream, run, state, device):
     """x, y (B, T) where the run stands, of this rank's lanes."""
-    mine = distributed.my_lanes(run.batch)
+    mine = ranks.my_lanes(run.batch)
     x, y = next(lesson_1.segments(stream, run.segment, state.column))
     return x[mine].to(device), y[mine].to(device)
 
@@ -251,14 +252,14 @@ def begin(flags, device, folder):
     """A new run, or the one in the folder: all that `train` works with."""
     # 1. what is trained, on what
     name, config, run, state, saved = folder.resume(flags, *settings(flags, device))
-    distributed.my_lanes(run.batch)  # refuses a batch that cannot be dealt out
+    ranks.my_lanes(run.batch)  # refuses a batch that cannot be dealt out
     corpus = read_corpus(flags, run, saved)
     command_line.check_sampling(flags, len(corpus.vocab))
     # 2. the model, with new weights from the seed or those of the checkpoint
     config = command_line.for_vocabulary(config, len(corpus.vocab), flags)
     torch.manual_seed(run.seed)
     estimate.check_weights_fit(presets.count_parameters(config))
-    hardware.tune(device)
+    machine.tune(device)
     model = checkpoint.make_model(
         lesson_5.TransformerXL, presets.count_parameters, config, saved)
     reader = reader_of(model.to(device), run)
@@ -273,17 +274,17 @@ def begin(flags, device, folder):
     part = slice(run.micro_batch or len(x))  # what goes through the model at a time
     if not saved:
         log.say_what_a_gpu_trains(flags, device, MODELS_OF, RUNS_OF)
-        distributed.draw_differently(run.seed)  # to each rank its own dropout
-        dtype = hardware.choose_dtype(train_step, model, run, x[part], y[part])
-        run = replace(run, dtype=distributed.first(dtype))
+        ranks.draw_differently(run.seed)  # to each rank its own dropout
+        dtype = machine.choose_dtype(train_step, model, run, x[part], y[part])
+        run = replace(run, dtype=ranks.first(dtype))
     # 4. what stands around the model in a step: ranks, compiler, micro-batches
-    learner = distributed.parallel(model, x, y)
+    learner = ranks.parallel(model, x, y)
     if "compile" in flags:
-        learner = hardware.compiled(learner, autocast(run, device), x[part], y[part])
+        learner = machine.compiled(learner, autocast(run, device), x[part], y[part])
     job = SimpleNamespace(
         name=name, config=config, run=run, corpus=corpus, state=state, stream=stream,
         model=model, reader=reader, optimizer=optimizer,
-        learner=distributed.Learner(learner, run.micro_batch))
+        learner=ranks.Learner(learner, run.micro_batch))
     folder.open(job, saved)  # metrics.tsv, begun or gone on with
     return job
 
@@ -304,7 +305,7 @@ def validate_and_save(job, folder, stop):
         if stop.asked():
             return
         with stop.at_once():  # a signal ends this block, and need not wait for it
-            loss = distributed.evaluate_in_parts(
+            loss = ranks.evaluate_in_parts(
                 evaluate, job.reader, valid, run, "validating")
         if loss is None:  # a signal has ended it; --resume will begin with it
             return
@@ -369,7 +370,7 @@ def continue_text(model, prompt, run, flags):
     """
     options = command_line.sampling(flags, run, model)
     prompt = prompt[None].to(model.u.device)  # (1, P)
-    with evaluating(model, run), hardware.finite_logits():
+    with evaluating(model, run), machine.finite_logits():
         return lesson_5.generate(model, prompt, **options)[0].cpu()
 
 
@@ -379,7 +380,7 @@ def report(job, out, flags):
     if (out / "best.pt").exists():  # not if no validation loss was finite
         model, _, _ = restored(checkpoint.best(out), model.u.device)
     reader = reader_of(model.eval(), job.run)
-    if distributed.RANK == 0:
+    if ranks.RANK == 0:
         log.draw(out / "metrics.tsv", corpus)
         prompt = corpus.test[:200].long()
         sample = continue_text(reader, prompt, job.run, {"n_tokens": 300} | flags)
@@ -408,14 +409,14 @@ def command(argv):
     """Do what the command line says -> exit status."""
     flags = command_line.parse(argv, __doc__, {
         Run: RUNS_OF, lesson_5.Config: presets.CONFIGS})
-    device = hardware.device(flags)
+    device = machine.device(flags)
     if "dry_run" in flags:  # says what the run will take, and reads no data
         return estimate.report(*settings(flags, device), presets.count_parameters,
                                device, flags.get("tokens_per_second"))
-    distributed.join(device)
+    ranks.join(device)
     using = flags.keys() & {"eval_only", "sample"}
     status = use(flags, device) if using else train(flags, device)
-    distributed.leave()
+    ranks.leave()
     return status
 
 
@@ -425,4 +426,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    distributed.end(main())
+    ranks.end(main())

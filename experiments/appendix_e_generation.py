@@ -42,7 +42,7 @@ from matplotlib.figure import Figure
 
 import common
 import memory_length
-from common import checkpoint, command_line, corpora, fast, hardware, lesson_1, lesson_5, train
+from common import checkpoint, command_line, corpora, fast, machine, lesson_1, lesson_5, train
 
 NAME = "appendix_e_generation"
 COMMON, COUNTED = 500, 10_000_000
@@ -223,7 +223,7 @@ def sample(models, prompts, run, given):
     prompts, T = prompts.to(given.device), run.segment
     for seed, model in models.items():
         reader = fast.Reader(model)
-        with train.evaluating(reader, run), hardware.finite_logits():
+        with train.evaluating(reader, run), machine.finite_logits():
             new["with memory"].append(continued(reader, prompts, given, seed, 0, in_turn))
         new["without memory"].append(continued(reader, prompts, given, seed, T, in_turn))
     return new

@@ -1,6 +1,6 @@
 """How fast the model is: a training step, a segment of evaluation, a generated token.
 
-Ours is lesson 5's model in the fast form (support/fast.py: prepare for training, Reader for the
+Ours is lesson 5's model in the fast form (training/fast.py: prepare for training, Reader for the
 others).  Another implementation, a file with `make(size, dtype, device)` that returns an object
 with the methods step(), evaluate() and generate(), is measured in the same run, turn by turn, so
 that both meet the same machine; baselines.py makes the plain form, as public code has it:
@@ -44,8 +44,8 @@ import common
 import benchmark_parts
 from benchmark_parts import DTYPES, in_new_process, long_segments, measure, resident_peak
 from common import lesson_5, presets, train
-from support import distributed, fast
-from support.estimate import bands
+from training import fast, ranks
+from training.estimate import bands
 
 NAME = "benchmark"
 
@@ -115,7 +115,7 @@ class Ours:
         """Forward, backward, clip, Adam."""
         self.train(True)
         x = self.tokens(self.size.batch, self.size.segment)
-        learner = distributed.Learner(self.model, self.size.micro_batch)
+        learner = ranks.Learner(self.model, self.size.micro_batch)
         self.memory = train.train_step(learner, self.optimizer, x, x, self.memory, self.run)[2]
 
     def tokens(self, B, T):
@@ -291,7 +291,7 @@ def main(argv):
         flags.error(f"unrecognized arguments: {' '.join(others)}")
     comparison, usual_size = INSIDE.get(given.what, (compare, "S"))
     given.size = given.size or usual_size
-    common.hardware.check(given.device)
+    common.machine.check(given.device)
     torch.set_num_threads(given.threads)
     comparison(replace(SIZES[given.size], micro_batch=given.micro_batch), given)
 

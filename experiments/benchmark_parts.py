@@ -1,6 +1,6 @@
 """What benchmark.py measures with, and its comparisons inside our own model.
 
-    python experiments/benchmark.py --what parts      what each part of support/fast.py brings in
+    python experiments/benchmark.py --what parts      what each part of training/fast.py brings in
                                                       training: attention (lesson 5's first, each
                                                       line one change more), its projections,
                                                       dropout, the order of dropout and ReLU
@@ -35,7 +35,7 @@ from matplotlib.figure import Figure
 import common
 import optimizers
 from common import lesson_1, lesson_5, presets, train
-from support import fast
+from training import fast
 from support.progress import progress
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}

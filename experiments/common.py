@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
-from support import checkpoint, command_line, corpora, fast, hardware, log, validate
-from support.optimizers import optimizer_of
+from support import corpora, validate
+from training import checkpoint, fast, flags as command_line, log, machine
+from training.optimizers import optimizer_of
 from training import presets
 
 import train
@@ -56,7 +57,7 @@ def new_parser(name, about, *shared):
                                  argument_default=None)
     for flag in shared:
         parser.add_argument(flag, **SHARED[flag])
-    parser.set_defaults(device=hardware.device({}))  # the best present
+    parser.set_defaults(device=machine.device({}))  # the best present
     return parser
 
 
@@ -87,7 +88,7 @@ def begin(given, name, lock=True):
     if given.text and given.dataset:
         raise ValueError("--text and --dataset name two corpora; give one of them")
     check_seeds(given.seeds)
-    hardware.check(given.device)
+    machine.check(given.device)
     given.dataset = given.text or given.dataset or ("wt103" if given.size == "paper" else "stdlib")
     corpus = corpora.load(given.dataset, root=given.data_dir)
     given.out = Path(given.out or lesson_1.RUNS / f"{name}-{given.size}-{Path(given.dataset).stem}")
@@ -140,7 +141,7 @@ def choose_dtype(model, run, folder):
     if not note.exists():
         device = next(model.parameters()).device
         x = torch.zeros(run.batch, run.segment, dtype=torch.int64, device=device)
-        mine.write_text(hardware.choose_dtype(train.train_step, fast.prepare(model), run, x, x))
+        mine.write_text(machine.choose_dtype(train.train_step, fast.prepare(model), run, x, x))
         with suppress(FileExistsError):
             os.link(mine, note)  # whole or not at all, and never over another's
         mine.unlink()

@@ -3,15 +3,15 @@
     python experiments/official_weights.py model.bin
     python experiments/official_weights.py --to out.bin --run runs/enwik8-enwik8-12L
 
-The layout, and what cannot be shown without the released files: support/official_weights.py.
+The layout, and what cannot be shown without the released files: training/official_weights.py.
 """
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import common
-from common import checkpoint, fast, hardware, lesson_5, presets, train
-from support.official_weights import (
+from common import checkpoint, fast, machine, lesson_5, presets, train
+from training.official_weights import (
     description, load_official_weights, looks_like, official_state, read)
 
 NAME = "official_weights"
@@ -35,7 +35,7 @@ def evaluate(given):
     if len(corpus.vocab) != config.vocab_size:
         raise ValueError(f"{given.file} has {config.vocab_size:,} words, {corpus.name} has "
                          f"{len(corpus.vocab):,}: other data, or another vocabulary")
-    line = train.test_line(fast.Reader(model.to(hardware.device({}))), corpus, run)
+    line = train.test_line(fast.Reader(model.to(machine.device({}))), corpus, run)
     print(f"{line}; published: {PAPER.get(name, 'nothing')}")
 
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 import common
 from common import lesson_1, train
-from support import log
+from training import log
 
 NAME = "optimizers"
 MEMORIES = 0, 32, 64, 128, 256, 512, 1024, 2048

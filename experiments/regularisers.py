@@ -19,8 +19,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from common import Training, checkpoint, fast, hardware, lesson_5, log, train
-from support.optimizers import Optimizer
+from common import Training, checkpoint, fast, machine, lesson_5, log, train
+from training.optimizers import Optimizer
 
 DROPOUTS = "word", "input", "inside", "attention", "output", "connect"  # the rates among the parts
 
@@ -260,7 +260,7 @@ class Regularised(Training):
             return self.penalised
         run, device = self.run, self.model.u.device
         x = torch.zeros(run.batch, run.segment, dtype=torch.int64, device=device)
-        return hardware.compiled(
+        return machine.compiled(
             self.penalised, train.autocast(run, device.type), x, x, self.mode)
 
     def length(self, step):

@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 import common
 from common import lesson_1, lesson_5, presets, train
-from support import estimate
+from training import estimate
 
 NAME, MODELS = "scaling", ("enwik8-12L", "enwik8-24L", "wt103-large", "lm1b-large")
 # NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL/README.md, DGX A100, mixed

@@ -2,7 +2,7 @@
 
 A model without memory can give each prediction a long context only by reading a window of it afresh
 (Al-Rfou et al. 2018).  Ours reads segments of 128 on with a memory of that length, and keeps its
-keys and values projected (support/fast.py); the plain form projects the whole memory in every call
+keys and values projected (training/fast.py); the plain form projects the whole memory in every call
 (both others: baselines.py).
 
     python experiments/table9_eval_speed.py                       a few minutes on two cores
@@ -84,7 +84,7 @@ def main(argv):
     given = flags.parse_args(argv)
     if min(given.repetitions, *given.lanes, *given.lengths) < 1:
         raise ValueError("--repetitions, --lanes and --lengths must be at least 1")
-    common.hardware.check(given.device)
+    common.machine.check(given.device)
     out = Path(given.out)
     out.mkdir(parents=True, exist_ok=True)
     name, middles = SIZES[given.size], []

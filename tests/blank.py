@@ -29,8 +29,8 @@ LEFT_OUT = ("data", "runs", "figures", "experiments", "README.md", "tests/README
             "tests/grade.py", "tests/experiments", "tests/system", "tests/course/right",
             "tests/course/test_course.py", "tests/course/test_blank.py",
             "tests/course/test_edition.py", "tests/course/test_grade.py",
-            "tests/course/plain_reader.py", "tests/course/answers.md", "support/README.md",
-            "support/fast.py", "support/official_weights.py")
+            "tests/course/plain_reader.py", "tests/course/answers.md", "training/README.md",
+            "training/fast.py", "training/official_weights.py")
 # and what begins with a dot, .gitignore excepted
 
 
@@ -200,7 +200,7 @@ def write_edition(folder):
 
     try:
         shutil.copytree(ROOT, part, ignore=ignore, dirs_exist_ok=True)
-        shutil.copy(ROOT / "tests" / "course" / "plain_reader.py", part / "support" / "fast.py")
+        shutil.copy(ROOT / "tests" / "course" / "plain_reader.py", part / "training" / "fast.py")
         put(part / "README.md", students_page((ROOT / "tests" / "README.md").read_text()))
         for exercise in EXERCISES:
             lesson = Lesson(exercise, part)

@@ -342,7 +342,7 @@ def test_heads_are_consecutive_features():
 
 def test_attention_projects_and_calls_attend_by_its_name():
     """Queries from h, keys and values from [memory ; h], k_R from R; W_o takes what `attend` gives,
-    which can be replaced: support/fast.py does."""
+    which can be replaced: training/fast.py does."""
     part = lesson.RelativeAttention(SMALL)
     h, memory, R, made = (torch.randn(z) for z in ((2, 4, 6), (2, 3, 6), (7, 6), (2, 4, 12)))
     rest = [torch.randn(3, 4), torch.randn(3, 4), torch.ones(4, 7)]

@@ -19,7 +19,8 @@ import torch.nn as nn
 from course import oracles
 from course.rules import replaced, same
 from course.stand_ins import Descent, Ledger, Noted, OneLargeLoss, OpaqueReader
-from support import checkpoint, corpora, distributed, fast, hardware
+from support import corpora
+from training import checkpoint, fast, machine, ranks
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 lesson_1, lesson_2 = train.lesson_1, import_module("02_recurrence")
@@ -117,7 +118,7 @@ def test_the_new_memory_comes_back(train_step):
 
 def test_the_model_is_called_once_with_all_lanes(train_step):
     """Call the model once, with all lanes of x, y and memory as they are: run.micro_batch is not
-    your business, train wraps the model in a Learner that does it (support/distributed.py)."""
+    your business, train wraps the model in a Learner that does it (training/ranks.py)."""
     model, memory = Ledger(), past()
     step(train_step, model, memory)
     (call, *more) = model.calls
@@ -322,7 +323,7 @@ def test_the_text_goes_to_the_model(evaluate):
 
 
 def test_the_model_may_be_a_reader(evaluate):
-    """The model may be a Reader (support/fast.py).  It has no parameters(), so ask model.u for the
+    """The model may be a Reader (training/fast.py).  It has no parameters(), so ask model.u for the
     device; and its memory is for itself alone, so hand it on as it is."""
     assert same(read(evaluate, OpaqueReader(Ledger())), 49 / 7, tolerance=1e-9)
 
@@ -468,7 +469,7 @@ def test_the_next_segment_is_that_of_this_ranks_lanes(monkeypatch):
     """From the column where the run stands."""
     monkeypatch.setattr(lesson_1, "segments", lambda stream, T, start: iter(
         [(stream + start, stream * T)]))
-    monkeypatch.setattr(distributed, "my_lanes", {4: slice(2, 4)}.get)
+    monkeypatch.setattr(ranks, "my_lanes", {4: slice(2, 4)}.get)
     stream, state = torch.arange(20).view(4, 5), SimpleNamespace(column=3)
     x, y = train.next_segment(stream, RUN, state, "cpu")
     assert x.equal(stream[2:] + 3) and y.equal(stream[2:] * 8)
@@ -491,11 +492,11 @@ def test_evaluation_gives_what_segments_of_its_t_give(T, M, clamp, read_by, coun
     run, model = replace(RUN, eval_segment=T, eval_mem_len=M, eval_clamp_len=clamp), model_of()
     tokens = torch.randint(11, (200,), generator=torch.Generator().manual_seed(M))
     found = []
-    monkeypatch.setattr(distributed, "mean", lambda number: number)  # of one rank
-    monkeypatch.setattr(distributed, "COUNT", count)
+    monkeypatch.setattr(ranks, "mean", lambda number: number)  # of one rank
+    monkeypatch.setattr(ranks, "COUNT", count)
     for rank in range(count):
-        monkeypatch.setattr(distributed, "RANK", rank)
-        found.append(distributed.evaluate_in_parts(
+        monkeypatch.setattr(ranks, "RANK", rank)
+        found.append(ranks.evaluate_in_parts(
             train.evaluate, fast.Reader(model) if read_by == "a Reader" else model, tokens, run,
             "testing"))
     with torch.no_grad(), train.evaluating(model, run):
@@ -521,13 +522,13 @@ USES = {
     "evaluate by a Reader": lambda model: train.evaluate(fast.Reader(model), TOKENS, RUN),
     "evaluate and skip": lambda model: train.evaluate(model, TOKENS, RUN, "here", 13),
     "test_line": lambda model: train.test_line(model, CORPUS, RUN),
-    "evaluate_in_parts": lambda model: distributed.evaluate_in_parts(
+    "evaluate_in_parts": lambda model: ranks.evaluate_in_parts(
         train.evaluate, model, TOKENS, RUN, "testing"),
     "continue_text": lambda model: train.continue_text(
         model, TOKENS[:9], RUN, {"n_tokens": 20}).tolist(),
     "continue_text by a Reader": lambda model: train.continue_text(
         fast.Reader(model), TOKENS[:9], RUN, {"n_tokens": 20, "seed": 3}).tolist(),
-    "choose_dtype": lambda model: hardware.choose_dtype(
+    "choose_dtype": lambda model: machine.choose_dtype(
         train.train_step, model, replace(RUN, dtype="auto"), *TOKENS.view(2, 3, 10)) and None}
 
 

@@ -179,7 +179,7 @@ class Ledger(nn.Module):
 
     losses = W * y + u * memory; the new memory is the last token of each lane, (B, 1, 1).
     bad: which number is not finite: "loss and gradient", "loss" or "gradient".
-    in_parts: it makes a backward pass of its own, as support/distributed.py's Learner does for all
+    in_parts: it makes a backward pass of its own, as training/ranks.py's Learner does for all
     micro-batches but the last.
     """
 
@@ -257,7 +257,7 @@ class OneLargeLoss(Ledger):
 
 
 class OpaqueReader:
-    """A Ledger behind what support/fast.py's Reader has: no module, and an opaque memory."""
+    """A Ledger behind what training/fast.py's Reader has: no module, and an opaque memory."""
 
     def __init__(self, model):
         self.__dict__["model"] = model

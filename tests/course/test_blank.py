@@ -28,7 +28,7 @@ def project(tmp_path, monkeypatch):
     """A copy of the lessons in a folder that is not the working folder."""
     root = tmp_path / "project"
     (root / "tests" / "course").mkdir(parents=True)
-    (root / "support").mkdir()
+    (root / "training").mkdir()
     for file in ("tests/README.md", "tests/course/plain_reader.py"):
         shutil.copy(ROOT / file, root / file)
     for file in LESSONS:

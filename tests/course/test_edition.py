@@ -133,16 +133,16 @@ def test_its_readme_speaks_only_of_what_is_in_it(edition):
     """Every file that it names is there, every exercise and flag exists."""
     assert [path.name for path in edition.rglob("*.md")] == ["README.md"]
     text = (edition / "README.md").read_text()
-    for path in re.findall(r"[\w./]+\.(?:py|txt|md)\b|\b(?:tests|support)/[\w/]*", text):
+    for path in re.findall(r"[\w./]+\.(?:py|txt|md)\b|\b(?:tests|support|training)/[\w/]*", text):
         assert (edition / path).exists() or (edition / "tests" / path).exists(), path
     assert set(re.findall(r"pytest -k (\w+)", text)) <= set(NAMES)
     assert "grade.py" not in text and "experiments" not in text
 
 
 def test_its_fast_form_is_the_plain_one(edition):
-    """What train.py asks of support/fast.py is there, and gives the model itself."""
+    """What train.py asks of training/fast.py is there, and gives the model itself."""
     names = {}
-    exec((edition / "support" / "fast.py").read_text(), names)
+    exec((edition / "training" / "fast.py").read_text(), names)
     model = object()
     assert names["Reader"](names["prepare"](model)) is model
 

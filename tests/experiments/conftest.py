@@ -5,7 +5,8 @@ from importlib import import_module
 import pytest
 import torch
 
-from support import checkpoint, corpora
+from support import corpora
+from training import checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import assert_close, gradients, randomized
-from support import fast
+from training import fast
 
 benchmark, baselines, parts, common, optimizers, table9 = map(import_module, (
     "benchmark", "baselines", "benchmark_parts", "common", "optimizers", "table9_eval_speed"))

@@ -97,11 +97,11 @@ def test_the_dtype_is_measured_once(tmp_path, monkeypatch):
         (tmp_path / "dtype").write_text("bf16")  # the other process was faster
         return "float32"
 
-    monkeypatch.setattr(common.hardware, "choose_dtype", choose)
+    monkeypatch.setattr(common.machine, "choose_dtype", choose)
     model, auto = lesson_5.TransformerXL(CONFIG), replace(RUN, dtype="auto")
     assert common.choose_dtype(model, auto, tmp_path).dtype == "bf16"
     assert common.choose_dtype(model, RUN, tmp_path).dtype == "float32"  # as asked
-    monkeypatch.setattr(common.hardware, "choose_dtype", None)  # not asked again
+    monkeypatch.setattr(common.machine, "choose_dtype", None)  # not asked again
     assert common.choose_dtype(model, auto, tmp_path).dtype == "bf16"
 
 

@@ -19,7 +19,7 @@ common, ptb, regularisers = (import_module(name) for name in (
     "common", "table5_ptb", "regularisers"))
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
-corpora, fast = import_module("support.corpora"), import_module("support.fast")
+corpora, fast = import_module("support.corpora"), import_module("training.fast")
 differences = import_module("system.crash").differences
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6)
 RUN = common.train.Run(batch=2, segment=5, steps=9, dtype="float32", lr=0.02, warmup=4, clip=0.05,

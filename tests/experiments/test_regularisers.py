@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from helpers import assert_close, randomized
 
-from support import fast
+from training import fast
 
 lesson_5, regularisers = import_module("05_full_model"), import_module("regularisers")
 LockedDropout, WordDropout, DropConnect, Penalised, Recipe = (

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # the lessons are there
-from support import checkpoint, log
+from training import checkpoint, log
 
 train = import_module("train")
 

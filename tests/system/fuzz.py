@@ -34,8 +34,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [folder for folder in (str(ROOT), str(ROOT / "tests")) if folder not in sys.path]
 from course import submission
-from support import corpora, download, estimate
-from support.command_line import NO_FLAGS, Command, flag
+from support import corpora, download
+from training import estimate
+from training.flags import NO_FLAGS, Command, flag
 from support.progress import progress
 from system.archives import published, tarred, zipped
 from training import presets
@@ -406,7 +407,7 @@ def verdict(case, folder):
         outcome, said = "refused", str(error)
         last = traceback.extract_tb(error.__traceback__)[-1]
         ours = Path(last.filename).parent in (
-            ROOT, ROOT / "support", ROOT / "tests" / "system") and "raise" in last.line
+            ROOT, ROOT / "support", ROOT / "training", ROOT / "tests" / "system") and "raise" in last.line
         sentence = re.search(r"\w+\W+\w+", said) and not re.search("[\n\r]", said)
         if submission.overlay:  # exercises of others refuse in their own words
             ours = sentence = True
@@ -416,7 +417,8 @@ def verdict(case, folder):
             return "fault", f"no sentence: {said!r}"
     except (Exception, Hang) as error:
         frames = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(
-            error.__traceback__) if Path(f.filename).parent in (ROOT, ROOT / "support")]
+            error.__traceback__) if Path(f.filename).parent in (
+                ROOT, ROOT / "support", ROOT / "training")]
         return "fault", f"{type(error).__name__} by way of {', '.join(frames)}: {error}"
     after = files(folder)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}

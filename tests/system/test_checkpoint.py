@@ -14,7 +14,7 @@ import torch
 
 from system.crash import differences
 from helpers import exit_status
-from support import checkpoint
+from training import checkpoint
 
 CONTENT = {"format": checkpoint.FORMAT, "weights": torch.arange(9.0), "step": 3}
 needs_locks = pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")

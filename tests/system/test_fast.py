@@ -17,7 +17,7 @@ import torch
 import torch.nn as nn
 
 from helpers import assert_close, gradients, randomized, run_examples
-from support import fast
+from training import fast
 
 lesson_5 = import_module("05_full_model")
 SMALL = lesson_5.Config(

@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from support import distributed, estimate, fast
-from support.optimizers import optimizer_of
+from training import estimate, fast, ranks
+from training.optimizers import optimizer_of
 from training import presets
 
 train = import_module("train")
@@ -190,7 +190,7 @@ def a_full_memory(model, B):
 def two_steps(model, run, watch, micro_batch=0):
     """Two steps of train.py with a full memory; -> the most bytes that the second held."""
     optimizer = optimizer_of(model, run)
-    learner = distributed.Learner(model, micro_batch)
+    learner = ranks.Learner(model, micro_batch)
     x = torch.empty(run.batch, run.segment, dtype=torch.int64, device=model.u.device)
     memory = a_full_memory(model, run.batch)
     with watch:

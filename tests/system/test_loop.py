@@ -15,7 +15,8 @@ import pytest
 import torch
 import torch.nn as nn
 
-from support import checkpoint, corpora, fast, log
+from support import corpora
+from training import checkpoint, fast, log
 
 train = import_module("train")
 lesson_1 = import_module("01_vanilla_segments")

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import official_oracle as oracle
-from support import official_weights as layout
+from training import official_weights as layout
 from system.archives import refusal
 from training import presets
 

@@ -1,4 +1,4 @@
-"""Adam for all weights, or Muon for the layers' matrices beside it (support/optimizers.py)."""
+"""Adam for all weights, or Muon for the layers' matrices beside it (training/optimizers.py)."""
 import copy
 import math
 from dataclasses import replace
@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from support.optimizers import optimizer_of
+from training.optimizers import optimizer_of
 
 train = import_module("train")
 lesson_5 = import_module("05_full_model")

@@ -14,8 +14,9 @@ import torch
 import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from support import command_line, corpora, estimate, folder, hardware, log
-from support.checkpoint import State
+from support import corpora
+from training import estimate, flags as command_line, log, machine, run as folder
+from training.checkpoint import State
 from training import presets
 
 train = import_module("train")
@@ -92,10 +93,10 @@ def test_what_a_step_frees_is_kept(library, device, asked, monkeypatch):
     """M_MMAP_MAX 0 and M_TRIM_THRESHOLD -1: no block is handed back; only glibc can be told."""
     calls = []
     known = {"mallopt": lambda *pair: calls.append(pair)} if library == "glibc" else {}
-    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: SimpleNamespace(**known))
-    monkeypatch.setattr(hardware.sys, "platform", "linux")
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: SimpleNamespace(**known))
+    monkeypatch.setattr(machine.sys, "platform", "linux")
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda how: None)
-    hardware.tune(device)
+    machine.tune(device)
     assert calls == asked
 
 
@@ -227,10 +228,10 @@ def test_the_faster_number_type_is_chosen(faster, monkeypatch):
         clock[0] += 1 if run.dtype == faster else 2
         return 0.0, 0.0, memory
 
-    monkeypatch.setattr(hardware.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: clock[0])
     x = torch.zeros(2, 3)
-    assert hardware.choose_dtype(step, nn.Linear(2, 2), RUN, x, x) == faster
-    assert hardware.choose_dtype(None, None, replace(RUN, dtype="bf16"), x, x) == "bf16"
+    assert machine.choose_dtype(step, nn.Linear(2, 2), RUN, x, x) == faster
+    assert machine.choose_dtype(None, None, replace(RUN, dtype="bf16"), x, x) == "bf16"
 
 
 def test_without_a_compiler_training_goes_on_with_one_line(monkeypatch, capsys):
@@ -243,7 +244,7 @@ def test_without_a_compiler_training_goes_on_with_one_line(monkeypatch, capsys):
 
     model, x, before = nn.Linear(3, 3), torch.ones(2, 3), torch.get_rng_state()
     monkeypatch.setattr(torch, "compile", fails)
-    assert hardware.compiled(model, nullcontext(), x, x) is model
+    assert machine.compiled(model, nullcontext(), x, x) is model
     assert torch.get_rng_state().equal(before)
     assert capsys.readouterr().out.splitlines() == [
         "compiling the training step, up to two minutes",
@@ -252,9 +253,9 @@ def test_without_a_compiler_training_goes_on_with_one_line(monkeypatch, capsys):
 
 def test_logits_that_are_not_finite_cannot_be_sampled():
     """One sentence; another error goes through."""
-    with pytest.raises(ValueError, match="logits are not finite"), hardware.finite_logits():
+    with pytest.raises(ValueError, match="logits are not finite"), machine.finite_logits():
         torch.multinomial(torch.tensor([math.nan, 1.0]), 1)
-    with pytest.raises(RuntimeError, match="another"), hardware.finite_logits():
+    with pytest.raises(RuntimeError, match="another"), machine.finite_logits():
         raise RuntimeError("another")
 
 

@@ -24,7 +24,7 @@ import torch
 
 from system.crash import differences, runs_differ
 from helpers import wait_until
-from support import checkpoint, distributed, log
+from training import checkpoint, log, ranks
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 ROOT = Path(train.__file__).parent
@@ -45,10 +45,10 @@ def rank_main(rank, count, port, log, function, arguments):
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank),
                    "WORLD_SIZE": str(count)}
-    distributed.RANK, distributed.COUNT = rank, count
+    ranks.RANK, ranks.COUNT = rank, count
     status = function(*arguments)
     if not status:  # a rank that has failed just ends
-        distributed.leave()
+        ranks.leave()
     sys.exit(status)
 
 
@@ -106,17 +106,17 @@ def curve(folder):
 
 def test_lanes_are_dealt_out_in_order(monkeypatch):
     """Every lane once; a number of ranks that does not divide B is refused with those that do."""
-    monkeypatch.setattr(distributed, "COUNT", 3)
+    monkeypatch.setattr(ranks, "COUNT", 3)
     found = []
     for rank in range(3):
-        monkeypatch.setattr(distributed, "RANK", rank)
-        found += range(12)[distributed.my_lanes(12)]
+        monkeypatch.setattr(ranks, "RANK", rank)
+        found += range(12)[ranks.my_lanes(12)]
     assert found == list(range(12))
     with pytest.raises(ValueError, match="--batch 22: .* 3 ranks; 1, 2, 11, 22 ranks .*--batch 21"):
-        distributed.my_lanes(22)
-    monkeypatch.setattr(distributed, "COUNT", 8)
+        ranks.my_lanes(22)
+    monkeypatch.setattr(ranks, "COUNT", 8)
     with pytest.raises(ValueError, match="1, 2 ranks can take them, or --batch 8 fits"):
-        distributed.my_lanes(2)
+        ranks.my_lanes(2)
 
 
 @pytest.mark.parametrize("count, n", [(2, 61), (3, 200), (7, 6), (4, 40)])
@@ -135,11 +135,11 @@ def test_evaluation_is_split_without_loss(monkeypatch, count, n):
 
     whole, totals = evaluate(None, tokens, SETTINGS, "testing"), []
     model = SimpleNamespace(config=SimpleNamespace(n_layer=3))
-    monkeypatch.setattr(distributed, "COUNT", count)
-    monkeypatch.setattr(distributed, "mean", mean)
+    monkeypatch.setattr(ranks, "COUNT", count)
+    monkeypatch.setattr(ranks, "mean", mean)
     for rank in range(count):
-        monkeypatch.setattr(distributed, "RANK", rank)
-        found = distributed.evaluate_in_parts(evaluate, model, tokens, SETTINGS, "testing")
+        monkeypatch.setattr(ranks, "RANK", rank)
+        found = ranks.evaluate_in_parts(evaluate, model, tokens, SETTINGS, "testing")
     assert found == pytest.approx(whole, rel=1e-12)
     assert sum(counted for counted, _ in parts[1:]) == n
     assert max(skip for _, skip in parts) <= R
@@ -160,7 +160,7 @@ class Toy(torch.nn.Module):
 def test_micro_batches_add_up_to_the_batch(size):
     """Losses, gradient and memory are those of all lanes at once, in their order."""
     model, x, y, results = Toy(), *torch.randint(11, (2, 5, 4)), []
-    for learner in (model, distributed.Learner(model, size)):
+    for learner in (model, ranks.Learner(model, size)):
         memory = None
         for _ in range(2):
             model.zero_grad()
@@ -179,14 +179,14 @@ def test_two_ranks_in_turn_are_one(monkeypatch, size, parts):
     model, (x, y), stayed = Toy(), torch.randint(11, (2, 6, 4)), []
     whole = model(x, None, y)[0].mean()
     (wanted,) = torch.autograd.grad(whole, model.w)
-    monkeypatch.setattr(distributed, "COUNT", 2)
-    monkeypatch.setattr(distributed.dist, "all_reduce", lambda loss: loss.add_(others))
+    monkeypatch.setattr(ranks, "COUNT", 2)
+    monkeypatch.setattr(ranks.dist, "all_reduce", lambda loss: loss.add_(others))
     monkeypatch.setattr(Toy, "no_sync", lambda model: nullcontext(stayed.append(1)), raising=False)
     for rank in range(2):
-        monkeypatch.setattr(distributed, "RANK", rank)
-        mine = distributed.my_lanes(6)
+        monkeypatch.setattr(ranks, "RANK", rank)
+        mine = ranks.my_lanes(6)
         others = 2 * whole.item() - model(x[mine], None, y[mine])[0].mean().item()
-        losses, _ = distributed.Learner(model, size)(x[mine], None, y[mine])
+        losses, _ = ranks.Learner(model, size)(x[mine], None, y[mine])
         losses.mean().backward()
         assert losses.mean().item() == pytest.approx(whole.item())
     assert (model.w.grad / 2 - wanted).abs().max() < 1e-4
@@ -195,10 +195,10 @@ def test_two_ranks_in_turn_are_one(monkeypatch, size, parts):
 
 def test_a_loss_that_is_not_finite_on_one_rank_is_so_on_all(monkeypatch):
     """So none makes the step."""
-    monkeypatch.setattr(distributed, "COUNT", 2)
-    monkeypatch.setattr(distributed.dist, "all_reduce", lambda loss: loss.add_(torch.nan))
+    monkeypatch.setattr(ranks, "COUNT", 2)
+    monkeypatch.setattr(ranks.dist, "all_reduce", lambda loss: loss.add_(torch.nan))
     x, y = torch.randint(11, (2, 2, 4))
-    assert distributed.Learner(Toy())(x, None, y)[0].isnan().all()
+    assert ranks.Learner(Toy())(x, None, y)[0].isnan().all()
 
 
 # ---- two ranks are one --------------------------------------------------------------------------
@@ -213,21 +213,21 @@ def small_model():
 
 def four_steps(path, micro_batch):
     """Four steps in float64, dropout off; the first rank saves all there is to compare."""
-    distributed.join("cpu")
+    ranks.join("cpu")
     model, optimizer = small_model()
-    stream, mine = torch.randint(11, (4, 25)), distributed.my_lanes(4)
+    stream, mine = torch.randint(11, (4, 25)), ranks.my_lanes(4)
     first = stream[mine, :6]
-    learner = distributed.Learner(distributed.parallel(model, first, first), micro_batch)
+    learner = ranks.Learner(ranks.parallel(model, first, first), micro_batch)
     memory, numbers, gradients = None, [], []
     for column in range(0, 24, 6):
         x, y = stream[mine, column : column + 6], stream[mine, column + 1 : column + 7]
         loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, SETTINGS)
         numbers += [loss, norm]
         gradients += [p.grad.clone() for p in model.parameters()]
-    memory = [distributed.gather(z) for z in memory]
-    numbers.append(distributed.evaluate_in_parts(
+    memory = [ranks.gather(z) for z in memory]
+    numbers.append(ranks.evaluate_in_parts(
         train.evaluate, model, stream.flatten(), SETTINGS, "testing"))
-    if distributed.RANK == 0:
+    if ranks.RANK == 0:
         torch.save([torch.tensor(numbers).double(), *memory, *model.state_dict().values(),
                     *gradients], path)
 
@@ -252,9 +252,9 @@ def whole_run(argv, stop_at=0, stop_rank=0, break_at=0, where="train_step"):
 
     def step(*arguments):
         call = next(calls)
-        if distributed.RANK == stop_rank and call == stop_at:
+        if ranks.RANK == stop_rank and call == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
-        if distributed.RANK == stop_rank and call == break_at:
+        if ranks.RANK == stop_rank and call == break_at:
             raise ValueError("the cables have been mixed up")
         return real(*arguments)
 
@@ -294,9 +294,9 @@ def test_a_signal_in_an_evaluation_waits_for_its_end(text, tmp_path):
 
 def test_a_signal_to_one_rank_is_one_to_all(monkeypatch):
     """All are told its number after the same step."""
-    monkeypatch.setattr(distributed, "COUNT", 2)
+    monkeypatch.setattr(ranks, "COUNT", 2)
     for found in (0, signal.SIGTERM):
-        monkeypatch.setattr(distributed, "everybody", lambda own: [[own], [found]])
+        monkeypatch.setattr(ranks, "everybody", lambda own: [[own], [found]])
         with checkpoint.Stop() as stop:
             assert stop.asked() == bool(found) and stop.number == found
 
@@ -304,10 +304,10 @@ def test_a_signal_to_one_rank_is_one_to_all(monkeypatch):
 def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
     """Each rank something else, the same again from the same seed."""
     content = {"random": torch.get_rng_state()[None], "random_cuda": None}
-    monkeypatch.setattr(distributed, "COUNT", 2)
+    monkeypatch.setattr(ranks, "COUNT", 2)
     drawn = []
     for rank, seed in ((0, 5), (1, 5), (0, 6), (1, 5)):
-        monkeypatch.setattr(distributed, "RANK", rank)
+        monkeypatch.setattr(ranks, "RANK", rank)
         checkpoint.set_random_state(content, seed)
         drawn.append(torch.rand(1).item())
     assert drawn[1] == drawn[3] != drawn[0] != drawn[2]
@@ -348,15 +348,15 @@ def test_torchrun_restarts_a_run_and_it_goes_on_by_itself(text, tmp_path, proces
 import os, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 import train
-from support import distributed
+from training import ranks
 real, calls = train.train_step, [0]
 def step(*arguments):
     calls[0] += 1
-    if distributed.RANK == 1 and calls[0] == 9 and not distributed.restarts():
+    if ranks.RANK == 1 and calls[0] == 9 and not ranks.restarts():
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments)
 train.train_step = step
-distributed.end(train.main())
+ranks.end(train.main())
 """)
     flags = [*FLAGS, "--text", str(text), "--steps", "12"]
 

@@ -17,7 +17,7 @@ from course.exercises import BY_NAME, ROOT
 from training import presets
 
 train = import_module("train")
-READMES = sorted(path for folder in (".", "support", "tests", "tests/course", "experiments")
+READMES = sorted(path for folder in (".", "training", "tests", "tests/course", "experiments")
                  for path in (ROOT / folder).glob("*.md"))
 SCRIPTS = sorted(path for folder in (
                      ".", "support", "training", "tests", "tests/system", "experiments")

@@ -21,7 +21,8 @@ import torch
 
 from system.crash import differences, runs_differ
 from helpers import wait_until
-from support import checkpoint, corpora, fast, folder, hardware, log
+from support import corpora
+from training import checkpoint, fast, log, machine, run as folder
 
 train = import_module("train")
 ROOT = Path(train.__file__).parent
@@ -426,9 +427,9 @@ def test_trials_and_steps_see_the_micro_batch(text, tmp_path, monkeypatch):
         return real(learner, *rest)
 
     monkeypatch.setattr(train, "train_step", step)
-    monkeypatch.setattr(hardware, "choose_dtype", lambda step, model, run, x, y: (
+    monkeypatch.setattr(machine, "choose_dtype", lambda step, model, run, x, y: (
         seen.append(x.shape), "float32")[1])
-    monkeypatch.setattr(hardware, "compiled", lambda model, context, x, y: (
+    monkeypatch.setattr(machine, "compiled", lambda model, context, x, y: (
         seen.append(y.shape), model)[1])
     flags = ["--dtype", "auto", "--micro-batch", "3", "--compile", "--steps", "1"]
     assert run(text, tmp_path / "run", *flags) == 0

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from support import distributed
-from support.optimizers import optimizer_of
+from training import ranks
+from training.optimizers import optimizer_of
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
@@ -34,7 +34,7 @@ def tune(device):
     what a step frees is kept for the next one, which needs as much.
 
     Else the C library hands large blocks back to the system, which clears each page of them before
-    it lends them again (support/README.md says what that costs).
+    it lends them again (training/README.md says what that costs).
     """
     if device == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -89,7 +89,7 @@ def compiled(model, context, x, y, mode="default"):
     except Exception as error:  # no compiler, or one that fails: many types, the reason first
         print(f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
         faster = model
-    if any(distributed.largest(faster is model)):  # one rank's failure is that of all
+    if any(ranks.largest(faster is model)):  # one rank's failure is that of all
         return model
     print(f"compiled in {time.monotonic() - start:.0f} s")
     return faster

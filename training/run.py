@@ -3,13 +3,13 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from support import distributed
-from support.checkpoint import (
+from training import ranks
+from training.checkpoint import (
     FORMAT, Lock, State, check_text, load, newest, random_state, save, unpack)
-from support.command_line import check_agreement
+from training.flags import check_agreement
 from support.corpora import checksum
 from support.corpora import load as load_corpus
-from support.log import Metrics
+from training.log import Metrics
 
 
 ROOT = Path(__file__).resolve().parent.parent  # of train.py
@@ -23,7 +23,7 @@ def folder_of(given, name, config, run):
 
 def read_corpus(given, run, content=None):
     """The run's corpus.  ValueError if it is not the one in a checkpoint's content."""
-    with distributed.first_alone():  # it may fetch and unpack
+    with ranks.first_alone():  # it may fetch and unpack
         corpus = load_corpus(run.text or run.dataset, drop_newlines=run.drop_newlines,
                              root=given.get("data_dir", ROOT / "data"))
     check_text(content, corpus)
@@ -57,8 +57,8 @@ class Folder:
         -> name, Config, Run, State, and the content of its checkpoint or None.  The first rank
         chooses the checkpoint, the others read what it has chosen.  ValueError if refused.
         """
-        content = self.choose("resume" in given) if distributed.RANK == 0 else None
-        path = distributed.first(content and content.path)
+        content = self.choose("resume" in given) if ranks.RANK == 0 else None
+        path = ranks.first(content and content.path)
         if path is None:
             return name, config, run, State(), None
         content = load(path) if content is None else content
@@ -75,8 +75,8 @@ class Folder:
         """
         last, before = self.path / "checkpoint.pt", self.path / "previous.pt"
         there = last.exists() or before.exists()
-        restarted = there and distributed.restarts()
-        again = restarted and self.lock.take().endswith(f" {distributed.launch()}")
+        restarted = there and ranks.restarts()
+        again = restarted and self.lock.take().endswith(f" {ranks.launch()}")
         if not resume and not again:
             if there:
                 raise ValueError(f"{self.path} holds a run already: add --resume to go on with it, "
@@ -92,7 +92,7 @@ class Folder:
 
     def own(self, new):
         """Make the folder, or take the one that is there, for this process alone."""
-        if distributed.RANK == 0:
+        if ranks.RANK == 0:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock.take()
             if new:
@@ -100,7 +100,7 @@ class Folder:
                 for left in ("best.pt", "metrics.tsv"):  # of a run whose checkpoints are gone
                     if (self.path / left).exists():
                         os.replace(self.path / left, self.path / f"old-{left}")
-            self.lock.sign(f"process {os.getpid()}, started by {distributed.launch()}")
+            self.lock.sign(f"process {os.getpid()}, started by {ranks.launch()}")
             for part in self.path.glob("*.part"):  # of a save that was killed
                 part.unlink()
 
@@ -117,7 +117,7 @@ class Folder:
 
     def save_best(self, model, state):
         """best.pt: all that evaluating and sampling need."""
-        if distributed.RANK == 0:
+        if ranks.RANK == 0:
             save(self.path / "best.pt", self.identity | {
                 "model": model.state_dict(), "state": vars(state) | {"memory": None}})
 
@@ -128,11 +128,11 @@ class Folder:
         another number of ranks.
         """
         self.saved = state.seconds
-        memory = state.memory and [distributed.gather(past) for past in state.memory]
+        memory = state.memory and [ranks.gather(past) for past in state.memory]
         content = self.identity | random_state(model.u.device.type) | {
             "model": model.state_dict(), "optimizer": optimizer.state_dict(),
             "state": vars(state) | {"memory": memory}}
-        if distributed.RANK == 0:
+        if ranks.RANK == 0:
             self.metrics.flush()  # the lines that the checkpoint counts are on the disk before it
             save(self.path / "checkpoint.pt", content, self.path / "previous.pt")
-        distributed.first(None)  # no rank goes on, or ends, before it is written
+        ranks.first(None)  # no rank goes on, or ends, before it is written

@@ -41,7 +41,7 @@ What is left is reading numbers (T = 1) and products; so they lie as these read 
     480 tokens a call: queries in blocks of 64, since under
       same_length each block sees M + 64 keys, not M + T              1.8
 
-How much all of it brings: support/README.md.  Measured on a core of an AMD EPYC with
+How much all of it brings: training/README.md.  Measured on a core of an AMD EPYC with
 AVX512-bf16, torch 2.13: `python experiments/benchmark.py --threads 1 --repetitions 30`
 with --what parts or reading, and --dtype bf16.
 """

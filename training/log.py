@@ -13,8 +13,8 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from support import distributed
-from support.checkpoint import write
+from training import ranks
+from training.checkpoint import write
 from support.corpora import compressed_bits, decode
 
 # train: mean loss since the last line, train_max: the largest, which shows a spike; skipped: steps
@@ -57,7 +57,7 @@ class Metrics:
         print(f"{job.name}: {parameters:,} parameters on {job.corpus.name}")
         if state.step:
             print(f"going on from step {state.step:,}, {clock(state.seconds)} of training")
-        if distributed.RANK:
+        if ranks.RANK:
             self.file = open(os.devnull, "w")
             return
         text = circumstances(parameters, job) + "\t".join(COLUMNS) + "\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from support import distributed
+from training import ranks
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,9 @@ def check_sampling(given, V):
 
 def failed(program, sentence):
     """Say why in one line, and return the exit status."""
-    if distributed.RANK:
+    if ranks.RANK:
         time.sleep(2)  # torchrun ends this process meanwhile, if the first rank has failed
-        sentence = f"rank {distributed.RANK}: {sentence}"
+        sentence = f"rank {ranks.RANK}: {sentence}"
     print(f"{program}: " + " ".join(str(sentence).split()), file=sys.stderr)
     return 1
 
@@ -210,7 +210,7 @@ def exit_status(program, act, *arguments):
             return failed(program, "out of memory: a smaller model, --batch, --segment, "
                           "--eval-segment or --eval-mem-len takes less; --dry-run says what "
                           "training takes")
-        if distributed.lost(error):
+        if ranks.lost(error):
             return failed(program, "another rank has ended, so this one ends, too")
         raise
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from support import distributed
+from training import ranks
 
 # of the corpora that are the same everywhere, so that --dry-run reads no data
 VOCABULARY = {"enwik8": 205, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000,
@@ -140,12 +140,12 @@ def what_would_fit(config, model, run):
 def too_large(config, model, run):
     """What to say when a training step does not fit into the memory of a GPU."""
     device, parameters = model.u.device, sum(p.numel() for p in model.parameters())
-    B = run.batch // distributed.COUNT
+    B = run.batch // ranks.COUNT
     size = min(run.micro_batch or B, B)
     room = torch.cuda.get_device_properties(device).total_memory if model.u.is_cuda else 0
 
     def gigabytes(n):
-        at_a_time = n if n < B or distributed.COUNT > 1 else 0  # ranks keep their gradients
+        at_a_time = n if n < B or ranks.COUNT > 1 else 0  # ranks keep their gradients
         needs = bytes_of_run(config, parameters, B, run.segment, run.dtype, at_a_time,
                              run.optimizer)
         return sum(needs.values()) / 1e9

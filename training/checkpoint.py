@@ -20,7 +20,8 @@ from zipfile import ZipFile
 
 import torch
 
-from support import distributed, validate
+from support import validate
+from training import ranks
 from support.corpora import checksum
 from support.progress import progress
 
@@ -63,9 +64,9 @@ class State:
     def count(self, x, loss, norm, seconds):
         """One more step, on x (B, T), with this loss (nats) and gradient norm."""
         self.step += 1
-        self.tokens += x.numel() * distributed.COUNT
+        self.tokens += x.numel() * ranks.COUNT
         self.column += x.shape[1]
-        (self.seconds,) = distributed.largest(self.seconds + seconds)
+        (self.seconds,) = ranks.largest(self.seconds + seconds)
         self.spike = self.loss_count >= 10 and loss > 2 * self.loss_sum / self.loss_count
         if math.isfinite(loss + norm):
             self.loss_sum, self.loss_count = self.loss_sum + loss, self.loss_count + 1
@@ -249,22 +250,22 @@ class Lock:
 
 def random_state(device):
     """The random state of every rank, a row each: to draw on as if nothing had happened."""
-    return {"random": distributed.gather(torch.get_rng_state()[None]), "random_cuda": (
-        distributed.gather(torch.cuda.get_rng_state()[None]) if device == "cuda" else None)}
+    return {"random": ranks.gather(torch.get_rng_state()[None]), "random_cuda": (
+        ranks.gather(torch.cuda.get_rng_state()[None]) if device == "cuda" else None)}
 
 
 def set_random_state(content, seed):
     """The same back; with another number of ranks a new one from the seed."""
     rows, rows_cuda = content["random"], content["random_cuda"]
-    if len(rows) != distributed.COUNT:
-        torch.manual_seed(seed + distributed.RANK)
-        print(f"saved by {len(rows)} ranks, now there are {distributed.COUNT}: dropout starts a "
+    if len(rows) != ranks.COUNT:
+        torch.manual_seed(seed + ranks.RANK)
+        print(f"saved by {len(rows)} ranks, now there are {ranks.COUNT}: dropout starts a "
               "new random sequence")
         return
     # cloned, since torch reads a row of a larger tensor wrongly
-    torch.set_rng_state(rows[distributed.RANK].clone())
+    torch.set_rng_state(rows[ranks.RANK].clone())
     if rows_cuda is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(rows_cuda[distributed.RANK].clone())
+        torch.cuda.set_rng_state(rows_cuda[ranks.RANK].clone())
 
 
 def unpack(content, Config, Run):
@@ -337,7 +338,7 @@ def restore(content, optimizer, state, config, run, device):
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(f"{content.path} cannot be resumed: {type(error).__name__} {reason}"
                          ) from None
-    mine = distributed.my_lanes(run.batch)
+    mine = ranks.my_lanes(run.batch)
     state.memory = memory and [past[mine].to(device) for past in memory]
 
 
@@ -366,15 +367,15 @@ class Stop:
 
     def handle(self, signal_number, frame):
         """Called by Python on the signal."""
-        if self.number and distributed.COUNT == 1:
+        if self.number and ranks.COUNT == 1:
             os._exit(128 + signal_number)
         self.number = self.number or signal_number
-        if self.idle and distributed.COUNT == 1:
+        if self.idle and ranks.COUNT == 1:
             raise KeyboardInterrupt
 
     def asked(self):
         """Whether a signal has come, to any rank."""
-        self.number = int(*distributed.largest(self.number))
+        self.number = int(*ranks.largest(self.number))
         return self.number > 0
 
     @contextmanager
