@@ -42,7 +42,7 @@ from matplotlib.figure import Figure
 
 import common
 import memory_length
-from common import checkpoint, command_line, corpora, fast, machine, lesson_1, lesson_5, train
+from common import Flags, checkpoint, corpora, fast, flag, lesson_1, lesson_5, machine, train
 
 NAME = "appendix_e_generation"
 COMMON, COUNTED = 500, 10_000_000
@@ -159,7 +159,7 @@ def parse(argv):
     numbers = {"prompts": (2, "8; 16 of copies"), "n_tokens": (1, "1000; 500 of copies"),
                "top_k": (1, "40"), "memory": (0, "the run's; 128 of copies")}
     for name, (_, default) in numbers.items():
-        parser.add_argument(command_line.flag(name), type=int, help=f"default: {default}")
+        parser.add_argument(flag(name), type=int, help=f"default: {default}")
     given = parser.parse_args(argv)
     if given.checkpoint and (given.dataset or given.text):
         raise ValueError("--checkpoint has its own text: leave out --dataset and --text")
@@ -167,7 +167,7 @@ def parse(argv):
         given.out = lesson_1.RUNS / f"{NAME}-{given.checkpoint.stem}"
     for name, (least, _) in numbers.items():
         if (value := getattr(given, name)) is not None and value < least:
-            raise ValueError(f"{command_line.flag(name)} must be at least {least}, got {value}")
+            raise ValueError(f"{flag(name)} must be at least {least}, got {value}")
     return given
 
 
@@ -238,8 +238,8 @@ def prompts_of(corpus, given, run):
     synthetic, available = run.dataset == "copies", len(corpus.test)
     B, P, n = SIZES["copies" if synthetic and given.size == "laptop" else given.size]
     B, n = given.prompts or B, given.n_tokens or n
-    given.n_tokens, given.top_k = n, given.top_k or min(40, len(corpus.vocab))
-    command_line.check_sampling(vars(given), len(corpus.vocab))
+    given.n_tokens, given.top_k = n, min(given.top_k or 40, len(corpus.vocab))
+    Flags(temperature=given.temperature)  # refuses what cannot be drawn
     turns = len(corpora.DISTANCES) if synthetic else 1
     stride = available // B // turns * turns  # each prompt begins with the first kind
     if stride < P + n:

@@ -44,7 +44,7 @@ import common
 import benchmark_parts
 from benchmark_parts import DTYPES, in_new_process, long_segments, measure, resident_peak
 from common import lesson_5, presets, train
-from training import fast, ranks
+from training import fast, machine
 from training.estimate import bands
 
 NAME = "benchmark"
@@ -72,7 +72,7 @@ SIZES = {
     "S": Size(S, batch=8, segment=128, eval_segment=64, eval_mem_len=512),
     "M": Size(M, batch=4, segment=128, eval_segment=64, eval_mem_len=512)}
 for name in ("enwik8-12L", "enwik8-24L", "wt103-large", "lm1b-large"):
-    config, run = presets.CONFIGS[name], train.RUNS_OF[name]  # as train.py trains and evaluates
+    config, run = presets.CONFIGS[name], presets.RUNS[name]  # as train.py trains and evaluates
     config = replace(config, vocab_size=max(256, config.vocab_size))
     SIZES[name] = Size(config, run.batch, run.segment, run.eval_segment, run.eval_mem_len)
 METHODS = {"train": "step", "eval": "evaluate", "generate": "generate", "window": "evaluate"}
@@ -91,7 +91,7 @@ class Ours:
 
     def __init__(self, size, dtype, device):
         self.size, self.device, self.memory = size, device, None
-        self.run = replace(train.RUNS_OF["tiny"], dtype=dtype)
+        self.run = replace(presets.RUNS["tiny"], dtype=dtype)
         self.model = fast.prepare(lesson_5.TransformerXL(size.config).to(device))
         self.reader = fast.Reader(self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2.5e-4, fused=True)
@@ -115,8 +115,8 @@ class Ours:
         """Forward, backward, clip, Adam."""
         self.train(True)
         x = self.tokens(self.size.batch, self.size.segment)
-        learner = ranks.Learner(self.model, self.size.micro_batch)
-        self.memory = train.train_step(learner, self.optimizer, x, x, self.memory, self.run)[2]
+        run = replace(self.run, micro_batch=self.size.micro_batch)
+        self.memory = train.train_step(self.model, self.optimizer, x, x, self.memory, run)[2]
 
     def tokens(self, B, T):
         """Random tokens (B, T)."""
@@ -125,7 +125,7 @@ class Ours:
     def read(self, T, with_losses):
         """T tokens a lane after the memory -> losses, or the last logits."""
         x = self.tokens(self.size.eval_batch, T)
-        with train.autocast(self.run, self.device):
+        with machine.autocast(self.run, self.device):
             result, self.memory = self.reader(
                 x, self.memory, x if with_losses else None, last_only=not with_losses)
         return result

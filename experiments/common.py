@@ -20,9 +20,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 from support import corpora, validate
-from training import checkpoint, fast, flags as command_line, log, machine
+from training import checkpoint, fast, log, machine, presets
+from training.batches import Batches
+from training.flags import Flags, Parser, flag
 from training.optimizers import optimizer_of
-from training import presets
+from training.run import State, read_corpus, restored
 
 import train
 
@@ -38,7 +40,7 @@ class Setting:
     """A size of an experiment: what is trained, and on how much it is evaluated."""
 
     config: lesson_5.Config  # with the corpus's vocabulary size, later
-    run: train.Run
+    run: presets.Run
     lengths: tuple  # attention lengths or memories that are tried, in tokens, ascending
     count: int  # pieces of text that are read side by side in evaluation ...
     n: int  # ... and predictions in each
@@ -53,11 +55,11 @@ SHARED = {  # flags that several experiments take
 
 def new_parser(name, about, *shared):
     """A parser with these of the SHARED flags, whose --help begins with `about`."""
-    parser = command_line.Parser(prog=f"experiments/{name}.py", description=about,
+    parser = Parser(prog=f"experiments/{name}.py", description=about,
                                  argument_default=None)
-    for flag in shared:
-        parser.add_argument(flag, **SHARED[flag])
-    parser.set_defaults(device=machine.device({}))  # the best present
+    for name in shared:
+        parser.add_argument(name, **SHARED[name])
+    parser.set_defaults(device=machine.choose())  # the best present
     return parser
 
 
@@ -163,8 +165,8 @@ class Training:
         """The learning rate of a step that reads T tokens; so much of the run is done, 0 to 1."""
         return train.learning_rate(self.run, step, done)
 
-    def after_step(self, state, done):
-        """What else a step does; `done` is that of its beginning."""
+    def after_step(self, state, loss, done):
+        """What else a step of this loss does; `done` is that of its beginning."""
 
     def keep(self, finished):
         """What is saved: all that going on needs, or, of a finished run, the model."""
@@ -183,12 +185,16 @@ class Training:
 
 
 def resume(path, settings, training):
-    """Go on with what is saved at path, if anything -> State.  ValueError if it was another run."""
+    """Go on with what is saved at path, if anything -> State, and the place in the text.
+
+    ValueError if it was another run.
+    """
     if not path.exists():
-        return checkpoint.State()
+        return State(), {}
     try:
         content = checkpoint.read(path)
-        same, state = content["settings"] == settings, checkpoint.State(**content["state"])
+        same, state = content["settings"] == settings, State(**content["state"])
+        place = content["batches"]
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:80]}); delete it, and "
                          "this model is trained anew") from None
@@ -196,7 +202,7 @@ def resume(path, settings, training):
         raise ValueError(f"{path} was trained with other settings ({content['settings']}, now "
                          f"{settings}); name another folder with --out")
     training.restore(content)
-    return state
+    return state, place
 
 
 def until_done(run, state):
@@ -216,11 +222,11 @@ def fit(model, corpus, run, path, training=None):
     settings = " ".join(map(str, (
         type(model).__name__, getattr(model, "variant", ""), model.config, run, training.recipe,
         corpus.name, corpora.checksum(corpus))))
-    state = resume(path, settings, training)  # steps, tokens, the place in the text, the memory
+    state, place = resume(path, settings, training)
     state.memory = state.memory and [z.to(device) for z in state.memory]
     if train.fraction_done(run, state) == 1:
         return model.eval()
-    stream = train.training_lanes(corpus, run, state.epoch, device)
+    batches = Batches(corpus, run, device, **place)
     learner, optimizer = training.learner, training.optimizer
     due = time.monotonic() + EVERY
     model.train()
@@ -229,23 +235,23 @@ def fit(model, corpus, run, path, training=None):
         left = (run.tokens - state.tokens) // (run.batch * run.segment)
     for done in train.progress(until_done(run, state), f"{path.stem}: step", left):
         begun = time.perf_counter()
-        x, y = next(lesson_1.segments(stream, training.length(state.step), state.column))  # (B, T)
+        batches.T = training.length(state.step)
+        x, y = next(batches)  # (B, T)
+        if batches.text_begins:
+            state.memory = None  # no past
         optimizer.set_rate(training.rate(state.step, done, x.shape[1]))
         loss, norm, state.memory = train.train_step(
-            learner, optimizer, x.to(device), y.to(device), state.memory, run)
-        state.count(x, loss, norm, time.perf_counter() - begun)
+            learner, optimizer, x, y, state.memory, run)
+        state.count(x, math.isfinite(loss + norm), time.perf_counter() - begun)
         state.stop_if_never_finite()
-        if state.column == stream.shape[1] - 1:  # the text begins again, without a past
-            state.begin_text_again()
-            if corpus.separator is not None:  # with its sentences in another order
-                stream = train.training_lanes(corpus, run, state.epoch, device)
-        training.after_step(state, done)
+        training.after_step(state, loss, done)
         finished = train.fraction_done(run, state) == 1
         if finished:
             state.memory = None  # nothing will be read after it
         if finished or time.monotonic() > due:
             begun = time.monotonic()
             checkpoint.save(path, {"settings": settings, "state": vars(state),
+                                   "batches": batches.state(),
                                    **training.keep(finished)})
             now = time.monotonic()
             due = now + max(EVERY, 20 * (now - begun))  # a large model takes long to save
@@ -273,8 +279,8 @@ def open_run(path, data_dir, device="cpu"):
     if not (path.is_file() or any(path.glob("*.pt"))):
         raise ValueError(f"no checkpoint at {path}; name the folder of a run of train.py")
     content = checkpoint.load(path) if path.is_file() else checkpoint.best(path)
-    model, run, _ = train.restored(content, device)
-    return model, run, train.read_corpus({"data_dir": data_dir}, run, content), content
+    model, run, _ = restored(content, device)
+    return model, run, read_corpus(Flags(data_dir=data_dir), run, content), content
 
 
 def kept_for_backward(function):

@@ -37,7 +37,7 @@ SIZES = {
     "copies": ((1, 2), (32, 64), replace(TABLE_6["copies"], lengths=(
         12, 22, 23, 32, 46, 47, 56, 70, 71, 80, 94, 95, 110, 128))),
     "paper": ((4, 8, 16), (0, 150, 600), Setting(
-        presets.CONFIGS["wt103-standard"], train.RUNS_OF["wt103-standard"],
+        presets.CONFIGS["wt103-standard"], presets.RUNS["wt103-standard"],
         (40, 80, 150, 300, 450, 640, 900, 1200, 1600), count=16, n=12_000))}
 COLORS = ("tab:orange", "tab:blue", "tab:green")
 

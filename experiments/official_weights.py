@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import common
-from common import checkpoint, fast, machine, lesson_5, presets, train
+from common import (
+    Flags, checkpoint, fast, lesson_5, machine, presets, read_corpus, restored, train)
 from training.official_weights import (
     description, load_official_weights, looks_like, official_state, read)
 
@@ -28,14 +29,14 @@ def evaluate(given):
                          f"--model: {', '.join(configs)}")
     config = replace(configs[name], untie_r=description(state)["untie_r"])
     model = load_official_weights(lesson_5.TransformerXL(config), state, configs).eval()
-    dataset = given.dataset or train.RUNS_OF[name].dataset
-    run = replace(train.RUNS_OF[name], dataset=dataset,
+    dataset = given.dataset or presets.RUNS[name].dataset
+    run = replace(presets.RUNS[name], dataset=dataset,
                   drop_newlines=dataset == "enwik8" and config.vocab_size == 204)
-    corpus = train.read_corpus({"data_dir": given.data_dir}, run)
+    corpus = read_corpus(Flags(data_dir=given.data_dir), run)
     if len(corpus.vocab) != config.vocab_size:
         raise ValueError(f"{given.file} has {config.vocab_size:,} words, {corpus.name} has "
                          f"{len(corpus.vocab):,}: other data, or another vocabulary")
-    line = train.test_line(fast.Reader(model.to(machine.device({}))), corpus, run)
+    line = train.test_line(fast.Reader(model.to(machine.choose())), corpus, run)
     print(f"{line}; published: {PAPER.get(name, 'nothing')}")
 
 
@@ -57,7 +58,7 @@ def main(argv):
         evaluate(given)
     else:
         content = checkpoint.best(given.run)
-        model, *_ = train.restored(content, "cpu")
+        model, *_ = restored(content, "cpu")
         state = official_state(model, given.port)
         checkpoint.save(given.to, state)
         print(f"{given.to}: {len(state)} tensors of {content.path}")

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 import common
 from common import lesson_1, train
-from training import log
+from training import fast, log
 
 NAME = "optimizers"
 MEMORIES = 0, 32, 64, 128, 256, 512, 1024, 2048
@@ -31,7 +31,7 @@ FLAGS = {"muon": ["--optimizer", "muon"],  # the default; Adam with what was bes
 def losses_over_memory(out, data_dir):
     """{(M, clamp): bpc on the beginning of the validation text} of a run's best model."""
     model, run, corpus, _ = common.open_run(out, data_dir)
-    reader, tokens = train.reader_of(model, run), train.validation_tokens(corpus, run)
+    reader, tokens = fast.reader_of(model, run.plain), train.validation_tokens(corpus, run)
     found = {}
     farthest = model.config.mem_len + run.segment - 1  # the largest distance in training
     for M in MEMORIES:

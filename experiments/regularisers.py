@@ -11,6 +11,7 @@ model has the state dict of the plain one, and in eval mode its results.
 """
 import math
 import random
+import statistics
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -19,7 +20,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from common import Training, checkpoint, fast, machine, lesson_5, log, train
+from common import Training, checkpoint, fast, lesson_5, log, machine, train
 from training.optimizers import Optimizer
 
 DROPOUTS = "word", "input", "inside", "attention", "output", "connect"  # the rates among the parts
@@ -82,13 +83,17 @@ def changed(recipe, settings):
 
 # ---- dropouts -----------------------------------------------------------------------------------
 
-class LockedDropout(nn.Dropout):
+class LockedDropout(nn.Module):
     """Dropout with one mask for all time steps of a call: (..., T, D), mask (..., 1, D) (MKS 4.2;
     Gal & Ghahramani 2016).
 
     Each lane has its own.  A feature that is dropped is absent for the whole segment, so that it
-    cannot be read off the neighbouring word.
+    cannot be read off the neighbouring word.  No nn.Dropout, since fast.prepare exchanges those.
     """
+
+    def __init__(self, p):
+        super().__init__()
+        self.p = p
 
     def forward(self, z):
         """(..., T, D) -> (..., T, D), the mean kept; in evaluation z itself."""
@@ -243,7 +248,9 @@ class Regularised(Training):
     """What common.fit asks for, by a recipe; with a curve of validations, dicts of COLUMNS."""
 
     def __init__(self, model, run, recipe, corpus, folder, mode):
-        self.model, self.run, self.recipe = fast.prepare(regularise(model, recipe)), run, recipe
+        # DropConnect draws when it is called; the fast attention would only read its weight
+        self.model = fast.prepare(regularise(model, recipe), attention=not recipe.connect)
+        self.run, self.recipe = run, recipe
         self.optimizer = optimizer_of(model, recipe, run.lr)
         steps = (1 - recipe.average_from) * run.tokens / (run.batch * run.segment)  # averaged ones
         # after a tenth of them an update has lost 1 - 1/e of its weight in the exponential mean
@@ -251,6 +258,7 @@ class Regularised(Training):
         self.mean = AveragedModel(model, multi_avg_fn=rule)  # a copy, and one without penalties
         self.penalised = Penalised(model, recipe.alpha, recipe.beta)
         self.valid, self.curve = train.validation_tokens(corpus, run), []
+        self.losses = []  # of the steps since the last line of the curve
         self.folder, self.mode = folder, mode
 
     @property
@@ -261,7 +269,7 @@ class Regularised(Training):
         run, device = self.run, self.model.u.device
         x = torch.zeros(run.batch, run.segment, dtype=torch.int64, device=device)
         return machine.compiled(
-            self.penalised, train.autocast(run, device.type), x, x, self.mode)
+            self.penalised, machine.autocast(run, device.type), x, x, self.mode)
 
     def length(self, step):
         """Random, if the recipe says so."""
@@ -281,21 +289,21 @@ class Regularised(Training):
                 rate *= recipe.average_rate
         return rate * T / run.segment
 
-    def after_step(self, state, done):
+    def after_step(self, state, loss, done):
         """Average; every eval_every steps a line for the curve, whose losses have no penalty."""
         run, recipe = self.run, self.recipe
         if state.skipped_in_a_row == 0:
-            state.loss_sum -= self.penalised.penalty.item()
+            self.losses.append(loss - self.penalised.penalty.item())
         if recipe.average and done >= recipe.average_from:
             self.mean.update_parameters(self.model)
         if state.step % run.eval_every == 0 or state.tokens >= run.tokens:
             self.curve.append({
                 "step": state.step, "tokens": state.tokens, "seconds": state.seconds,
                 "rate": self.rate(state.step - 1, done, run.segment),
-                "train": state.loss_sum / state.loss_count if state.loss_count else math.inf,
+                "train": statistics.mean(self.losses) if self.losses else math.inf,
                 "valid": self.validate(self.model),
                 "averaged": self.validate(self.mean.module) if self.mean.n_averaged else None})
-            state.loss_sum, state.loss_count = 0.0, 0
+            self.losses = []
 
     def validate(self, model):
         """The validation loss in nats."""
@@ -305,7 +313,8 @@ class Regularised(Training):
         """A finished model becomes the average, if there is one, rounded to bf16 (2 bytes each)."""
         write_curve(self.curve, self.folder / "curve.tsv")
         if not finished:
-            return super().keep(False) | {"curve": self.curve, "mean": self.mean.state_dict()}
+            return super().keep(False) | {"curve": self.curve, "losses": self.losses,
+                                          "mean": self.mean.state_dict()}
         best = self.mean.module if self.mean.n_averaged else self.model
         rounded = {name: z.bfloat16() for name, z in best.state_dict().items()}
         self.model.load_state_dict(rounded)
@@ -314,6 +323,6 @@ class Regularised(Training):
     def restore(self, content):
         """The same back."""
         super().restore(content)
-        self.curve = content["curve"]
+        self.curve, self.losses = content["curve"], content.get("losses", [])
         if "mean" in content:
             self.mean.load_state_dict(content["mean"])

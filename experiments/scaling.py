@@ -92,7 +92,7 @@ def memory(config, T, b, m):
 
 def predict(name, n, m):
     """All figures of one model on n GPUs, as a dict; times in seconds, memory in bytes."""
-    config, run = presets.CONFIGS[name], train.RUNS_OF[name]
+    config, run = presets.CONFIGS[name], presets.RUNS[name]
     batch, T = max(run.batch, n), run.segment
     b = math.ceil(batch / n)
     size, parts = memory(config, T, b, m)
@@ -127,7 +127,7 @@ def show_speed(names, m, gpus):
             z = predict(name, n, m)
             numbers = (z["bytes"] / 1e9, 1e3 * z["step"], 1e3 * z["all_reduce"],
                        1e3 * z["exposed"], z["speed"], z["training"] / 3600, z["cost"])
-            star = "*" if n > train.RUNS_OF[name].batch else ""
+            star = "*" if n > presets.RUNS[name].batch else ""
             rows.append((name, f"{n:,}{star}", z["lanes"], z["parts"], *map(short, numbers),
                          f"{z['speed'] / n / alone:.0%}"))
     table(*rows)
@@ -158,11 +158,11 @@ def draw(names, m, gpus):
     for i, name in enumerate(names):
         speeds = [predict(name, n, m)["speed"] for n in powers]
         times = [speed / speeds[0] for speed in speeds]
-        within = sum(n <= train.RUNS_OF[name].batch for n in powers)
+        within = sum(n <= presets.RUNS[name].batch for n in powers)
         axes.plot(powers, times, ":", color=f"C{i}")
         axes.plot(powers[:within], times[:within], "o-", color=f"C{i}", markersize=4,
                   linewidth=4 if name == "enwik8-24L" else 1.5,  # the next one lies on it
-                  label=f"{name}, B = {train.RUNS_OF[name].batch}")
+                  label=f"{name}, B = {presets.RUNS[name].batch}")
     axes.plot(powers, powers, "--", color="0.6", linewidth=1, label="n times one GPU")
     axes.set(xscale="log", yscale="log", xlabel="GPUs (log scale)", xticks=powers,
              xticklabels=powers, ylabel="times as fast as one GPU (log scale)",
@@ -183,7 +183,7 @@ def main(argv):
     flags = common.new_parser(NAME, __doc__)
     flags.add_argument("--what", choices=WHAT, default="speed")
     flags.add_argument(
-        "--model", choices=[name for name, run in train.RUNS_OF.items() if run.steps])
+        "--model", choices=[name for name, run in presets.RUNS.items() if run.steps])
     flags.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64, 1024])
     for field in fields(Machine):
         flags.add_argument(f"--{field.name}", type=float, default=field.default)

@@ -45,7 +45,7 @@ class Size:
     """A model, how it is trained, and on how much of the text."""
 
     config: lesson_5.Config
-    run: train.Run  # with its length in tokens, later
+    run: presets.Run  # with its length in tokens, later
     epochs: int
     recipe: Recipe
     memories: tuple  # of evaluation, to choose from
@@ -62,7 +62,7 @@ SMALL = Recipe(word=0.1, input=0.3, inside=0.1, attention=0.1, output=0.3, alpha
                decay=0.1, average="equal", average_from=0.7, average_rate=0.5)
 MILD = Recipe(input=0.1, inside=0.1, attention=0.1, output=0.2, alpha=0.1, beta=0.05,
               average="equal", average_from=0.7, average_rate=0.5)
-RUN = train.Run("ptb", tokens=1, eval_segment=64)
+RUN = presets.Run("ptb", tokens=1, eval_segment=64)
 SIZES = {
     "tiny": Size(lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16,
                                  mem_len=8),

@@ -45,7 +45,8 @@ import torch.nn as nn
 from matplotlib.figure import Figure
 
 import common
-from common import Setting, corpora, fast, lesson_1, lesson_5, presets, train
+from common import Setting, fast, lesson_1, lesson_5, machine, presets, train
+from training.batches import SentenceLanes
 
 lesson_2 = import_module("02_recurrence")
 lesson_4 = import_module("04_rel_shift")
@@ -89,17 +90,17 @@ WT103 = replace(presets.CONFIGS["wt103-standard"], d_model=350, d_head=35, d_inn
 LM1B = replace(presets.CONFIGS["lm1b-base"], n_layer=20, d_inner=2048)
 SIZES = {
     "tiny": Setting(lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16),
-                    train.Run(batch=4, segment=8, steps=6), (4, 8, 16, 24), count=2, n=30),
+                    presets.Run(batch=4, segment=8, steps=6), (4, 8, 16, 24), count=2, n=30),
     "laptop": Setting(lesson_5.Config(2, n_layer=3, d_model=128, n_head=4, d_head=32, d_inner=512),
-                      train.Run(batch=64, segment=16, steps=1000),
+                      presets.Run(batch=64, segment=16, steps=1000),
                       (8, 16, 24, 32, 48, 64, 96, 128, 192, 256), count=16, n=960),
     "copies": Setting(lesson_5.Config(2, n_layer=2, d_model=64, n_head=4, d_head=32, d_inner=128),
-                      train.Run(batch=16, segment=64, steps=700),
+                      presets.Run(batch=16, segment=64, steps=700),
                       (16, 24, 32, 48, 64, 72, 96, 128), count=16, n=960),
-    "paper": Setting(WT103, replace(train.RUNS_OF["wt103-standard"], segment=128),
+    "paper": Setting(WT103, replace(presets.RUNS["wt103-standard"], segment=128),
                      (60, 120, 180, 256, 300, 360, 400, 450, 500, 560, 640),
                      count=16, n=12_000),
-    "lm1b": Setting(LM1B, replace(train.RUNS_OF["lm1b-base"], steps=400_000), (16, 32, 64, 96, 128),
+    "lm1b": Setting(LM1B, replace(presets.RUNS["lm1b-base"], steps=400_000), (16, 32, 64, 96, 128),
                     count=16, n=12_000)}
 
 
@@ -211,7 +212,7 @@ def without_order(corpus):
     if not ends or min((z == ends[0]).sum() for z in (corpus.train, corpus.valid)) < 200:
         raise ValueError(f"table 7 shuffles lines, and {corpus.name} has fewer than 200 in a "
                          "split: leave out table 7")
-    valid = corpora.SentenceLanes(corpus.valid, 1, ends[0], 0, 0)
+    valid = SentenceLanes(corpus.valid, 1, ends[0], 0, 0)
     return replace(corpus, separator=ends[0], valid=valid[:, : valid.shape[1]][0])
 
 
@@ -222,7 +223,7 @@ def longest_segment(row, setting, given):
         x = common.random_tokens(setting.config.vocab_size, setting.run.batch, T).to(given.device)
         with torch.no_grad():
             _, memory = model(x, None, x)
-        with train.autocast(setting.run, given.device):
+        with machine.autocast(setting.run, given.device):
             return common.kept_for_backward(lambda: model(x, memory, x)[0].mean())[0] / 2**20
 
     torch.manual_seed(0)  # with an adaptive softmax the tokens count, too

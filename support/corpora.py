@@ -52,7 +52,6 @@ SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "enco
            "pydoc_data", "lib2to3",  # of the standard library: tests, tables, other people's code,
            "distutils"}  # and what Python 3.12 no longer has
 SEPARATORS = "<eos>", "<S>"  # what ends a line: <S> in lm1b, <eos> elsewhere
-BLOCK = 1 << 20  # tokens that are worked on at a time, where they are too many for the memory
 
 
 @dataclass(frozen=True)
@@ -295,43 +294,6 @@ def checksum(corpus):
         number = zlib.crc32(str(len(split)).encode(), number)
         number = zlib.crc32(split.numpy(), number)
     return number
-
-
-class SentenceLanes:
-    """Sentences in a new order for each epoch, as B lanes that `segments` reads like a tensor.
-
-    Lane b is made of every B-th sentence of the order, each as `<S> w1 ... wn`; all lanes end where
-    the shortest does.  stream[:, a:c] finds any columns, so a run can go on where it stopped.
-    shape is (B, L + 1).  tokens are not copied: for each sentence two integers are kept.
-    """
-
-    def __init__(self, tokens, B, separator, seed, epoch):
-        self.tokens, self.lanes, starts = tokens, [], []
-        pieces = tokens.split(BLOCK)
-        for i, piece in enumerate(progress(pieces, "finding sentences in part", len(pieces))):
-            starts.append(np.flatnonzero(piece.numpy() == separator) + i * BLOCK)
-        starts = np.concatenate(starts)
-        n = len(starts) - 1  # the last separator begins no sentence
-        if not 1 <= B <= n:
-            raise ValueError(f"{n:,} sentences cannot be read in {B} lanes")
-        order = np.random.default_rng((seed, epoch)).permutation(n)
-        for b in progress(range(B), "ordering the sentences of lane", B):
-            chosen = order[b::B]
-            ends = (starts[chosen + 1] - starts[chosen]).cumsum()  # of sentences, in the lane
-            self.lanes.append((ends, starts[chosen + 1] - ends))  # column + this: in tokens
-        self.shape = B, 1 + min(int(ends[-1]) for ends, _ in self.lanes)
-
-    def __getitem__(self, index):
-        """stream[:, a:c] -> the tokens of columns a to c of all lanes, (B, c - a)."""
-        rows, columns = index
-        if rows != slice(None):
-            raise ValueError("all lanes are read together: stream[:, a:c]")
-        columns = np.arange(*columns.indices(self.shape[1]))
-        places = []
-        for ends, shift in self.lanes:  # (the column after a lane's end is its last separator)
-            sentence = np.searchsorted(ends, columns, side="right").clip(max=len(ends) - 1)
-            places.append(columns + shift[sentence])
-        return self.tokens[torch.from_numpy(np.stack(places))]
 
 
 # ---- between text and tokens --------------------------------------------------------------------

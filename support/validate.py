@@ -3,7 +3,6 @@
     validate.config(config)             sizes that make no model
     validate.call(model, x, memory, y)  tensors that do not fit each other and the model
     validate.types(settings)            a field of a dataclass that holds another type than it names
-    validate.run(settings)              settings of train.py that make no run
 """
 from dataclasses import fields
 from numbers import Integral, Real
@@ -11,8 +10,6 @@ from numbers import Integral, Real
 import torch
 
 MOST = 2**63 - 1  # the largest integer that torch knows
-CHOICES = {"optimizer": ("adam", "muon"), "schedule": ("cosine", "sqrt"),
-           "dtype": ("auto", "float32", "bf16")}
 KINDS = {int: Integral, float: Real, tuple: (tuple, list)}  # so NumPy's numbers are numbers, too
 
 
@@ -101,24 +98,3 @@ def described(z):
         return type(z).__name__
     layout = "" if z.layout == torch.strided else f", {z.layout}"
     return f"{z.dtype} {tuple(z.shape)} on {z.device}{layout}"
-
-
-def run(r):
-    """ValueError for settings of train.py that make no run; each is named by its flag."""
-    types(r)
-    for field in fields(r):
-        flag, value = "--" + field.name.replace("_", "-"), getattr(r, field.name)
-        least = int(field.name in ("batch", "segment", "eval_segment", "eval_every", "log_every"))
-        if field.type in (int, float) and not least <= value < float("inf"):
-            raise ValueError(f"{flag} must be at least {least}, got {value}")
-        if field.type is int and value > MOST:
-            raise ValueError(f"{flag} must be at most {MOST}, got {value}")
-        if field.name in ("lr", "muon_lr", "clip", "save_minutes") and not value > 0:
-            raise ValueError(f"{flag} must be above 0, got {value}")
-    for name, known in CHOICES.items():
-        if getattr(r, name) not in known:
-            raise ValueError(f"--{name} must be {', '.join(known[:-1])} or {known[-1]}, got "
-                             f"{getattr(r, name)!r}")
-    if sum(length > 0 for length in (r.steps, r.tokens, r.minutes)) != 1:
-        raise ValueError("a run needs one length above 0, --steps, --tokens or --minutes, and only "
-                         f"one; got {r.steps}, {r.tokens} and {r.minutes}")

@@ -6,6 +6,8 @@
 
 A test that takes an exercise by its name is one of its rules; what follows below is about all else.
 """
+import copy
+import itertools
 import math
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +22,10 @@ from course import oracles
 from course.rules import replaced, same
 from course.stand_ins import Descent, Ledger, Noted, OneLargeLoss, OpaqueReader
 from support import corpora
-from training import checkpoint, fast, machine, ranks
+from training import fast, machine, presets, ranks
+from training.batches import Batches, SentenceLanes
+from training.flags import Flags
+from training.run import State
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 lesson_1, lesson_2 = train.lesson_1, import_module("02_recurrence")
@@ -33,7 +38,8 @@ Config, TransformerXL = lesson_5.Config, lesson_5.TransformerXL
 # mean is 7, and its gradient (mean of y, mean of memory) = (3, 4), of norm 5.  The rate is 1/2.
 
 X, Y = torch.tensor([[9, 1, 2], [8, 6, 5]]), torch.tensor([[1, 2, 3], [6, 5, 1]])
-STEPPING = train.Run(steps=9, dtype="float32", micro_batch=1)
+STEPPING = presets.Run(steps=9, dtype="float32")
+in_parts = pytest.mark.parametrize("micro_batch", [0, 1])
 
 
 def past():
@@ -41,13 +47,14 @@ def past():
     return [torch.tensor([2.0, 6.0], dtype=torch.float64)[:, None, None]]
 
 
-def step(train_step, model, memory, clip=100.0):
+def step(train_step, model, memory, clip=100.0, micro_batch=0, x=X, y=Y):
     """What one step returns; clip 100 is too high to clip anything."""
     model.optimizer = Descent(model)
     device = model.W.device
-    with replaced(train, autocast=model.autocast):
-        return train_step(model, model.optimizer, X.to(device), Y.to(device), memory,
-                          replace(STEPPING, clip=clip))
+    with replaced(machine, autocast=model.autocast), replaced(
+            ranks, no_sync=model.no_sync, mean=model.mean):
+        return train_step(model, model.optimizer, x.to(device), y.to(device), memory,
+                          replace(STEPPING, clip=clip, micro_batch=micro_batch))
 
 
 def weights(model):
@@ -116,21 +123,74 @@ def test_the_new_memory_comes_back(train_step):
     assert same(lanes_of(step(train_step, Ledger(), past())[2]), [2, 5])
 
 
-def test_the_model_is_called_once_with_all_lanes(train_step):
-    """Call the model once, with all lanes of x, y and memory as they are: run.micro_batch is not
-    your business, train wraps the model in a Learner that does it (training/ranks.py)."""
-    model, memory = Ledger(), past()
-    step(train_step, model, memory)
+def test_every_lane_is_read_once_and_in_order(train_step):
+    """Call the model with all lanes of x, y and memory as they are, if run.micro_batch is 0."""
+    model = Ledger()
+    step(train_step, model, past())
     (call, *more) = model.calls
     assert not more and call.x.equal(X) and call.y.equal(Y) and call.memory[0].equal(past()[0])
 
 
-def test_gradients_are_cleared_before_the_model_is_called(train_step):
-    """Clear the gradients before you call the model: with micro-batches the call makes backward
-    passes of its own (here one that adds 1 to W's gradient), and those gradients must stay."""
-    model = Ledger(in_parts=True)
-    step(train_step, model, past())
-    assert same(weights(model), [1 - (3 + 1) / 2, 1 - 4 / 2], tolerance=1e-9)
+def test_run_micro_batch_lanes_are_read_at_a_time(train_step):
+    """Call the model for the lanes of each slice of micro_batches(B, run.micro_batch), in order:
+    here for 1 of 2 lanes at a time."""
+    model = Ledger()
+    step(train_step, model, past(), micro_batch=1)
+    assert [call.x.tolist() for call in model.calls] == [[[9, 1, 2]], [[8, 6, 5]]]
+
+
+def test_each_part_has_the_memory_of_its_own_lanes(train_step):
+    """The lanes that go through the model together are read after their own memory."""
+    model = Ledger()
+    step(train_step, model, past(), micro_batch=1)
+    assert [call.memory[0].flatten().tolist() for call in model.calls] == [[2], [6]]
+
+
+def test_the_parts_add_up_to_the_step_of_all_lanes(train_step):
+    """Clear the gradients before the first part; those of the parts add up, and one step is made,
+    with the gradient of the mean over all B x T tokens."""
+    model = Ledger()
+    model.W.grad = torch.tensor([10.0], dtype=torch.float64)
+    step(train_step, model, past(), micro_batch=1)
+    assert same(weights(model), [1 - 3 / 2, 1 - 4 / 2], tolerance=1e-9)
+
+
+def test_a_part_counts_by_its_number_of_tokens(train_step):
+    """The last part may be smaller: of three lanes with the losses 1, 2 and 6, read two at a time,
+    the mean is 3."""
+    model, y = Ledger(), torch.tensor([[1], [2], [6]])
+    result = step(train_step, model, None, micro_batch=2, x=y, y=y)
+    assert same([first(result), weights(model)[0].item()], [3.0, 1 - 3 / 2], tolerance=1e-6)
+
+
+def test_the_parts_are_clipped_together(train_step):
+    """Clip once, after the last part: the gradient of all lanes, of norm 5."""
+    model = Ledger()
+    norm = step(train_step, model, past(), clip=1.0, micro_batch=1)[1]
+    assert same([norm, *weights(model).tolist()], [5, 1 - 0.6 / 2, 1 - 0.8 / 2], tolerance=1e-5)
+
+
+def test_the_memories_of_the_parts_are_joined(train_step):
+    """The new memory is that of all lanes, in their order: join what the parts returned."""
+    assert same(lanes_of(step(train_step, Ledger(), past(), micro_batch=1)[2]), [2, 5])
+
+
+def test_only_the_last_part_meets_the_other_ranks(train_step):
+    """Forward and backward of a part stand inside `with ranks.no_sync(model, last=...):`, where
+    last says whether it is the last part: several ranks add up their gradients once a step."""
+    model = Ledger()
+    step(train_step, model, past(), micro_batch=1)
+    assert model.synced == [False, True] and model.backward_in == [("no_sync", False),
+                                                                   ("no_sync", True)]
+
+
+@pytest.mark.parametrize("others, moved", [(9.0, True), (math.nan, False)])
+def test_the_loss_is_the_mean_over_the_ranks(train_step, others, moved):
+    """The loss that is judged and returned is ranks.mean(loss), a float: if it is not finite on
+    one rank, no rank makes the step."""
+    model = Ledger(others=others)
+    loss = first(step(train_step, model, past()))
+    assert same([loss, float(weights(model).ne(1).any())], [others, float(moved)])
 
 
 def test_without_a_past_the_model_gets_none(train_step):
@@ -205,12 +265,13 @@ def test_bad_numbers_are_returned_as_they_are(train_step, bad, loss, norm):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_the_model_is_called_under_autocast(train_step, device):
-    """Call the model inside `with autocast(run, x.device.type):`, which stands above in train.py
-    and knows whether this run computes in bf16, and end that block."""
+    """Call the model inside `with machine.autocast(run, x.device.type):`, which knows whether this
+    run computes in bf16, and end that block before backward()."""
     model = Ledger().to(device)  # meta: a device without numbers, in the place of a GPU
     with suppress(Noted):
         step(train_step, model, None)
-    assert model.calls[0].open == (("autocast", device),) and not model.open
+    assert ("autocast", device) in model.calls[0].open and not model.open
+    assert all(block[0] != "autocast" for block in model.backward_in)
 
 
 # ---- exercise evaluate --------------------------------------------------------------------------
@@ -222,7 +283,7 @@ def test_the_model_is_called_under_autocast(train_step, device):
 #     loss    1 4 1 | 9 13 6 | 15     their sum is 49, their mean 7
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
-READING = train.Run(steps=9, dtype="float32", batch=2, segment=2, eval_segment=3)
+READING = presets.Run(steps=9, dtype="float32", batch=2, segment=2, eval_segment=3)
 
 
 def read(evaluate, model=None, tokens=TOKENS, T=3, **more):
@@ -236,7 +297,8 @@ def read(evaluate, model=None, tokens=TOKENS, T=3, **more):
         return items
 
     with replaced(lesson_1, lanes=oracles.lanes, segments=oracles.segments), replaced(
-            train, progress=progress, autocast=ledger.autocast, evaluating=ledger.evaluating):
+            train, progress=progress, evaluating=ledger.evaluating), replaced(
+            machine, autocast=ledger.autocast):
         return evaluate(model, tokens, replace(READING, eval_segment=T, eval_mem_len=T), **more)
 
 
@@ -347,7 +409,7 @@ def test_progress_is_told_how_many_segments(evaluate, n, parts):
 
 # ---- beyond the exercises: stand-ins ------------------------------------------------------------
 
-RUN = train.Run(steps=10, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
+RUN = presets.Run(steps=10, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
                 eval_clamp_len=4)
 
 
@@ -384,7 +446,7 @@ def test_a_run_knows_its_length_in_steps_tokens_or_minutes(length):
     most = {"steps": 9, "tokens": 999, "minutes": 999.0}
     for done, wanted in ((quarter, 0.25), (most, 1)):
         place = most | {name: done[name] for name in length}
-        state = checkpoint.State(place["steps"], place["tokens"], place["minutes"])
+        state = State(place["steps"], place["tokens"], place["minutes"])
         assert train.fraction_done(run, state) == wanted
 
 
@@ -394,7 +456,7 @@ def test_a_run_knows_its_length_in_steps_tokens_or_minutes(length):
 def test_autocast_is_for_matrix_products(dtype, wanted):
     """In 16 bits if the run says so, and only in the block; sums stay in float32."""
     z = torch.ones(2, 2)
-    with train.autocast(replace(RUN, dtype=dtype), "cpu"):
+    with machine.autocast(replace(RUN, dtype=dtype), "cpu"):
         assert (z @ z).dtype == wanted and (z + z).dtype == torch.float32
     assert (z @ z).dtype == torch.float32
 
@@ -415,8 +477,8 @@ def test_reader_of_prepares_the_model_unless_the_run_is_plain(monkeypatch):
     """A Reader of the prepared model; with --plain the model itself, as it was."""
     monkeypatch.setattr(fast, "prepare", lambda model: ("prepared", model))
     monkeypatch.setattr(fast, "Reader", lambda model: ("reader of", model))
-    assert train.reader_of("model", replace(RUN, plain=True)) == "model"
-    assert train.reader_of("model", RUN) == ("reader of", ("prepared", "model"))
+    assert fast.reader_of("model", plain=True) == "model"
+    assert fast.reader_of("model") == ("reader of", ("prepared", "model"))
 
 
 def test_the_test_line_is_of_the_test_split_in_the_corpuss_unit(monkeypatch):
@@ -437,42 +499,66 @@ def test_a_sample_is_drawn_with_the_memory_of_evaluation(monkeypatch):
                               prompt.shape[1]]])
 
     monkeypatch.setattr(lesson_5, "generate", generate)
-    found = train.continue_text(model_of().train(), TOKENS[:9], RUN, {"n_tokens": 3})
+    found = train.sample(model_of().train(), TOKENS[:9], RUN, Flags(n_tokens=3))
     assert found.tolist() == [7, False, 3, 9]
 
 
 # ---- the place in the text ----------------------------------------------------------------------
 
-def test_training_lanes_are_the_stream_or_the_epochs_sentences(monkeypatch):
-    """A corpus with a separator is read sentence by sentence, in an order of seed and epoch."""
-    monkeypatch.setattr(lesson_1, "lanes", lambda tokens, B: tokens * B)
-    run, tokens = replace(RUN, batch=2, seed=5), torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
-    stream = corpora.Corpus(tokens, tokens, tokens, [97], "made up")
-    assert train.training_lanes(stream, run, 3, "cpu").equal(2 * tokens)
-    sentences = replace(stream, separator=0)
+TEXT = torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
+STREAM = corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up")
+TWO = replace(RUN, batch=2, segment=2, seed=5)
+
+
+def test_batches_are_the_segments_of_the_lanes_again_and_again():
+    """Lanes of 5 inputs in segments of 2, 2, 1; then the text begins again, which is said."""
+    made, wanted = Batches(STREAM, TWO, "cpu"), list(lesson_1.segments(lesson_1.lanes(TEXT, 2), 2))
+    for i, (x, y) in zip(range(7), made):
+        assert x.equal(wanted[i % 3][0]) and y.equal(wanted[i % 3][1])
+        assert made.text_begins == (i % 3 == 0)
+        assert 5 * made.epoch + made.column == (2, 4, 5, 7, 9, 10, 12)[i]
+
+
+@pytest.mark.parametrize("separator", [None, 0], ids=["one text", "sentences"])
+def test_batches_go_on_where_they_stood(separator):
+    """At any place, at the end of the text, too; the place is what a checkpoint keeps."""
+    corpus = replace(STREAM, separator=separator)
+    made = Batches(corpus, TWO, "cpu")
+    for _ in range(8):
+        again = Batches(corpus, TWO, "cpu", **made.state())
+        for (x, y), (same_x, same_y) in zip(itertools.islice(copy.deepcopy(made), 4), again):
+            assert x.equal(same_x) and y.equal(same_y)
+        next(made)
+
+
+def test_sentences_come_in_an_order_of_seed_and_epoch():
+    """A new one in each epoch; to see a segment moves nothing."""
+    made = Batches(replace(STREAM, separator=0), TWO, "cpu")
     for epoch in range(3):
-        found = train.training_lanes(sentences, run, epoch, "cpu")
-        assert found[:, :].equal(corpora.SentenceLanes(tokens, 2, 0, 5, epoch)[:, :])
+        stream = SentenceLanes(TEXT, 2, 0, 5, epoch)
+        x, _ = made.segment(0) if epoch == 0 else next(made)
+        assert x.equal(stream[:, :2]) and made.epoch == epoch
+        made.column = stream.shape[1] - 1
 
 
-def test_at_the_end_of_the_text_sentences_come_in_a_new_order(monkeypatch):
-    """That of the epoch which begins; the old lanes are let go first.  Other text stays."""
-    job = SimpleNamespace(corpus=SimpleNamespace(separator=None), stream="old", run=RUN,
-                          state=SimpleNamespace(epoch=7), model=model_of())
-    assert train.next_stream(job) == "old"
-    job.corpus.separator = 0
-    monkeypatch.setattr(train, "training_lanes", lambda *given: (job.stream, *given))
-    assert train.next_stream(job) == (None, job.corpus, RUN, 7, torch.device("cpu"))
+def test_batches_are_of_this_ranks_lanes(monkeypatch):
+    """And the segments as long as T says."""
+    monkeypatch.setattr(ranks, "my_lanes", {2: slice(1, 2)}.get)
+    made = Batches(STREAM, TWO, "cpu")
+    made.T = 3
+    x, y = next(made)
+    assert x.tolist() == [[0, 4, 5]] and y.tolist() == [[4, 5, 0]]
 
 
-def test_the_next_segment_is_that_of_this_ranks_lanes(monkeypatch):
-    """From the column where the run stands."""
-    monkeypatch.setattr(lesson_1, "segments", lambda stream, T, start: iter(
-        [(stream + start, stream * T)]))
-    monkeypatch.setattr(ranks, "my_lanes", {4: slice(2, 4)}.get)
-    stream, state = torch.arange(20).view(4, 5), SimpleNamespace(column=3)
-    x, y = train.next_segment(stream, RUN, state, "cpu")
-    assert x.equal(stream[2:] + 3) and y.equal(stream[2:] * 8)
+@pytest.mark.parametrize("every, due", [(16, [16, 32, 40]), (0, [*range(4, 41, 4)]), (99, [40])])
+def test_a_validation_is_due_every_so_many_steps_or_at_each_tenth(every, due):
+    """Of a run of 40 steps; at its end, too, and never twice at one step."""
+    run, state, found = replace(RUN, steps=40, eval_every=every), State(), []
+    for state.step in [*range(41), 40]:
+        if train.is_validation_due(run, state):
+            found.append(state.step)
+            state.evaluated, state.validations = state.step, state.validations + 1
+    assert found == due
 
 
 # ---- the length that evaluation reads with ------------------------------------------------------
@@ -524,10 +610,10 @@ USES = {
     "test_line": lambda model: train.test_line(model, CORPUS, RUN),
     "evaluate_in_parts": lambda model: ranks.evaluate_in_parts(
         train.evaluate, model, TOKENS, RUN, "testing"),
-    "continue_text": lambda model: train.continue_text(
-        model, TOKENS[:9], RUN, {"n_tokens": 20}).tolist(),
-    "continue_text by a Reader": lambda model: train.continue_text(
-        fast.Reader(model), TOKENS[:9], RUN, {"n_tokens": 20, "seed": 3}).tolist(),
+    "sample": lambda model: train.sample(
+        model, TOKENS[:9], RUN, Flags(n_tokens=20)).tolist(),
+    "sample by a Reader": lambda model: train.sample(
+        fast.Reader(model), TOKENS[:9], RUN, Flags(n_tokens=20, typed={"seed": 3})).tolist(),
     "choose_dtype": lambda model: machine.choose_dtype(
         train.train_step, model, replace(RUN, dtype="auto"), *TOKENS.view(2, 3, 10)) and None}
 

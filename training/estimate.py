@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from training import ranks
+from support.corpora import load
+from training import presets, ranks
+from training.flags import for_vocabulary, settings
 
-# of the corpora that are the same everywhere, so that --dry-run reads no data
+# of the corpora that are the same everywhere, so that --dry-run fetches no data
 VOCABULARY = {"enwik8": 205, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000,
               "wikitext-2": 33_278, "copies": 32}
 
@@ -72,9 +74,11 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam")
 
 
 def vocabulary(run, config):
-    """The vocabulary size to count with: the published one, or for other texts config's."""
+    """The vocabulary size to count with: that of a --text, which is read; of a benchmark the
+    published one, so that nothing is fetched.
+    """
     if run.text:
-        return config.vocab_size
+        return len(load(run.text).vocab)
     if run.dataset not in ("stdlib", *VOCABULARY):
         raise ValueError(f"unknown dataset {run.dataset!r}, known are "
                          f"{', '.join(['stdlib', *VOCABULARY])}")
@@ -83,15 +87,15 @@ def vocabulary(run, config):
     return VOCABULARY[run.dataset] - run.drop_newlines
 
 
-def report(name, config, run, count_parameters, device, speed=None):
+def report(flags, device):
     """Print what a run will take: size, memory, steps, operations and, given tokens/s, hours.
 
     Returns the exit status, 0.
     """
+    name, config, run = settings(flags, device)
     config = replace(config, vocab_size=vocabulary(run, config))
-    parameters = count_parameters(config)
-    if speed is not None and not speed > 0:
-        raise ValueError(f"--tokens-per-second must be above 0, got {speed}")
+    config = for_vocabulary(config, config.vocab_size, flags) if run.text else config
+    parameters, speed = presets.count_parameters(config), flags.tokens_per_second
     dtype = run.dtype if run.dtype != "auto" else "bf16" if device == "cuda" else "float32"
     B, T = run.batch, run.segment
     at_a_time = run.micro_batch if run.micro_batch < B else 0

@@ -7,15 +7,17 @@ Lesson 5 is written to be read; here is what costs time, for those who want to k
     loss, memory = reader(x, memory, y)         called like the model
 
 Training.  Attention reads and writes its (T, K) scores once for each step that makes,
-moves, scales or masks them:
+moves, scales or masks them.  The numbers say how many times as fast each change is: the
+time without it divided by the time with it.
 
+                                                            times as fast in
                                                                    float32   bf16
-    attend, against lesson 5's                                       1.23    1.29
+    Attention.attend, against lesson 5's                             1.23    1.29
       of it: shift as a view, nothing is padded or copied            1.11    1.02
              heads in front, one product for all lanes of a head;
                the scale on q, T * C numbers instead of T * K        1.06    1.11
              sum and mask in place, no gradient through the mask     1.04    1.14
-    forward, with attend: no gradient for the memory's rows          1.06    1.06
+    Attention.forward: no gradient for the memory's rows             1.06    1.06
     Dropout from 16 random bits a number, against torch's            3.2     3.5
     DropoutReLU: one tensor is kept, not two                         1.00    1.01
 
@@ -33,8 +35,10 @@ tokens, each later one 2:
 What a caller holds never changes: a second call after memory 1 (beams, two ways to go
 on) finds the room taken, and copies its M into a buffer of its own.
 
-What is left is reading numbers (T = 1) and products; so they lie as these read them:
+What is left is reading numbers (T = 1) and products.  So the arrays are laid out in the
+order in which these operations read them, and that is again so many times as fast:
 
+                                                            times as fast in
                                                                    float32   bf16
     a row times W_1, its longer side in one piece                     2.7     1.0
     scores of a query: k_R as rows of K numbers, not of C             3.5     8.3
@@ -46,13 +50,15 @@ AVX512-bf16, torch 2.13: `python experiments/benchmark.py --threads 1 --repetiti
 with --what parts or reading, and --dtype bf16.
 """
 import math
-from types import MethodType
+from importlib import import_module
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 from support import validate
+
+lesson_5 = import_module("05_full_model")
 
 # ---- training: attention, dropout, ReLU ---------------------------------------------
 
@@ -72,44 +78,58 @@ def shift_padded(x):
     return x.flatten(-2)[..., T:].unflatten(-1, (T, width - 1))
 
 
-def attend(attention, q, k, value, k_R, u, v, mask):
-    """What lesson 5's attention.attend does: -> (B, T, H * C).
+class Attention(lesson_5.RelativeAttention):
+    """Lesson 5's attention in another order of work, made from one of lesson 5.
 
-    q (B, H, T, C), k and value (B, H, K, C), u, v (H, C), mask (T, K) bool.  k_R is
-    (H, K, C) by descending distance, or (H, K + 1, C) with one distance more: no key is
-    K away, so its column is the cell that lesson 4 pads, dropped or masked like it.
+    It has the modules of that one, with the same parameters under the same names.  Of
+    W_q, W_kE and W_v it reads the weights, and does not call the modules.
     """
-    B, H, T, C = q.shape
-    if k_R.shape[1] == k.shape[2]:
-        k_R = F.pad(k_R, (0, 0, 1, 0))  # (H, K + 1, C)
-    q, k, value = (z.transpose(0, 1) for z in (q, k, value))  # (H, B, n, C)
-    scale = 1 / math.sqrt(C)  # on T * C numbers a head, not on T * K
-    q, u, v = scale * q, scale * u[:, None, None], scale * v[:, None, None]
-    content = (q + u) @ k.transpose(-1, -2)  # (a) + (c), (H, B, T, K)
-    # (b) + (d): all lanes of a head meet its one k_R in a single product
-    position = (q + v).flatten(1, 2) @ k_R.transpose(-1, -2)  # (H, B * T, K + 1)
-    position = shift_padded(position.unflatten(1, (B, T)))  # (H, B, T, K)
-    score = content.add_(position)  # in place (_): no gradient needs the two products
-    # nor need one pass through the mask: where a probability is 0, so is the gradient
-    # of its score
-    score.detach().masked_fill_(mask, float("-inf"))
-    out = attention.dropout_attention(score.softmax(-1)) @ value  # (H, B, T, C)
-    return out.permute(1, 2, 0, 3).flatten(2)
 
+    def __init__(self, attention):
+        nn.Module.__init__(self)  # not lesson 5's, which would draw new weights
+        self.H, self.C = attention.H, attention.C
+        for name, child in attention.named_children():  # W_q ... W_o, dropout_attention
+            setattr(self, name, child)
 
-def forward(attention, h, memory, R, u, v, mask):
-    """What lesson 5's attention.forward does, in one product for h and one for memory:
-    no gradient flows into the memory, so none is made for its rows.
-    """
-    a = attention
-    W_kv = torch.cat([a.W_kE.weight, a.W_v.weight])  # (2 * H * C, D)
-    qkv = F.linear(h, torch.cat([a.W_q.weight, W_kv]))  # (B, T, 3 * H * C)
-    q, *new = qkv.unflatten(-1, (3, a.H, a.C)).permute(2, 0, 3, 1, 4)  # (B, H, T, C)
-    old = F.linear(memory, W_kv).unflatten(-1, (2, a.H, a.C)).permute(2, 0, 3, 1, 4)
-    # heads in front in memory, too, so that no product has to copy them
-    k, value = (torch.cat([x.transpose(0, 1), y.transpose(0, 1)], dim=2).transpose(0, 1)
-                for x, y in zip(old, new))  # (B, H, K, C)
-    return a.W_o(a.attend(q, k, value, a.heads(a.W_kR(R)), u, v, mask))
+    def attend(self, q, k, value, k_R, u, v, mask):
+        """What lesson 5's attend does: -> (B, T, H * C).
+
+        q (B, H, T, C), k and value (B, H, K, C), u, v (H, C), mask (T, K) bool.  k_R is
+        (H, K, C) by descending distance, or (H, K + 1, C) with one distance more: no
+        key is K away, so its column is the cell that lesson 4 pads, dropped or masked
+        like it.
+        """
+        B, H, T, C = q.shape
+        if k_R.shape[1] == k.shape[2]:
+            k_R = F.pad(k_R, (0, 0, 1, 0))  # (H, K + 1, C)
+        q, k, value = (z.transpose(0, 1) for z in (q, k, value))  # (H, B, n, C)
+        scale = 1 / math.sqrt(C)  # on T * C numbers a head, not on T * K
+        q, u, v = scale * q, scale * u[:, None, None], scale * v[:, None, None]
+        content = (q + u) @ k.transpose(-1, -2)  # (a) + (c), (H, B, T, K)
+        # (b) + (d): all lanes of a head meet its one k_R in a single product
+        position = (q + v).flatten(1, 2) @ k_R.transpose(-1, -2)  # (H, B * T, K + 1)
+        position = shift_padded(position.unflatten(1, (B, T)))  # (H, B, T, K)
+        score = content.add_(position)  # in place (_): no gradient needs the two
+        # products, nor need one pass through the mask: where a probability is 0, so is
+        # the gradient of its score
+        score.detach().masked_fill_(mask, float("-inf"))
+        out = self.dropout_attention(score.softmax(-1)) @ value  # (H, B, T, C)
+        return out.permute(1, 2, 0, 3).flatten(2)
+
+    def forward(self, h, memory, R, u, v, mask):
+        """What lesson 5's forward does, in one product for h and one for memory: no
+        gradient flows into the memory, so none is made for its rows.
+        """
+        H, C = self.H, self.C
+        W_kv = torch.cat([self.W_kE.weight, self.W_v.weight])  # (2 * H * C, D)
+        qkv = F.linear(h, torch.cat([self.W_q.weight, W_kv]))  # (B, T, 3 * H * C)
+        q, *new = qkv.unflatten(-1, (3, H, C)).permute(2, 0, 3, 1, 4)  # (B, H, T, C)
+        old = F.linear(memory, W_kv).unflatten(-1, (2, H, C)).permute(2, 0, 3, 1, 4)
+        # heads in front in memory, too, so that no product has to copy them
+        k, value = (
+            torch.cat([x.transpose(0, 1), y.transpose(0, 1)], dim=2).transpose(0, 1)
+            for x, y in zip(old, new))  # (B, H, K, C)
+        return self.W_o(self.attend(q, k, value, self.heads(self.W_kR(R)), u, v, mask))
 
 
 class Dropout(nn.Dropout):
@@ -142,23 +162,36 @@ class DropoutReLU(Dropout):
         return F.relu(super().forward(z))
 
 
-def prepare(model):
-    """Put the parts above into lesson 5's model, for training; returns the model.
+def prepare(model, attention=True):
+    """Exchange lesson 5's attention and dropouts for those above; returns the model.
 
-    No parameter changes and no key of the state dict.
+    No parameter changes and no key of the state dict; a second call changes nothing.
+    attention=False leaves lesson 5's attention: for projections that do more than a
+    product with their weight and have to be called, as an experiment's DropConnect.
     """
-    for module in model.modules():
-        if hasattr(module, "attend"):
-            module.attend = MethodType(attend, module)
-            if type(module.W_q) is nn.Linear:  # else an experiment's own stand there
-                module.forward = MethodType(forward, module)
-        if type(getattr(module, "dropout_inner", None)) is nn.Dropout:
+    for module in model.modules():  # parents first, so the new attention is visited too
+        if isinstance(module, lesson_5.Layer) and is_plain_dropout(module.dropout_inner):
             module.dropout_inner = DropoutReLU(module.dropout_inner.p)
             module.relu = nn.Identity()
         for name, child in module.named_children():
-            if type(child) is nn.Dropout:
+            if is_plain_dropout(child):
                 setattr(module, name, Dropout(child.p))
+            elif (attention and isinstance(child, lesson_5.RelativeAttention)
+                    and not isinstance(child, Attention)):
+                setattr(module, name, Attention(child))
     return model.train(model.training)  # new parts are in the model's mode
+
+
+def is_plain_dropout(module):
+    """Whether it is torch's dropout and not yet one of those above."""
+    return isinstance(module, nn.Dropout) and not isinstance(module, Dropout)
+
+
+def reader_of(model, plain=False):
+    """What evaluates and samples: a Reader of the model, which `prepare` changes in
+    place, so that it trains faster, too.  If plain: the model itself, unchanged.
+    """
+    return model if plain else Reader(prepare(model))
 
 
 # ---- reading without gradients ------------------------------------------------------

@@ -1,43 +1,63 @@
-"""Flags made from the fields of dataclasses, and one line for every mistake.
+"""The command line: a flag for each setting, and one line for every mistake.
 
-A field `lr: float = 3e-3  # highest learning rate` becomes `--lr`, a float, with this comment and
-its default as the help.  So a setting is written down once, and its help stands beside it.
+The flags are the fields of Flags and of presets.Run, whose help stands beside them, and the sizes
+of lesson 5's Config, whose help is in SIZES.
 """
 import argparse
-import inspect
-import re
 import sys
 import time
-from dataclasses import dataclass, fields, replace
-from functools import cache
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
 
-from training import ranks
+from training import presets, ranks
+from training.presets import setting
 
 
 @dataclass(frozen=True)
-class Command:
-    """What is done, and where."""
+class Flags:
+    """What train.py is told to do, and where; `typed` has the settings of Run and Config."""
 
-    model: str = ""  # a model by its name, see below (default: by dataset and device)
-    data_dir: str = ""  # where corpora are kept (default: data)
-    device: str = ""  # cpu or cuda (default: the best present)
-    out: str = ""  # folder of the run (default: runs/DATASET-MODEL)
-    resume: bool = False  # go on with the run in --out, with the settings it began with
-    eval_only: bool = False  # evaluate the run in --out on its test split
-    sample: str = ""  # let the run in --out continue this text
-    n_tokens: int = 500  # length of a sample
-    top_k: int = 40  # candidates for each token of it
-    temperature: float = 1.0  # below 1 sharper, above 1 wilder
-    dry_run: bool = False  # print what the run will take, and stop
-    tokens_per_second: float = 0.0  # the speed that --dry-run counts with
-    compile: bool = False  # compile the training step (torch.compile): for a GPU
+    model: str = setting("", "a model by its name, see below (default: by dataset and device)")
+    data_dir: str = setting("", "where corpora are kept (default: data)")
+    device: str = setting("", "(default: the best present)", ("cpu", "cuda"))
+    out: str = setting("", "folder of the run (default: runs/DATASET-MODEL)")
+    resume: bool = setting(False, "go on with the run in --out, with the settings it began with")
+    eval_only: bool = setting(False, "evaluate the run in --out on its test split")
+    sample: str = setting(None, "let the run in --out continue this text")
+    n_tokens: int = setting(500, "length of a sample")
+    top_k: int = setting(40, "candidates for each token of it; more than there are symbols: all")
+    temperature: float = setting(1.0, "below 1 sharper, above 1 wilder")
+    dry_run: bool = setting(False, "print what the run will take, and stop")
+    tokens_per_second: float = setting(None, "the speed that --dry-run counts with")
+    compile: bool = setting(False, "compile the training step (torch.compile): for a GPU")
+    typed: dict = field(default_factory=dict)  # {setting: value}, of those on the command line
+
+    def __post_init__(self):
+        if self.n_tokens < 0:
+            raise ValueError(f"--n-tokens must be 0 or more, got {self.n_tokens}")
+        if self.top_k < 1:
+            raise ValueError(f"--top-k must be at least 1, got {self.top_k}")
+        if not 1e-30 <= self.temperature:  # logits divided by less overflow
+            raise ValueError(f"--temperature must be at least 1e-30, got {self.temperature}; "
+                             "--top-k 1 takes the best symbol always")
+        if self.tokens_per_second is not None and not self.tokens_per_second > 0:
+            raise ValueError(f"--tokens-per-second must be above 0, got {self.tokens_per_second}")
 
 
-# of Config: what the corpus or the evaluation decides
-NO_FLAGS = "vocab_size", "tie_projections", "same_length", "clamp_len"
+SIZES = {  # of lesson 5's Config; its other fields the corpus or the evaluation decides
+    "n_layer": "layers N",
+    "d_model": "model width D",
+    "n_head": "heads H",
+    "d_head": "width C of a head",
+    "d_inner": "width FF inside the feed-forward network",
+    "mem_len": "memory length M; 0: no memory",
+    "dropout": "of hidden states",
+    "dropout_attention": "of attention probabilities",
+    "cutoffs": "where the vocabulary, sorted by frequency, is cut into bands",
+    "div_val": "each further band has vectors so many times narrower",
+    "untie_r": "u and v for each layer, not one pair"}
 
 
 def flag(name):
@@ -58,133 +78,116 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (python {self.prog} --help lists all flags)")
 
 
-@cache
-def comments(settings):
-    """{field: the comment after it} of a dataclass, from its source."""
-    pattern = r"^    (\w+): [^#\n]*  # (.+)$"
-    return dict(re.findall(pattern, inspect.getsource(settings), re.MULTILINE))
+def add_flag(group, name, kind, text, choices=()):
+    """A flag of this type; its choices stand in --help."""
+    options = {"type": kind, "metavar": {str: "TEXT", tuple: "N"}.get(kind, kind.__name__.upper())}
+    if kind is bool:
+        options = {"action": "store_true"}
+    elif kind is tuple:
+        options |= {"type": int, "nargs": "*"}
+    elif choices:
+        options["metavar"] = "|".join(choices)
+    group.add_argument(flag(name), help=text.replace("%", "%%"), **options)
 
 
-def add_fields(parser, settings, presets=None):
-    """A flag for each field of a dataclass; presets, by name, say what the default is."""
-    group, texts = parser.add_argument_group(settings.__name__), comments(settings)
-    for field in (field for field in fields(settings) if field.name not in NO_FLAGS):
-        options = {"type": field.type}
-        if field.type is bool:
-            options = {"action": "store_true"}
-        elif field.type is tuple:
-            options = {"type": int, "nargs": "*", "metavar": "N"}
-        elif field.type is str:
-            options["metavar"] = "TEXT"
-        defaults = [f"{name}: {getattr(presets[name], field.name)}" for name in (
-            "laptop", "enwik8-12L")] if presets else [f"default: {field.default}"]
-        if field.type is bool or field.default in ("", ()) and not presets:
-            defaults = []
-        text = f"{texts[field.name]} ({', '.join(defaults)})" if defaults else texts[field.name]
-        group.add_argument(flag(field.name), help=text.replace("%", "%%"), **options)
+def by_preset(presets_of, name):
+    """How --help says the default of a setting: what two of the named models have."""
+    values = [f"{model}: {getattr(presets_of[model], name)}" for model in ("laptop", "enwik8-12L")]
+    return f" ({', '.join(values)})"
 
 
-def parse(argv, description, presets):
-    """The command line -> {field: value} of the flags that were given, and of no others.
-
-    So `"resume" in given` asks whether somebody typed --resume.  presets: for each dataclass, its
-    instances by the name of the model.  ValueError, one sentence.
-    """
-    names = ", ".join(next(iter(presets.values())))
-    parser = Parser(prog="train.py", description=description, epilog=f"models: {names}")
-    for kind, instances in presets.items():
-        add_fields(parser, kind, instances)
-    add_fields(parser, Command)
-    given = vars(parser.parse_args(argv))
-    for name, value in given.items():
+def parse(argv, description):
+    """The command line -> Flags.  ValueError, one sentence, if it says what cannot be."""
+    parser = Parser(prog="train.py", description=description,
+                    epilog=f"models: {', '.join(presets.MODELS)}")
+    group = parser.add_argument_group("data and training")
+    for z in fields(presets.Run):
+        default = "" if z.type is bool else by_preset(presets.RUNS, z.name)
+        add_flag(group, z.name, z.type, z.metadata["help"] + default, z.metadata["choices"])
+    group, kinds = parser.add_argument_group("sizes"), {
+        z.name: z.type for z in fields(presets.Config)}
+    for name, text in SIZES.items():
+        default = "" if kinds[name] is bool else by_preset(presets.CONFIGS, name)
+        add_flag(group, name, kinds[name], text + default)
+    group, own = parser.add_argument_group("what is done"), fields(Flags)[:-1]
+    for z in own:
+        default = f" (default: {z.default})" if z.type in (int, float) and z.default else ""
+        add_flag(group, z.name, z.type, z.metadata["help"] + default, z.metadata["choices"])
+    values = vars(parser.parse_args(argv))
+    for name, value in values.items():
         if isinstance(value, str) and value != value.encode(errors="ignore").decode():
             parser.error(f"{flag(name)} {value!r} is not UTF-8")
-        if isinstance(value, list) and name != "cutoffs":  # argparse makes [] of --text=--
+        if value in ([], "--") and name != "cutoffs":  # what argparse makes of --text=--
             parser.error(f"{flag(name)} needs a value")
-    if "cutoffs" in given:
-        given["cutoffs"] = tuple(given["cutoffs"])
-    if "text" in given:
-        given["text"] = str(Path(given["text"]).resolve())  # the same file on --resume
-    return given
+    if "cutoffs" in values:
+        values["cutoffs"] = tuple(values["cutoffs"])
+    if "text" in values:
+        values["text"] = str(Path(values["text"]).resolve())  # the same file on --resume
+    done = {z.name: values.pop(z.name) for z in own if z.name in values}
+    return Flags(**done, typed=values)
 
 
-def settings(given, device, configs, runs, models):
-    """The name, Config and Run that flags mean, from train.py's tables.  ValueError if none.
-
-    models says what each dataset trains on a GPU and without one.
-    """
-    if "text" in given and "dataset" in given:
+def settings(flags, device):
+    """The name, Config and Run that the flags mean.  ValueError if there are none such."""
+    typed = flags.typed
+    if "text" in typed and "dataset" in typed:
         raise ValueError("--text and --dataset name two corpora; give one of them")
-    paper, small = models.get(given.get("dataset", "stdlib"), models["stdlib"])
-    name = given.get("model") or (paper if device == "cuda" else small)
-    if name not in configs:
-        raise ValueError(f"unknown model {name!r}, known are {', '.join(configs)}")
-    config, run, large = configs[name], chosen(runs[name], given), configs[paper]
-    if run.keys() & {"steps", "tokens", "minutes"}:
-        run = {"steps": 0, "tokens": 0, "minutes": 0.0} | run
+    paper, small = presets.DATASETS.get(typed.get("dataset", "stdlib"), presets.DATASETS["stdlib"])
+    name = flags.model or (paper if device == "cuda" else small)
+    if name not in presets.MODELS:
+        raise ValueError(f"unknown model {name!r}, known are {', '.join(presets.MODELS)}")
+    config, run = presets.MODELS[name]
+    large = presets.CONFIGS[paper]
     if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model for as many words
         config = replace(config, vocab_size=large.vocab_size, cutoffs=large.cutoffs, div_val=4)
-    sizes = chosen(config, given)
+    sizes = {key: typed[key] for key in typed.keys() & SIZES.keys()}
     if sizes.keys() & {"n_head", "d_model"} and "d_head" not in sizes:
         D, H = (sizes.get(key, getattr(config, key)) for key in ("d_model", "n_head"))
         if H < 1 or D % H:
             raise ValueError(f"{H} heads do not divide the model width {D}")
         sizes["d_head"] = D // H
-    return name, replace(config, **sizes), replace(runs[name], **run)
+    training = {key: typed[key] for key in typed.keys() - SIZES.keys()}
+    if training.keys() & {"steps", "tokens", "minutes"}:
+        training = {"steps": 0, "tokens": 0, "minutes": 0.0} | training
+    return name, replace(config, **sizes), replace(run, **training)
 
 
-def for_vocabulary(config, V, given):
+def for_vocabulary(config, V, flags):
     """A Config for V symbols: a preset's bands are kept as far as there are words for them."""
     fits = tuple(first for first in config.cutoffs if first < V)
     return replace(config, vocab_size=V,
-                   cutoffs=config.cutoffs if "cutoffs" in given else fits)
+                   cutoffs=config.cutoffs if "cutoffs" in flags.typed else fits)
 
 
-def chosen(settings, given):
-    """Of the flags that were given, those that are fields of a dataclass."""
-    return {field.name: given[field.name] for field in fields(settings) if field.name in given}
-
-
-def check_agreement(given, content, act, free=()):
-    """ValueError if a flag that was given, and is not free, differs from the checkpoint's."""
-    saved = content["config"] | content["run"] | {"model": content["name"]}
-    for key, value in given.items():
-        if key in saved and key not in free and value not in (saved[key], "auto"):
+def check_agreement(flags, saved, act, free=()):
+    """ValueError if a setting that was typed, and is not free, differs from the checkpoint's."""
+    there = saved["config"] | saved["run"] | {"model": saved["name"]}
+    given = flags.typed | ({"model": flags.model} if flags.model else {})
+    for key in given.keys() - set(free):
+        if given[key] not in (there[key], "auto"):
             raise ValueError(f"{act} goes on with the settings of the run: {flag(key)} is "
-                             f"{saved[key] or 'not set'} there, not {value}")
+                             f"{there[key] or 'not set'} there, not {given[key]}")
 
 
-def other_lengths(given, content):
+def other_lengths(flags, saved):
     """For --sample and --eval-only: the settings of a checkpoint's Run that were given anew.
 
     ValueError if another of its settings was given, too.
     """
-    free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text"} & given.keys()
-    act = "--sample" if "sample" in given else "--eval-only"
-    check_agreement(given, content, act, free | {"seed"})
-    return {name: given[name] for name in free}
+    free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text"} & flags.typed.keys()
+    act = "--eval-only" if flags.sample is None else "--sample"
+    check_agreement(flags, saved, act, free | {"seed"})
+    return {name: flags.typed[name] for name in free}
 
 
-def sampling(given, run, model):
-    """What lesson 5's generate is asked for.  ValueError if the model cannot draw it."""
-    check_sampling(given, model.config.vocab_size)
-    generator = torch.Generator(model.u.device).manual_seed(given.get("seed", run.seed))
-    return {"n_tokens": given.get("n_tokens", 500), "top_k": given.get("top_k", 40),
-            "temperature": given.get("temperature", 1.0), "generator": generator}
+def sampling(flags, run, model):
+    """What lesson 5's generate is asked for."""
+    generator = torch.Generator(model.u.device).manual_seed(flags.typed.get("seed", run.seed))
+    return {"n_tokens": flags.n_tokens, "top_k": flags.top_k, "temperature": flags.temperature,
+            "generator": generator}
 
 
-def check_sampling(given, V):
-    """ValueError if what is asked for cannot be drawn: said now, not after days of training."""
-    n_tokens, top_k, temperature = (given.get(name, default) for name, default in (
-        ("n_tokens", 0), ("top_k", 1), ("temperature", 1.0)))
-    if n_tokens < 0:
-        raise ValueError(f"--n-tokens must be 0 or more, got {n_tokens}")
-    if not 1 <= top_k <= V:
-        raise ValueError(f"--top-k must be from 1 to the vocabulary size {V}, got {top_k}")
-    if not 1e-30 <= temperature:  # logits divided by less overflow
-        raise ValueError(f"--temperature must be at least 1e-30, got {temperature}; --top-k 1 "
-                         "takes the best symbol always")
-
+# ---- one line for every mistake -----------------------------------------------------------------
 
 def failed(program, sentence):
     """Say why in one line, and return the exit status."""
@@ -201,6 +204,8 @@ def exit_status(program, act, *arguments):
         return act(*arguments)
     except ValueError as error:
         return failed(program, error)
+    except BrokenPipeError:  # whoever read what is printed, such as `| head`, has seen enough
+        return 141  # 128 + SIGPIPE, as a shell has it
     except OSError as error:
         return failed(program, f"{error}; what was saved before is whole: make room, or name "
                       "another folder with --out; go on with --resume if there is a checkpoint")

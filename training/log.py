@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from training import ranks
+from training import presets, ranks
 from training.checkpoint import write
 from support.corpora import compressed_bits, decode
 
@@ -43,16 +43,28 @@ def clock(seconds):
     return f"{minutes}m{s:02}s" if minutes else f"{s}s"
 
 
-class Metrics:
-    """metrics.tsv of a run: a line for each mean of training losses and for each validation.
+class Log:
+    """metrics.tsv of a run: a line for each mean of training losses and for each validation; and
+    what is said of them on the terminal.
 
     Written line by line, so that a look at it is never stale.  Of several ranks the first
     writes.
     """
 
-    def __init__(self, path, job):
+    def __init__(self, lines=0, total=0.0, count=0, largest=0.0):
+        self.lines = lines  # of metrics.tsv
+        self.total, self.count, self.largest = total, count, largest  # losses since the last line
+        self.file = None
+
+    def state(self):
+        """What a checkpoint keeps of it."""
+        return {"lines": self.lines, "total": self.total, "count": self.count,
+                "largest": self.largest}
+
+    def open(self, job):
         """A new file, or cut back to the lines that a checkpoint knows.  Says what is trained."""
         state, self.unit, self.said = job.state, job.corpus.unit, time.monotonic()
+        path = job.path / "metrics.tsv"
         parameters = sum(p.numel() for p in job.model.parameters())
         print(f"{job.name}: {parameters:,} parameters on {job.corpus.name}")
         if state.step:
@@ -61,10 +73,10 @@ class Metrics:
             self.file = open(os.devnull, "w")
             return
         text = circumstances(parameters, job) + "\t".join(COLUMNS) + "\n"
-        if state.lines and path.exists():
+        if self.lines and path.exists():
             old = path.read_text().splitlines(keepends=True)
             head = [line for line in old if not line[0].isdigit()]
-            text = "".join(head + [line for line in old if line[0].isdigit()][: state.lines])
+            text = "".join(head + [line for line in old if line[0].isdigit()][: self.lines])
         write(path, lambda file: file.write(text))
         self.file = open(path, "a", buffering=1)
 
@@ -72,7 +84,7 @@ class Metrics:
         """Write one line; a column without a value stays empty."""
         values |= {"step": state.step, "tokens": state.tokens, "seconds": f"{state.seconds:.1f}"}
         print(*(values.get(name, "") for name in COLUMNS), sep="\t", file=self.file)
-        state.lines += 1
+        self.lines += 1
 
     def validation(self, state, loss):
         """A validation loss, in nats: in the file and on the terminal."""
@@ -82,15 +94,18 @@ class Metrics:
 
     def training(self, state, run, rate, loss, norm, done):
         """After a step: a line of means when it is due, a spike, and a log line now and then."""
-        if state.spike:
+        if self.count >= 10 and loss > 2 * self.total / self.count:
             print(f"step {state.step:,} | loss {in_unit(loss, self.unit):.3f} {self.unit}: a spike,"
                   " twice the mean before it", flush=True)
-        if state.step % run.log_every == 0 and state.loss_count:
-            mean = in_unit(state.loss_sum / state.loss_count, self.unit)
-            largest = in_unit(state.loss_max, self.unit)
+        if math.isfinite(loss + norm):
+            self.total, self.count = self.total + loss, self.count + 1
+            self.largest = max(self.largest, loss)
+        if state.step % run.log_every == 0 and self.count:
+            mean = in_unit(self.total / self.count, self.unit)
+            largest = in_unit(self.largest, self.unit)
             self.line(state, lr=f"{rate:.3g}", grad_norm=f"{norm:.3g}", train=f"{mean:.4f}",
                       train_max=f"{largest:.4f}", skipped=state.skipped)
-            state.loss_sum, state.loss_count, state.loss_max = 0.0, 0, 0.0
+            self.total, self.count, self.largest = 0.0, 0, 0.0
         if time.monotonic() - self.said > 5:
             self.said = time.monotonic()
             left = state.seconds * (1 / done - 1) if done else 0
@@ -152,12 +167,12 @@ def circumstances(parameters, job):
             f"# {parameters:,} parameters, {job.corpus.name}\n")
 
 
-def say_what_a_gpu_trains(given, device, models_of, runs_of):
+def say_what_a_gpu_trains(flags, device):
     """Without a GPU a benchmark's name alone trains a small model: say so."""
-    name = given.get("dataset")
-    large, small = models_of.get(name, (None, None))
-    if device == "cpu" and large != small and "model" not in given:
-        run = runs_of[large]
+    name = flags.typed.get("dataset")
+    large, small = presets.DATASETS.get(name, (None, None))
+    if device == "cpu" and large != small and not flags.model:
+        run = presets.RUNS[large]
         print(f"no GPU here: training the small model {small!r} on {name}; {large!r} takes one, "
               f"for {run.steps:,} steps of {run.batch} x {run.segment} tokens (--model {large} "
               "forces it)")

@@ -22,11 +22,16 @@ def check(device):
         raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
 
 
-def device(given):
+def choose(device=""):
     """The device that was asked for, or the best present.  ValueError if it is not there."""
-    best = "cuda" if torch.cuda.is_available() else "cpu"
-    check(given.get("device", best))
-    return given.get("device", best)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check(device)
+    return device
+
+
+def autocast(run, device):
+    """With dtype bf16, matrix products in 16 bits; weights, norms, loss in float32."""
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=run.dtype == "bf16")
 
 
 def tune(device):

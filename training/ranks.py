@@ -1,4 +1,4 @@
-"""Training on many GPUs, and in parts: what stands around train.py's step.
+"""Training on many GPUs: what stands around train.py's step.
 
     torchrun --nproc-per-node=8 train.py --dataset enwik8 --batch 24
 
@@ -7,9 +7,6 @@ whole model, and its share of the B lanes with their memory.  In the backward pa
 DistributedDataParallel adds the gradients of all, so all make the same step: N ranks with B / N
 lanes are one rank with B.  Only what they must agree on is here; started without torchrun there is
 one rank, and nothing is said.
-
-Micro-batches are the same idea in time instead of space: a Learner reads its lanes a few at a time,
-and the gradients of the parts add up to that of all.
 """
 import gc
 import os
@@ -19,7 +16,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
 
 RANK, COUNT = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -51,11 +47,11 @@ def join(device):
 def leave():
     """Part from the other ranks; none does before the first has heard them all.
 
-    The learner must be gone before: if it were the last to hold the connections, it would close
-    them while Python itself ends, or holding the interpreter for which a thread of gloo waits.
+    The parallel model must be gone before: if it were the last to hold the connections, it would
+    close them while Python itself ends, or holding the interpreter that a thread of gloo waits for.
     """
     if dist.is_initialized():
-        gc.collect()  # the learner refers to itself
+        gc.collect()  # the model refers to itself
         first(None)
         dist.destroy_process_group()
 
@@ -64,7 +60,11 @@ def end(status):
     """End the process.  A rank ends at once: its threads of gloo may not outlive Python's own end
     (seen once in six runs: abort, and torchrun took it for a failure).
     """
-    sys.stdout.flush(), sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough; Python's own end would flush again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.stderr.flush()
     if COUNT > 1:
         os._exit(status)
     sys.exit(status)
@@ -113,44 +113,11 @@ def parallel(model, x, y):
     return model
 
 
-class Learner(nn.Module):
-    """The model as train.py's step sees it: `losses, memory = learner(x, memory, y)`, where the
-    mean of the losses, and its gradient after backward(), are those of all lanes of all ranks.
-
-    The lanes go through `size` at a time (0: all at once).  The backward passes of all parts but
-    the last are made in here, so that only one part's activations are held; their gradients, which
-    the caller has set to zero before the call, wait there for the last part's.
+def no_sync(model, last):
+    """A context for the backward pass of one micro-batch: gradients meet those of the other ranks
+    with the last one, once a step.  On one rank nothing is to be done.
     """
-
-    def __init__(self, model, size=0):
-        super().__init__()
-        self.model, self.size = model, size
-
-    def forward(self, x, memory, y):
-        """x, y (B, T) and the N memories of this rank's lanes -> losses (B, T), new memories."""
-        losses, memories, size = [], [], self.size or len(x)
-        for first in range(0, len(x), size):
-            lanes = slice(first, first + size)
-            last = lanes.stop >= len(x)
-            with self.gradients_travel(last):  # between ranks: once a step
-                part, new_memory = self.model(x[lanes], memory and [z[lanes] for z in memory],
-                                              y[lanes])
-                if not last:
-                    with torch.autocast(x.device.type, enabled=False):  # backward has its own
-                        (part.sum() / y.numel()).backward()
-            losses.append(part if last else part.detach())
-            memories.append(new_memory)
-        losses = torch.cat(losses)
-        if COUNT > 1:  # the others' losses, which this rank's gradient does not depend on
-            own = losses.detach().mean()
-            everyones = own.clone()
-            dist.all_reduce(everyones)
-            losses = losses + (everyones / COUNT - own)
-        return losses, [torch.cat(layer) for layer in zip(*memories)]
-
-    def gradients_travel(self, now):
-        """A context for a forward and backward pass whose gradients stay here until `now`."""
-        return nullcontext() if now or COUNT == 1 else self.model.no_sync()
+    return nullcontext() if last or COUNT == 1 else model.no_sync()
 
 
 def draw_differently(seed):

@@ -169,14 +169,16 @@ EXERCISES = (
         "it.",
         "test_05_generation"),
     Exercise(
-        "train_step", "train", "train_step", 11, "one update, the memory handed on",
-        "Clear the gradients, then call the model with x, the memory and y under autocast(run, "
-        "x.device.type): it gives the losses (B, T) and the new memory. Send the gradient of the "
-        "MEAN loss backward, clip it to the norm run.clip and update, but only if loss and norm "
-        "are finite; otherwise hand the old memory back. Return the mean loss, the norm before "
-        "clipping (both floats), and the new memory.",
-        "clip_grad_norm_ clips in place and returns the norm of before. A float is loss.item(): a "
-        "tensor would keep the whole graph alive."),
+        "train_step", "train", "train_step", 18, "one update, the memory handed on",
+        "For each slice of micro_batches(B, run.micro_batch) call the model with x, memory and y "
+        "of these lanes under machine.autocast(run, x.device.type): it gives losses (B, T) and the "
+        "new memory; then send the gradient of their share of the MEAN over all lanes backward, "
+        "both inside `with ranks.no_sync(model, last=...)`. The gradients, cleared before the "
+        "first part, add up: clip them to the norm run.clip, and update, but only if "
+        "ranks.mean(loss) and the norm are finite; otherwise hand the old memory back. Return that "
+        "loss, the norm before clipping (both floats), and the new memory of all lanes.",
+        "Begin without the parts: one call with all lanes, loss.backward(), clip, step. "
+        "clip_grad_norm_ clips in place and returns the norm of before; a float is loss.item()."),
     Exercise(
         "evaluate", "train", "evaluate", 10, "every token counted once",
         "Cut the tokens into one lane and into segments of reading_length(run), and read them in "

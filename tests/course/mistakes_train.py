@@ -3,150 +3,127 @@ from course.mistakes import M
 
 # ---- train_step ---------------------------------------------------------------------------------
 
-CALL = "model(x, memory, y)"
-MEAN, BACK = "losses.mean()", "    loss.backward()\n"
-CLIP = "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)\n"
+CALL = "model(x[lanes], past, y[lanes])"
+SHARE, BACK = "losses.sum() / y.numel()", "            part.backward()\n"
+FIRST = "    optimizer.zero_grad()\n"
+LOOP = "    for lanes in micro_batches(len(x), run.micro_batch):\n"
+PAST = "memory and [layer[lanes] for layer in memory]"
+CLIP = "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip).item()\n"
+LOSS = "loss = ranks.mean(loss.item())"
 FINITE = "if not math.isfinite(loss + norm):"
-WITH = "with autocast(run, x.device.type):"
+WITH = "with machine.autocast(run, x.device.type):"
+LAST = "last=lanes.stop == len(x)"
 STEP = "    optimizer.step()\n"
-NORM = "    norm = torch.stack([p.grad for p in model.parameters() if p.grad is not None]).norm()\n"
-
-# a student's own micro-batches; `memories` is what each part reads, `after` what follows its pass
-PARTS = """
-def train_step(model, optimizer, x, y, memory, run):
-    optimizer.zero_grad()
-    loss, size, new_memory = 0, run.micro_batch or len(x), []
-    for b in range(0, len(x), size):
-        part = slice(b, b + size)
-        with autocast(run, x.device.type):
-            losses, new = model(x[part], {memory}, y[part])
-        ({loss}).backward()
-        loss += losses.sum().item() / y.numel()
-        new_memory.append(new)
-{after}
-    if not math.isfinite(loss + norm.item()):
-        return loss, norm.item(), memory
-    optimizer.step()
-    return loss, norm.item(), [torch.cat(layer) for layer in zip(*new_memory)]
-"""
-OWN_LANES = "memory and [z[part] for z in memory]"
-
-
-def parts(name, memory=OWN_LANES, loss="losses.sum() / y.numel()", after=CLIP):
-    """A mistake that is made by whoever cuts micro-batches in train_step."""
-    return M("train_step", name, PARTS.format(memory=memory, loss=loss, after=after.rstrip("\n")))
-
+NORM = ("    norm = torch.stack([p.grad for p in model.parameters() if p.grad is not None])"
+        ".norm().item()\n")
+NEW = "[torch.cat(layer) for layer in zip(*new_memory)]"
+RETURN = f"return loss, norm, {NEW}"
 
 TRAIN_STEP = (
     # ---- the loss
     M("train_step", "the model is called without targets: model(x, memory, y) gives the losses, "
-      "model(x, memory) the logits", (CALL, "model(x, memory)")),
+      "model(x, memory) the logits", (CALL, "model(x[lanes], past)")),
     M("train_step", "you compute the losses from the logits: model(x, memory, y) gives the losses",
-      (CALL, "model(x, memory)"),
-      (MEAN, "torch.nn.functional.cross_entropy(losses.transpose(1, 2), y)")),
-    M("train_step", "the memory is not handed to the model", (CALL, "model(x, None, y)")),
+      (CALL, "model(x[lanes], past)"),
+      ("losses.sum()", "torch.nn.functional.cross_entropy(losses.transpose(1, 2), y[lanes], "
+       'reduction="sum")')),
+    M("train_step", "the memory is not handed to the model", (CALL, "model(x[lanes], None, "
+                                                                    "y[lanes])")),
     M("train_step", "x and y are exchanged: x is read, y is to be predicted",
-      (CALL, "model(y, memory, x)")),
+      (CALL, "model(y[lanes], past, x[lanes])")),
     M("train_step", "memory and y are exchanged: the call is model(x, memory, y)",
-      (CALL, "model(x, y, memory)")),
+      (CALL, "model(x[lanes], y[lanes], past)")),
     M("train_step", "the loss is the sum of the losses, should be their mean over all B x T tokens",
-      (MEAN, "losses.sum()")),
+      (SHARE, "losses.sum()")),
     M("train_step", "the loss is summed over the tokens of a lane: take the mean over all B x T",
-      (MEAN, "losses.sum(1).mean()")),
+      (SHARE, "losses.sum() / len(y)")),
     M("train_step", "the loss is summed over the lanes: take the mean over all B x T tokens",
-      (MEAN, "losses.mean(1).sum()")),
+      (SHARE, "losses.sum() / y.shape[1]")),
     M("train_step", "the loss is that of the last token only: every token of the segment is one to "
-      "learn from", (MEAN, "losses[:, -1].mean()")),
-    M("train_step", "the loss is that of the first lane only", (MEAN, "losses[0].mean()")),
+      "learn from", (SHARE, "losses[:, -1].sum() / len(y)")),
+    M("train_step", "the loss is that of the first lane only", (SHARE, "losses[0].mean()")),
     M("train_step", "the loss has the wrong sign: the model gives -ln p, which is to fall",
-      (MEAN, "-losses.mean()")),
+      (SHARE, "-losses.sum() / y.numel()")),
     M("train_step", "the loss is in bits: nats are asked for, as the model gives them",
-      ("loss.item(),", "loss.item() / math.log(2),")),
+      (LOSS, "loss = ranks.mean(loss.item()) / math.log(2)")),
     M("train_step", "the loss is a perplexity: nats are asked for, as the model gives them",
-      ("loss.item(),", "math.exp(loss.item()),")),
+      (LOSS, "loss = math.exp(ranks.mean(loss.item()))")),
     M("train_step", "loss and norm are exchanged: the loss comes first",
-      ("return loss, norm, new_memory", "return norm, loss, new_memory")),
-    M("train_step", "test_three_things_come_back", ("return loss, norm, new_memory",
-                                                    "return loss, new_memory")),
+      (RETURN, RETURN.replace("loss, norm", "norm, loss"))),
+    M("train_step", "test_three_things_come_back", (RETURN, f"return loss, {NEW}")),
+    M("train_step", "test_the_loss_is_the_mean_over_the_ranks", (LOSS, "loss = loss.item()")),
+    M("train_step", "test_the_loss_is_the_mean_over_the_ranks",
+      (RETURN, RETURN.replace("loss,", "ranks.mean(loss),")), (LOSS, "loss = loss.item()")),
     # ---- the gradient
     M("train_step", "the weights have not moved: optimizer.step() is missing, or the gradients are "
       "cleared just before it", (STEP, "")),
     M("train_step", "the weights have not moved: loss.backward() is missing, so there is no "
       "gradient", (BACK, "")),
     M("train_step", "the gradient is that of the sum: the mean over B x T tokens is asked for",
-      ("loss.backward()", "losses.sum().backward()")),
+      ("part.backward()", "losses.sum().backward()")),
     M("train_step", "the gradient is that of the last token only",
-      ("loss.backward()", "losses[:, -1].mean().backward()")),
-    M("train_step", "the update goes uphill", ("loss.backward()", "(-loss).backward()")),
-    M("train_step", "the optimizer makes two steps", (STEP, STEP + STEP)),
+      ("part.backward()", "(losses[:, -1].sum() / len(y)).backward()")),
+    M("train_step", "the update goes uphill", ("part.backward()", "(-part).backward()")),
     M("train_step", "the gradients of the step before are still in: clear them first",
-      ("optimizer.zero_grad()", "pass")),
+      (FIRST, "")),
     M("train_step", "the weights have not moved: optimizer.step() is missing, or the gradients are "
-      "cleared just before it", ("    optimizer.zero_grad()\n", ""),
-      (STEP, "    optimizer.zero_grad()\n" + STEP)),
-    M("train_step", "the gradients are cleared after the model was called: clear them first, since "
-      "with micro-batches the call makes backward passes of its own, whose gradients must stay",
-      ("    optimizer.zero_grad()\n", ""), (BACK, "    optimizer.zero_grad()\n" + BACK)),
+      "cleared just before it", (FIRST, ""), (STEP, FIRST + STEP)),
     # ---- to clip
     M("train_step", "the gradient is not clipped, or only after the step", (CLIP, NORM)),
     M("train_step", "the gradient is not clipped, or only after the step", (CLIP, NORM),
       (STEP, STEP + CLIP.replace("norm = ", ""))),
     M("train_step", "the gradient is clipped before backward() has made it", (CLIP, ""),
-      (BACK, CLIP + BACK)),
+      (BACK, "        " + CLIP + BACK)),
     M("train_step", "each weight's gradient is clipped by itself: clip the norm of all together",
       (CLIP, NORM + "    torch.nn.utils.clip_grad_value_(model.parameters(), run.clip)\n")),
-    M("train_step", "each weight's gradient is clipped by itself: clip the norm of all together",
-      (CLIP, NORM + "    for p in model.parameters():\n"
-       "        torch.nn.utils.clip_grad_norm_(p, run.clip)\n")),
     M("train_step", "the norm is clipped to 1, should be to run.clip", ("run.clip", "1.0")),
     M("train_step", "a gradient whose norm is below run.clip was made longer: it stays as it is",
       (CLIP, NORM + "    for p in model.parameters():\n"
        "        p.grad = None if p.grad is None else p.grad * run.clip / norm\n")),
-    M("train_step", "the loss is clipped, not the gradient", (CLIP, NORM),
-      (MEAN, "losses.mean()\n    loss = loss * min(1, run.clip / loss.item())")),
     M("train_step", "you return the norm after clipping; it must be the one before, which "
-      "clip_grad_norm_ returns", ("loss.item(), norm.item()",
-                                  "loss.item(), min(norm.item(), run.clip)")),
-    M("train_step", "the norm is 0: the gradients are cleared before it is taken",
-      ("loss, norm = loss.item(), norm.item()", "loss, norm = loss.item(), 0.0")),
-    M("train_step", "the norm is the root of the sum of squares: the root is missing",
-      ("norm.item()", "norm.item() ** 2")),
-    # ---- micro-batches: they are a Learner's business
-    parts("the micro-batches share one memory: each wants that of its own lanes.  But do not cut "
-          "the lanes here: train wraps the model in a Learner that does it", "memory"),
-    parts("each micro-batch was clipped by itself: clip once, the gradient of all lanes.  But do "
-          "not cut the lanes here: train wraps the model in a Learner that does it",
-          after=CLIP.replace("    ", " " * 8)),
-    parts("the gradients of the micro-batches' means were added up: the mean over all B x T tokens "
-          "is asked for.  But do not cut the lanes here: train wraps the model in a Learner that "
-          "does it", loss="losses.mean()"),
-    parts("each micro-batch made a step of its own: one step is made with the gradient of all "
-          "lanes.  But do not cut the lanes here: train wraps the model in a Learner that does it",
-          after=(CLIP + STEP).replace("    ", " " * 8)),
-    parts("test_the_model_is_called_once_with_all_lanes"),
-    M("train_step", "test_the_model_is_called_once_with_all_lanes",
-      (CALL, "model(x, memory and [z.flip(0) for z in memory], y)")),
+      "clip_grad_norm_ returns", (RETURN, RETURN.replace("norm,", "min(norm, run.clip),"))),
+    # ---- micro-batches
+    M("train_step", "all lanes go through the model at once: cut them into "
+      "micro_batches(len(x), run.micro_batch)",
+      (LOOP, "    for lanes in [slice(0, len(x))]:\n")),
+    M("train_step", "the gradients are cleared before each part: only the last part's are left",
+      (FIRST, ""), (LOOP, LOOP + "    " + FIRST)),
+    M("train_step", "the gradients of the parts' means were added up: each part counts by its "
+      "share of all B x T tokens", (SHARE, "losses.mean()")),
+    M("train_step", "the mean of the parts' means is taken: a smaller last part counts too much",
+      (SHARE, "losses.mean() / len(micro_batches(len(x), run.micro_batch))")),
+    M("train_step", "each part was clipped by itself: clip once, the gradient of all lanes",
+      (CLIP, ""), (BACK, BACK + "        " + CLIP)),
+    M("train_step", "each part made a step of its own: one step is made with the gradient of all "
+      "lanes", (BACK, BACK + "        " + CLIP + "        " + STEP)),
+    M("train_step", "the parts share one memory: each wants that of its own lanes", (PAST, "memory"
+                                                                                     )),
+    M("train_step", "the new memory is that of the last part only: join those of all parts",
+      (RETURN, "return loss, norm, part_memory")),
+    M("train_step", "only the last part's loss is returned: add up the parts' shares",
+      ("loss += part.detach()", "loss = part.detach()")),
+    M("train_step", "test_every_lane_is_read_once_and_in_order",
+      (PAST, "memory and [layer[lanes].flip(0) for layer in memory]")),
+    M("train_step", "test_only_the_last_part_meets_the_other_ranks",
+      (f"with ranks.no_sync(model, {LAST}):", "if True:")),
+    M("train_step", "test_only_the_last_part_meets_the_other_ranks", (LAST, "last=lanes.start == 0"
+                                                                      )),
     # ---- the memory
     M("train_step", "this is the old memory: hand on the new one, which the model returned",
-      ("return loss, norm, new_memory", "return loss, norm, memory"), bug=24),
+      (RETURN, "return loss, norm, memory"), bug=24),
     M("train_step", "there is no memory in the third place: it is the model's second result, as it "
-      "is", ("return loss, norm, new_memory", "return loss, norm, None"), bug=24),
+      "is", (RETURN, "return loss, norm, None"), bug=24),
     M("train_step", "test_without_a_past_the_model_gets_none",
-      (CALL, "model(x, memory or [torch.zeros(len(x), 1, 1)], y)"), bug=17),
+      (CALL, "model(x[lanes], past or [torch.zeros(len(x[lanes]), 1, 1)], y[lanes])"), bug=17),
     M("train_step", "a weight that the loss does not depend on has no gradient: its .grad is None",
-      (CLIP, "    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()\n"
+      (CLIP, "    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()\n"
        "    torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)\n")),
     M("train_step", "the old memory was changed in place: a bad step must be able to hand it back",
-      (STEP, STEP + "    if memory:\n        memory[0].copy_(new_memory[0])\n")),
-    M("train_step", "the old memory was changed in place: a bad step must be able to hand it back",
-      (STEP, STEP + "    if memory:\n        memory[:] = new_memory\n")),
+      (STEP, STEP + f"    if memory:\n        memory[0].copy_({NEW.replace('layer', 'z')}[0])\n")),
     # ---- what is not finite
-    M("train_step", "test_loss_and_norm_are_floats", ("    loss, norm = loss.item(), norm.item()\n",
-                                                      "")),
+    M("train_step", "test_loss_and_norm_are_floats", ("run.clip).item()", "run.clip)")),
     M("train_step", "test_a_bad_step_returns_three_things_too", ("return loss, norm, memory",
                                                                  "return")),
-    M("train_step", "test_a_bad_step_returns_three_things_too",
-      (FINITE, "assert math.isfinite(loss + norm)\n    if False:")),
     M("train_step", "test_a_bad_step_leaves_the_weights", (FINITE, "if False:")),
     M("train_step", "the loss is finite, but the gradient is not: this step must be left out as "
       "well", (FINITE, "if not math.isfinite(loss):")),
@@ -157,11 +134,8 @@ TRAIN_STEP = (
     M("train_step", "the gradient of a bad step is mended: leave the whole step out",
       (CLIP, "    for p in model.parameters():\n"
        "        p.grad = None if p.grad is None else p.grad.nan_to_num(0, 0, 0)\n" + CLIP)),
-    M("train_step", "test_a_bad_step_leaves_the_optimizer",
-      ("        return loss, norm, memory\n",
-       "        optimizer.zero_grad()\n        new_memory = memory\n")),
     M("train_step", "the new memory of a bad step was handed on: hand back the old one",
-      ("return loss, norm, memory", "return loss, norm, new_memory")),
+      ("return loss, norm, memory", RETURN.replace("layer", "z"))),
     M("train_step", "a bad step hands back no memory: hand back the old one",
       ("return loss, norm, memory", "return loss, norm, None")),
     M("train_step", "the bad numbers are hidden: return loss and norm as they are",
@@ -169,13 +143,7 @@ TRAIN_STEP = (
     # ---- autocast
     M("train_step", "test_the_model_is_called_under_autocast", (WITH, "if True:")),
     M("train_step", "test_the_model_is_called_under_autocast",
-      (WITH, "autocast(run, x.device.type)\n    if True:")),
-    M("train_step", "test_the_model_is_called_under_autocast",
-      (WITH, "autocast(run, x.device.type).__enter__()\n    if True:")),
-    M("train_step", "test_the_model_is_called_under_autocast",
-      (WITH, 'with autocast(run, "cpu"):')),
-    M("train_step", "test_the_model_is_called_under_autocast",
-      (WITH, 'with torch.autocast(x.device.type, torch.bfloat16, run.dtype == "bf16"):')),
+      (WITH, 'with machine.autocast(run, "cpu"):')),
 )
 
 # ---- evaluate -----------------------------------------------------------------------------------
@@ -185,7 +153,7 @@ SUM = "loss[:, max(0, skip - i * T) :].double().sum()"
 OUT = "max(0, skip - i * T)"
 RESULT = "total.item() / (len(tokens) - 1 - skip)"
 LOOP = "        for i, (x, y) in enumerate(read):\n"
-EVALUATING = "with evaluating(model, run), autocast(run, device.type):"
+EVALUATING = "with evaluating(model, run), machine.autocast(run, device.type):"
 
 
 def results(name, result, *edits, bug=0):
@@ -286,16 +254,16 @@ EVALUATE = (
     M("evaluate", "test_the_model_is_called_inside_evaluating",
       ("with evaluating(model, run), ", "with ")),
     M("evaluate", "test_the_model_is_called_inside_evaluating",
-      ("    " + EVALUATING, "    model.eval()\n    with autocast(run, device.type):"),
+      ("    " + EVALUATING, "    model.eval()\n    with machine.autocast(run, device.type):"),
       ("    return", "    model.train()\n    return")),
     M("evaluate", "test_the_model_goes_on_as_before",
       ("    return", "    model.train()\n    return")),
     M("evaluate", "test_the_model_goes_on_as_before",
       ("    device, T =", "    model.eval()\n    device, T =")),
     M("evaluate", "test_there_are_no_gradients", ("@torch.no_grad()\n", "")),
-    M("evaluate", "test_evaluation_is_under_autocast_too", (", autocast(run, device.type):", ":")),
+    M("evaluate", "test_evaluation_is_under_autocast_too", (", machine.autocast(run, device.type):", ":")),
     M("evaluate", "test_evaluation_is_under_autocast_too",
-      (", autocast(run, device.type):", ', autocast(run, "cpu"):')),
+      (", machine.autocast(run, device.type):", ', machine.autocast(run, "cpu"):')),
     M("evaluate", "the sum is kept in float32, where small losses vanish beside a large sum: add "
       "up in float64 (losses.double())",
       ("torch.zeros((), dtype=torch.float64, device=device)", "0.0"),

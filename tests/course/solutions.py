@@ -155,16 +155,24 @@ def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None)
 
 def train_step(model, optimizer, x, y, memory, run):
     optimizer.zero_grad()
-    with autocast(run, x.device.type):
-        losses, new_memory = model(x, memory, y)  # (B, T)
-    loss = losses.mean()
-    loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)
-    loss, norm = loss.item(), norm.item()
+    loss = 0.0
+    new_memory = []  # of each part
+    for lanes in micro_batches(len(x), run.micro_batch):
+        past = memory and [layer[lanes] for layer in memory]
+        # several ranks add up their gradients once, with those of the last part
+        with ranks.no_sync(model, last=lanes.stop == len(x)):
+            with machine.autocast(run, x.device.type):
+                losses, part_memory = model(x[lanes], past, y[lanes])
+            part = losses.sum() / y.numel()  # its share of the mean over all lanes
+            part.backward()
+        loss += part.detach()
+        new_memory.append(part_memory)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip).item()
+    loss = ranks.mean(loss.item())
     if not math.isfinite(loss + norm):
         return loss, norm, memory
     optimizer.step()
-    return loss, norm, new_memory
+    return loss, norm, [torch.cat(layer) for layer in zip(*new_memory)]
 
 
 @torch.no_grad()
@@ -173,7 +181,7 @@ def evaluate(model, tokens, run, label="evaluating", skip=0):
     stream, memory = lesson_1.lanes(tokens.to(device), 1), None
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / T)
-    with evaluating(model, run), autocast(run, device.type):  # one cast of the weights
+    with evaluating(model, run), machine.autocast(run, device.type):
         read = progress(lesson_1.segments(stream, T), label, parts)
         for i, (x, y) in enumerate(read):
             loss, memory = model(x, memory, y)  # (1, T)

@@ -179,18 +179,17 @@ class Ledger(nn.Module):
 
     losses = W * y + u * memory; the new memory is the last token of each lane, (B, 1, 1).
     bad: which number is not finite: "loss and gradient", "loss" or "gradient".
-    in_parts: it makes a backward pass of its own, as training/ranks.py's Learner does for all
-    micro-batches but the last.
+    others: what the mean over the ranks is said to be; by default the loss of this one.
     """
 
-    def __init__(self, bad="", in_parts=False):
+    def __init__(self, bad="", others=None):
         super().__init__()
         self.W, self.u = (nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(2))
-        self.bad, self.in_parts = bad, in_parts
+        self.bad, self.others = bad, others
+        self.synced, self.backward_in = [], []  # of each no_sync `last`; where backward() ran
         self.config = SimpleNamespace(vocab_size=10, n_layer=1, d_model=1, mem_len=2)
         self.calls, self.open = [], []  # open: the `with` blocks that run now
-        if bad == "gradient":
-            self.W.register_hook(lambda gradient: gradient * math.inf)
+        self.W.register_hook(self.backward_runs)
 
     def forward(self, x, memory=None, y=None):
         kept = None if memory is None else [layer.clone() for layer in memory]
@@ -205,8 +204,6 @@ class Ledger(nn.Module):
         new_memory = [x[:, -1:, None].double()]
         if y is None:
             return self.W * torch.ones(*x.shape, self.config.vocab_size), new_memory  # logits
-        if self.in_parts:
-            self.W.sum().backward()
         return self.losses(memory, y), new_memory
 
     def losses(self, memory, y):
@@ -219,8 +216,22 @@ class Ledger(nn.Module):
         return losses * math.nan if self.bad == "loss and gradient" else losses
 
     def autocast(self, run, device):
-        """In the place of train.autocast: open while its block runs."""
+        """In the place of machine.autocast: open while its block runs."""
         return Block(("autocast", device), self.open)
+
+    def no_sync(self, model, last):
+        """In the place of ranks.no_sync: notes `last`, and is open while its block runs."""
+        self.synced.append(last)
+        return Block(("no_sync", last), self.open)
+
+    def mean(self, number):
+        """In the place of ranks.mean."""
+        return number if self.others is None else self.others
+
+    def backward_runs(self, gradient):
+        """Called by torch with W's gradient: notes which blocks are open."""
+        self.backward_in += self.open
+        return gradient * math.inf if self.bad == "gradient" else gradient
 
     @contextmanager
     def evaluating(self, model, run):

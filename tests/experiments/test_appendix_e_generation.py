@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from helpers import randomized, run_examples
+from training import presets
 
 generation = import_module("appendix_e_generation")
 train, corpora = generation.train, generation.corpora
@@ -67,7 +68,7 @@ def test_repetition_of_all_texts():
 
 # ---- the samples --------------------------------------------------------------------------------
 
-RUN = train.Run(segment=5, steps=1, dtype="bf16", eval_mem_len=9, eval_clamp_len=7)
+RUN = presets.Run(segment=5, steps=1, dtype="bf16", eval_mem_len=9, eval_clamp_len=7)
 CONFIG = lesson_5.Config(23, n_layer=3, d_model=16, n_head=2, d_head=8, d_inner=16, mem_len=4)
 
 

@@ -16,6 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import assert_close, gradients, randomized
 from training import fast
+from training import presets
+from training.flags import Flags
+from training.run import read_corpus, restored
 
 benchmark, baselines, parts, common, optimizers, table9 = map(import_module, (
     "benchmark", "baselines", "benchmark_parts", "common", "optimizers", "table9_eval_speed"))
@@ -341,11 +344,11 @@ def test_adam_and_muon_and_what_a_memory_brings(tmp_path, monkeypatch, capsys):
     rows = re.findall(r"^(\d+) +(\(c\))? +(\S+) +(\S+)$", capsys.readouterr().out, re.MULTILINE)
     assert [row[:2] for row in rows] == [("0", ""), ("16", ""), ("120", ""), ("120", "(c)")]
     train = optimizers.train
-    corpus = train.read_corpus({}, train.Run(text=str(notes), steps=1))
+    corpus = read_corpus(Flags(), presets.Run(text=str(notes), steps=1))
     for column, name in ((2, "adam"), (3, "muon")):
         content = common.checkpoint.best(tmp_path / "optimizers" / f"{name}-3")
         assert content["run"]["optimizer"] == name
-        model, _, _ = train.restored(content, "cpu")
+        model, _, _ = restored(content, "cpu")
         for M, clamped, *_ in rows:
             model.config = replace(model.config, mem_len=int(M), same_length=True,
                                    clamp_len=31 if clamped else 0)  # M + T - 1 = 16 + 16 - 1

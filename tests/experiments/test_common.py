@@ -15,7 +15,7 @@ common, table6 = import_module("common"), import_module("table6_ablation")
 corpora, lesson_5 = import_module("support.corpora"), import_module("05_full_model")
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6,
                          dropout=0.2)
-RUN = common.train.Run(batch=2, segment=5, steps=8, dtype="float32", warmup=2)
+RUN = common.presets.Run(batch=2, segment=5, steps=8, dtype="float32", warmup=2)
 
 
 def text(n, separator=None):

@@ -117,9 +117,9 @@ def test_what_is_shown_is_what_was_read(run_folder, tmp_path, monkeypatch):
     assert maps.main(["--checkpoint", str(run_folder), "--memory", "20", "--queries", "50",
                       "--position", "333", "--out", str(tmp_path)]) == 0
     content = maps.common.checkpoint.best(run_folder)
-    model, run, _ = train.restored(content, "cpu")
+    model, run, _ = restored(content, "cpu")
     model.config = replace(model.config, mem_len=20, same_length=True, clamp_len=6)
-    valid = train.read_corpus({}, run, content).valid
+    valid = read_corpus({}, run, content).valid
     pieces = lesson_1.lanes(valid, 8)[:, :27]
     p = maps.averages(model, pieces, 7)[0].flatten(0, 1)  # 7 queries each
     assert_close(shown["draw_heads"][0], p, "figure 5")

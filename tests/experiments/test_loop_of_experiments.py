@@ -12,6 +12,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from training.batches import SentenceLanes
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -22,7 +23,7 @@ lesson_5 = import_module("05_full_model")
 corpora, fast = import_module("support.corpora"), import_module("training.fast")
 differences = import_module("system.crash").differences
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6)
-RUN = common.train.Run(batch=2, segment=5, steps=9, dtype="float32", lr=0.02, warmup=4, clip=0.05,
+RUN = common.presets.Run(batch=2, segment=5, steps=9, dtype="float32", lr=0.02, warmup=4, clip=0.05,
                       seed=3, eval_every=6, eval_tokens=40, eval_segment=8, eval_mem_len=11,
                       eval_clamp_len=9)
 
@@ -72,7 +73,7 @@ def train(model, optimizer, streams, length, rate, steps):
                 group["lr"] = rate(len(losses), tokens, T) * group["factor"]
             optimizer.zero_grad()
             loss, memory = model(x, memory, y)
-            loss.mean().backward()
+            (loss.sum() / y.numel()).backward()
             norm = torch.stack([z.grad.norm() for z in model.parameters()]).norm()
             for z in model.parameters():
                 z.grad *= min(torch.tensor(1.0), RUN.clip / (norm + 1e-6))
@@ -102,7 +103,7 @@ def test_training_as_train_py_does(separator, tmp_path, our_own):
         model = common.fit(lesson_5.TransformerXL(config), corpus, RUN, tmp_path / "m.pt")
     torch.manual_seed(1)
     own = fast.prepare(lesson_5.TransformerXL(config)).train()
-    streams = [lesson_1.lanes(corpus.train, 2) if separator is None else corpora.SentenceLanes(
+    streams = [lesson_1.lanes(corpus.train, 2) if separator is None else SentenceLanes(
         corpus.train, 2, separator, RUN.seed, epoch) for epoch in range(9)]
     optimizer = torch.optim.Adam(
         [{"params": list(own.parameters()), "factor": 1}], fused=True)
@@ -162,7 +163,8 @@ def loss_of(weights, tokens):
 def ptb_by_hand(corpus, recipe, run):
     """A model trained with the recipe -> the losses of its steps, and what the penalties add."""
     torch.manual_seed(run.seed)
-    model = fast.prepare(regularisers.regularise(lesson_5.TransformerXL(CONFIG), recipe)).train()
+    model = regularisers.regularise(lesson_5.TransformerXL(CONFIG), recipe)
+    model = fast.prepare(model, attention=not recipe.connect).train()
     penalised, penalties = regularisers.Penalised(model, recipe.alpha, recipe.beta), []
     penalised.register_forward_hook(lambda *_: penalties.append(penalised.penalty.item()))
     optimizer = torch.optim.AdamW([

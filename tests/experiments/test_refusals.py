@@ -41,7 +41,7 @@ REFUSED = {
         (RUN + "--dataset copies", "has its own text"), (RUN + "--text a", "has its own text"),
         (RUN + "--prompts 9 --n-tokens 60 --top-k 9", "take 5,148"),
         (RUN + "--prompts 1", "--prompts"), (RUN + "--memory -1", "--memory"),
-        (RUN + "--top-k 400", "--top-k must be from 1 to the"),
+        (RUN + "--top-k 0", "--top-k must be at least 1"),
         (RUN + "--seeds 2 2", "--seeds must be different"),
         (RUN + "--prompts 2 --n-tokens 9 --top-k 9 --out {short}", "another folder with --out")],
     "figures5_to_7_attention": [

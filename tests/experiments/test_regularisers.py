@@ -141,7 +141,7 @@ def test_where_what_is_dropped(locked, locked_inside):
 def test_the_fast_form_leaves_what_was_put_in_its_place():
     """After fast.prepare, too, a call runs each matrix that loses weights, all five of a layer."""
     model = fast.prepare(regularisers.regularise(
-        lesson_5.TransformerXL(CONFIG), Recipe(connect=0.5)))
+        lesson_5.TransformerXL(CONFIG), Recipe(connect=0.5)), attention=False)
     called = []
     for module in model.modules():
         if isinstance(module, DropConnect):

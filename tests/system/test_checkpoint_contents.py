@@ -2,7 +2,6 @@
 
     pytest tests/system/test_checkpoint_contents.py
 """
-import math
 import re
 
 import pytest
@@ -10,33 +9,23 @@ import torch
 
 import fuzz
 
-NAN, WIDE = torch.tensor(math.nan), torch.zeros(2, 3)
+WIDE = torch.zeros(2, 3)
 DAMAGE = {
-    "no run": lambda c: c.pop("run"), "vocab is too short": lambda c: c["vocab"].pop(),
+    "no run": lambda c: c.pop("run"),
     "run is a tensor": lambda c: c.update(run=WIDE),
-    "vocab holds no byte": lambda c: c["vocab"].__setitem__(0, 999),
-    "untie_r is a tensor": lambda c: c["config"].update(untie_r=WIDE),
+    "a setting that no run can have": lambda c: c["run"].update(batch=0),
     "too many layers": lambda c: c["config"].update(n_layer=10**9),
-    "step is text": lambda c: c["state"].update(step="x"),
-    "a weight is not finite": lambda c: c["model"].update(u=c["model"]["u"] * NAN),
-    "a weight is sparse": lambda c: c["model"].update(u=c["model"]["u"].to_sparse()),
+    "a field too many": lambda c: c["state"].update(more=1),
+    "weights of another model": lambda c: c["config"].update(d_inner=8),
     "a weight has another name": lambda c: c["model"].update(w=c["model"].pop("u")),
     "a weight is code": lambda c: c["model"].update(u=fuzz.Evil()),
 }
 FOR_RESUME = {
-    "step is far below 0": lambda c: c["state"].update(step=-10**9),
-    "column is past the end": lambda c: c["state"].update(column=10**9),
-    "memory of one layer": lambda c: c["state"]["memory"].pop(),
-    "memory of other lanes": lambda c: c["state"].update(
-        memory=[z[:3] for z in c["state"]["memory"]]),
-    "memory of two dimensions": lambda c: c["state"]["memory"].__setitem__(0, WIDE),
+    "memory is a number": lambda c: c["state"].update(memory=3),
     "no random state": lambda c: c.pop("random"),
     "no optimizer": lambda c: c.pop("optimizer"),
-    "no second moment": lambda c: c["optimizer"][0]["state"][0].pop("exp_avg_sq"),
+    "no place in the text": lambda c: c.pop("batches"),
     "moments of another shape": lambda c: c["optimizer"][0]["state"][0].update(exp_avg=WIDE),
-    "moments are a tensor": lambda c: c["optimizer"][0]["state"].update({0: WIDE}),
-    "six steps": lambda c: c["optimizer"][0]["state"][0].update(step=WIDE),
-    "betas are text": lambda c: c["optimizer"][0]["param_groups"][0].update(betas="x"),
 }
 
 

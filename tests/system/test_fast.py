@@ -63,7 +63,7 @@ def test_attention_is_lesson_5s(B, T, m, M, same_length, one_more):
     wanted = attention.attend(*args, u, v, mask)
     if one_more:
         args[3] = torch.cat([torch.full((H, 1, C), 1e6).double(), args[3]], dim=1)
-    found = fast.attend(attention, *args, u, v, mask)
+    found = fast.Attention(attention).attend(*args, u, v, mask)
     assert_close(found, wanted, "attention", 1e-10)
     for name, a, b in zip("q k value k_R u v".split(), gradients(found, leaves),
                           gradients(wanted, leaves)):
@@ -135,6 +135,33 @@ def test_prepare_changes_no_parameter_and_no_key():
     assert list(model.state_dict()) == keys and set(before) == set(dict(model.named_parameters()))
     assert not any(m.training for m in model.modules()) and not any(modes)
     assert all(m.training for m in fast.prepare(model.train()).modules())
+
+
+def test_prepare_exchanges_what_is_of_lesson_5():
+    """The type of every part; a second call leaves the very same modules."""
+    model = fast.prepare(model_of(replace(SMALL, dropout=0.3, dropout_attention=0.2)))
+    assert all(type(layer.attention) is fast.Attention for layer in model.layers)
+    assert not any(type(m) in (nn.Dropout, lesson_5.RelativeAttention) for m in model.modules())
+    assert all(type(layer.dropout_inner) is fast.DropoutReLU and type(layer.relu) is nn.Identity
+               for layer in model.layers)
+    once = list(model.named_modules())
+    for attention in (True, False):
+        again = list(fast.prepare(model, attention).named_modules())
+        assert [name for name, _ in again] == [name for name, _ in once]
+        assert all(a is b for (_, a), (_, b) in zip(again, once))
+
+
+def test_prepare_may_leave_lesson_5s_attention():
+    """attention=False: the module itself stays, and its dropout is exchanged as every other."""
+    model = model_of(replace(SMALL, dropout_attention=0.2))
+    before = [layer.attention for layer in model.layers]
+    fast.prepare(model, attention=False)
+    for layer, attention in zip(model.layers, before, strict=True):
+        assert layer.attention is attention and type(attention) is lesson_5.RelativeAttention
+        assert type(attention.dropout_attention) is fast.Dropout
+        assert type(layer.dropout_inner) is fast.DropoutReLU
+    fast.prepare(model)
+    assert all(type(layer.attention) is fast.Attention for layer in model.layers)
 
 
 def test_every_dropout_is_replaced_and_still_at_its_place():

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from training import estimate, fast, ranks
 from training.optimizers import optimizer_of
 from training import presets
+from training import machine
 
 train = import_module("train")
 lesson_5 = import_module("05_full_model")
@@ -177,7 +178,7 @@ def made(name, form, dtype, device, layers=None):
     config = replace(presets.CONFIGS[name], n_layer=layers or presets.CONFIGS[name].n_layer)
     with torch.device(device):
         model = lesson_5.TransformerXL(config).train()
-    run = replace(train.RUNS_OF[name], dtype=dtype, plain=form == "plain")
+    run = replace(presets.RUNS[name], dtype=dtype, plain=form == "plain")
     return model if run.plain else fast.prepare(model), run
 
 
@@ -190,19 +191,19 @@ def a_full_memory(model, B):
 def two_steps(model, run, watch, micro_batch=0):
     """Two steps of train.py with a full memory; -> the most bytes that the second held."""
     optimizer = optimizer_of(model, run)
-    learner = ranks.Learner(model, micro_batch)
+    run = replace(run, micro_batch=micro_batch)
     x = torch.empty(run.batch, run.segment, dtype=torch.int64, device=model.u.device)
     memory = a_full_memory(model, run.batch)
     with watch:
         for _ in range(2):  # the first makes the moments
             watch.most = 0
-            _, _, memory = train.train_step(learner, optimizer, x, x, memory, run)
+            _, _, memory = train.train_step(model, optimizer, x, x, memory, run)
     return watch.most
 
 
 def read(model, run):
     """Evaluate until the memory is full, and a shorter segment; then continue two prompts."""
-    reader = train.reader_of(model, run)
+    reader = fast.reader_of(model, run.plain)
     n = run.eval_mem_len + 2 * run.eval_segment + run.eval_segment // 2
     train.evaluate(reader, torch.empty(n + 1, dtype=torch.uint8, device=model.u.device), run)
     prompt = torch.empty(2, 100, dtype=torch.int64, device=model.u.device)
@@ -214,7 +215,7 @@ def forward(model, run, watch):
     """Losses with a full memory, held with all that a backward pass would need."""
     x = torch.empty(run.batch, run.segment, dtype=torch.int64, device=model.u.device)
     memory = a_full_memory(model, run.batch)
-    with watch, train.autocast(run, watch.device):
+    with watch, machine.autocast(run, watch.device):
         return model(x, memory, x)
 
 

@@ -16,13 +16,13 @@ import torch
 import torch.nn as nn
 
 from support import corpora
-from training import checkpoint, fast, log
+from training import checkpoint, fast, log, presets, run as runs
 
 train = import_module("train")
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
 
-LOOP = train.Run(steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
+LOOP = presets.Run(steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
                  eval_clamp_len=4, lr=0.02, warmup=3, eval_every=3, eval_tokens=20, log_every=2,
                  clip=1.0, seed=3)
 TINY = replace(lesson_5.CONFIGS["tiny"], vocab_size=7, dropout=0.2, mem_len=12)
@@ -110,14 +110,14 @@ def test_the_loop_is_the_one_from_the_formulas_to_the_bit(our_own, unit, shown, 
     steps, lines, said, model, best, memory = witness(corpus, run, shown)
     assert max(norm for *_, norm in steps) > run.clip and best.u.ne(model.u).any()
 
-    def step(learner, optimizer, *rest):
+    def step(model, optimizer, *rest):
         rate = optimizer.parts[0].param_groups[0]["lr"]
-        seen.append((rate, *(found := real(learner, optimizer, *rest))))
+        seen.append((rate, *(found := real(model, optimizer, *rest))))
         return found
 
     monkeypatch.setattr(train, "train_step", step)
-    monkeypatch.setattr(train, "read_corpus", lambda *given: corpus)
-    monkeypatch.setattr(train, "settings", lambda *given: ("tiny", TINY, run))
+    monkeypatch.setattr(runs, "read_corpus", lambda *given: corpus)
+    monkeypatch.setattr(runs, "settings", lambda *given: ("tiny", TINY, run))
     monkeypatch.setattr(log, "draw", lambda *given: None)
     assert train.main(["--out", str(tmp_path), "--device", "cpu", "--n-tokens", "5"]) == 0
     assert [found[:3] for found in seen] == steps

@@ -210,8 +210,9 @@ def tiny(tmp_path, monkeypatch):
     text.write_text("the cat sat on the mat, and the dog sat on the cat; " * 20)
     V = len(set(text.read_text()))
     monkeypatch.setitem(presets.CONFIGS, "small", replace(FULL, vocab_size=V))
-    monkeypatch.setitem(train.RUNS_OF, "small", replace(
-        train.RUNS_OF["tiny"], dataset=str(text), eval_mem_len=20))
+    monkeypatch.setitem(presets.RUNS, "small", replace(
+        presets.RUNS["tiny"], dataset=str(text), eval_mem_len=20))
+    monkeypatch.setitem(presets.MODELS, "small", (presets.CONFIGS["small"], presets.RUNS["small"]))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return text
 

@@ -15,28 +15,43 @@ import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from support import corpora
-from training import estimate, flags as command_line, log, machine, run as folder
-from training.checkpoint import State
+from training import estimate, log, machine, run as runs
+from training.flags import SIZES, Flags, for_vocabulary, settings
+from training.run import State
 from training import presets
 
 train = import_module("train")
 lesson_5 = import_module("05_full_model")
-RUN = train.Run(steps=40, dtype="auto", log_every=20)
+RUN = presets.Run(steps=40, dtype="auto", log_every=20)
 
 
 # ---- flags and presets --------------------------------------------------------------------------
 
-def test_every_field_is_a_flag_with_its_comment_as_help(capsys):
-    """Of Run, of Config but for what the corpus decides, and of Command; --help shows each."""
+def test_every_setting_is_a_flag_with_its_help(capsys):
+    """Of Run, of what is done, and of the sizes; choices and defaults stand beside it."""
     with pytest.raises(SystemExit):
         train.main(["--help"])
     said = " ".join(capsys.readouterr().out.split())
-    for kind in (train.Run, lesson_5.Config, command_line.Command):
-        texts = command_line.comments(kind)
-        for field in dataclasses.fields(kind):
-            if field.name not in command_line.NO_FLAGS:
-                assert f"--{field.name.replace('_', '-')} " in said
-                assert " ".join(texts[field.name].split()) in said.replace("- ", "-"), field.name
+    for field in [*dataclasses.fields(presets.Run), *dataclasses.fields(Flags)[:-1]]:
+        assert f"--{field.name.replace('_', '-')} " in said
+        assert " ".join(field.metadata["help"].split()) in said.replace("- ", "-"), field.name
+        assert "|".join(field.metadata["choices"]) in said
+    for name, text in SIZES.items():
+        assert f"--{name.replace('_', '-')} " in said and text in said
+    assert "(laptop: 0.012, enwik8-12L: 0.00025)" in said and "(default: 40)" in said
+
+
+def test_sizes_are_those_of_lesson_5():
+    """But for what the corpus or the evaluation decides, and one choice of lm1b's."""
+    names = [field.name for field in dataclasses.fields(lesson_5.Config)]
+    others = {"vocab_size", "tie_projections", "same_length", "clamp_len"}
+    assert list(SIZES) == [name for name in names if name not in others]
+
+
+def flags_of(given):
+    """Flags with a model, and settings of a run or a size."""
+    given = dict(given)
+    return Flags(model=given.pop("model", ""), typed=given)
 
 
 @pytest.mark.parametrize("given, device, name, cutoffs, div_val", [
@@ -48,7 +63,7 @@ def test_what_a_benchmarks_name_trains(given, device, name, cutoffs, div_val):
     """Without a GPU a small model, with the bands of the benchmark: 267,735 words are not one
     softmax.  --model forces the paper's size, other cutoffs can be given.
     """
-    found, config, _ = train.settings(given, device)
+    found, config, _ = settings(flags_of(given), device)
     assert (found, config.cutoffs, config.div_val) == (name, cutoffs, div_val)
 
 
@@ -56,8 +71,9 @@ def test_what_a_benchmarks_name_trains(given, device, name, cutoffs, div_val):
     ({}, 205, ()), ({}, 3000, (2000,)), ({"cutoffs": (5, 9)}, 205, (5, 9))], ids=str)
 def test_a_text_of_few_symbols_has_no_bands_for_rare_words(given, V, bands):
     """So the small model of words can be trained on bytes; what was asked for stays."""
-    _, config, _ = train.settings({"model": "laptop-words"} | given, "cpu")
-    config = command_line.for_vocabulary(config, V, given)
+    flags = flags_of({"model": "laptop-words"} | given)
+    _, config, _ = settings(flags, "cpu")
+    config = for_vocabulary(config, V, flags)
     assert (config.vocab_size, config.cutoffs) == (V, bands)
 
 
@@ -71,7 +87,7 @@ def test_a_text_of_few_symbols_has_no_bands_for_rare_words(given, V, bands):
     ("lm1b-large", (512, 32, 32, 1_200_000, 30_000, 1e-4, 32, 128, 0))])
 def test_schedules_are_the_official_ones(name, lengths):
     """Of every published configuration, as one row of numbers."""
-    _, config, run = train.settings({"model": name}, "cpu")
+    _, config, run = settings(Flags(model=name), "cpu")
     assert lengths == (run.batch, run.segment, config.mem_len, run.steps, run.warmup, run.lr,
                        run.eval_segment, run.eval_mem_len, run.eval_clamp_len)
     assert run.dataset == name.split("-")[0]
@@ -80,11 +96,11 @@ def test_schedules_are_the_official_ones(name, lengths):
 
 def test_every_model_has_a_schedule_and_every_benchmark_a_model():
     """The tables fit each other."""
-    assert presets.CONFIGS.keys() == train.RUNS_OF.keys()
-    assert set(train.MODELS_OF) == {"stdlib", "copies", *corpora.SOURCES}
-    for data, (large, small) in train.MODELS_OF.items():
+    assert presets.CONFIGS.keys() == presets.RUNS.keys()
+    assert set(presets.DATASETS) == {"stdlib", "copies", *corpora.SOURCES}
+    for data, (large, small) in presets.DATASETS.items():
         assert {large, small} <= presets.CONFIGS.keys()
-        assert data in ("wikitext-2", "copies") or train.RUNS_OF[large].dataset == data
+        assert data in ("wikitext-2", "copies") or presets.RUNS[large].dataset == data
 
 
 @pytest.mark.parametrize("library, device, asked", [
@@ -169,7 +185,7 @@ def test_operations_are_those_that_torch_counts(bands):
 def test_a_dry_run_says_what_a_run_will_take_and_does_nothing(tmp_path, monkeypatch, capsys):
     """Parameters, memory, steps, operations, hours; no data are read and no folder is made."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(folder, "load_corpus", None)
+    monkeypatch.setattr(runs, "load", None)
     for flags, words in (
             (["--model", "wt103-standard", "--tokens-per-second", "50000", "--out", "run"],
              ["151,107,538", "9,000 (60 lanes of 150)", "200,000 (1,800,000,000 tokens)",
@@ -261,11 +277,11 @@ def test_logits_that_are_not_finite_cannot_be_sampled():
 
 # ---- what a run says ----------------------------------------------------------------------------
 
-def job_of(**state):
+def job_of(path):
     """As much of a run as metrics.tsv needs."""
     model = nn.Linear(2, 3)
     model.u = model.weight
-    return SimpleNamespace(name="toy", model=model, state=State(**state), corpus=SimpleNamespace(
+    return SimpleNamespace(name="toy", path=path, model=model, state=State(), corpus=SimpleNamespace(
         unit="bpc", name="made up $1"))
 
 
@@ -273,11 +289,12 @@ def test_metrics_are_means_since_the_last_line(tmp_path, capsys):
     """In bits per character, over the steps that were finite, the largest loss beside them; a loss
     twice the mean before it is said at once.
     """
-    job, path, x = job_of(), tmp_path / "metrics.tsv", torch.zeros(2, 3)
-    metrics = log.Metrics(path, job)
+    job, path, x = job_of(tmp_path), tmp_path / "metrics.tsv", torch.zeros(2, 3)
+    metrics = log.Log()
+    metrics.open(job)
     for step in range(40):
         loss = {1: 2.5, 12: 2.5, 14: math.nan}.get(step, 1.0)
-        job.state.count(x, loss, 0.5, 1.0)
+        job.state.count(x, math.isfinite(loss), 1.0)
         metrics.training(job.state, RUN, 0.01, loss, 0.5, step / 40)
     metrics.validation(job.state, 2.0)
     metrics.close()
@@ -296,11 +313,13 @@ def test_a_curve_is_drawn(tmp_path, monkeypatch, unit):
     """In a folder of any name: $ begins a formula in a title, digits a line of metrics.tsv; fonts
     lack many signs.
     """
-    job, out = job_of(), tmp_path / "$\\frac$ a\n5\tb 記憶"
+    out = tmp_path / "$\\frac$ a\n5\tb 記憶"
+    job = job_of(out)
     job.corpus.unit = unit
     out.mkdir()
     monkeypatch.setattr("sys.argv", ["train.py", "--out", str(out)])
-    metrics = log.Metrics(out / "metrics.tsv", job)
+    metrics = log.Log()
+    metrics.open(job)
     metrics.validation(job.state, 2.0)
     metrics.close()
     assert len(log.read_metrics(out / "metrics.tsv")) == 1

@@ -5,6 +5,7 @@
 The ranks are processes on this machine that talk through gloo, as GPUs do through NCCL.
 """
 import faulthandler
+import math
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from itertools import count
 from multiprocessing import get_context
@@ -24,11 +26,12 @@ import torch
 
 from system.crash import differences, runs_differ
 from helpers import wait_until
-from training import checkpoint, log, ranks
+from training import checkpoint, log, presets, ranks
+from training.run import Stop
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 ROOT = Path(train.__file__).parent
-SETTINGS = train.Run(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
+SETTINGS = presets.Run(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
 FLAGS = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment", "8", "--mem-len",
          "12", "--eval-segment", "16", "--eval-mem-len", "16", "--log-every", "1", "--eval-every",
          "4", "--n-tokens", "9"]
@@ -156,17 +159,29 @@ class Toy(torch.nn.Module):
         return (self.w[x] * past - y) ** 2, [(past + self.w[x]).detach(), x.double()]
 
 
+class Still:
+    """An optimizer that leaves the weights, and their gradients, as they are."""
+    def __init__(self, model):
+        self.zero_grad, self.step = model.zero_grad, lambda: None
+
+
+def toy_step(model, x, y, memory, micro_batch):
+    """train_step on a model that stays as it is -> loss, memory, and the gradient before clipping.
+    """
+    loss, _, memory = train.train_step(
+        model, Still(model), x, y, memory, replace(SETTINGS, micro_batch=micro_batch, clip=1e9))
+    return loss, memory, model.w.grad.clone()
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_micro_batches_add_up_to_the_batch(size):
-    """Losses, gradient and memory are those of all lanes at once, in their order."""
+    """Loss, gradient and memory are those of all lanes at once, in their order."""
     model, x, y, results = Toy(), *torch.randint(11, (2, 5, 4)), []
-    for learner in (model, ranks.Learner(model, size)):
+    for micro_batch in (0, size):
         memory = None
         for _ in range(2):
-            model.zero_grad()
-            losses, memory = learner(x, memory, y)
-            losses.mean().backward()
-        results.append([losses, model.w.grad, *memory])
+            loss, memory, gradient = toy_step(model, x, y, memory, micro_batch)
+        results.append([torch.tensor(loss), gradient, *memory])
     for whole, parts in zip(*results):
         assert whole.shape == parts.shape and (whole - parts).abs().max() < 1e-4
 
@@ -176,29 +191,32 @@ def test_two_ranks_in_turn_are_one(monkeypatch, size, parts):
     """Each finds the loss of all lanes; the mean of their gradients is that of all lanes, and they
     travel once a step, however many micro-batches there are.
     """
-    model, (x, y), stayed = Toy(), torch.randint(11, (2, 6, 4)), []
+    model, (x, y), stayed, gradients = Toy(), torch.randint(11, (2, 6, 4)), [], []
     whole = model(x, None, y)[0].mean()
     (wanted,) = torch.autograd.grad(whole, model.w)
     monkeypatch.setattr(ranks, "COUNT", 2)
-    monkeypatch.setattr(ranks.dist, "all_reduce", lambda loss: loss.add_(others))
+    monkeypatch.setattr(ranks, "everybody", lambda own: [[own], [others]])
     monkeypatch.setattr(Toy, "no_sync", lambda model: nullcontext(stayed.append(1)), raising=False)
     for rank in range(2):
         monkeypatch.setattr(ranks, "RANK", rank)
         mine = ranks.my_lanes(6)
         others = 2 * whole.item() - model(x[mine], None, y[mine])[0].mean().item()
-        losses, _ = ranks.Learner(model, size)(x[mine], None, y[mine])
-        losses.mean().backward()
-        assert losses.mean().item() == pytest.approx(whole.item())
-    assert (model.w.grad / 2 - wanted).abs().max() < 1e-4
+        loss, _, gradient = toy_step(model, x[mine], y[mine], None, size)
+        gradients.append(gradient)
+        assert loss == pytest.approx(whole.item())
+    assert (sum(gradients) / 2 - wanted).abs().max() < 1e-4
     assert len(stayed) == 2 * (parts - 1)
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_is_so_on_all(monkeypatch):
-    """So none makes the step."""
+    """So none makes the step, and each hands its old memory back."""
+    model, (x, y), steps = Toy(), torch.randint(11, (2, 2, 4)), []
     monkeypatch.setattr(ranks, "COUNT", 2)
-    monkeypatch.setattr(ranks.dist, "all_reduce", lambda loss: loss.add_(torch.nan))
-    x, y = torch.randint(11, (2, 2, 4))
-    assert ranks.Learner(Toy())(x, None, y)[0].isnan().all()
+    monkeypatch.setattr(ranks, "everybody", lambda own: [[own], [math.nan]])
+    optimizer = Still(model)
+    optimizer.step = lambda: steps.append(1)
+    loss, norm, memory = train.train_step(model, optimizer, x, y, None, SETTINGS)
+    assert math.isnan(loss) and math.isfinite(norm) and memory is None and not steps
 
 
 # ---- two ranks are one --------------------------------------------------------------------------
@@ -217,11 +235,11 @@ def four_steps(path, micro_batch):
     model, optimizer = small_model()
     stream, mine = torch.randint(11, (4, 25)), ranks.my_lanes(4)
     first = stream[mine, :6]
-    learner = ranks.Learner(ranks.parallel(model, first, first), micro_batch)
+    learner, run = ranks.parallel(model, first, first), replace(SETTINGS, micro_batch=micro_batch)
     memory, numbers, gradients = None, [], []
     for column in range(0, 24, 6):
         x, y = stream[mine, column : column + 6], stream[mine, column + 1 : column + 7]
-        loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, SETTINGS)
+        loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, run)
         numbers += [loss, norm]
         gradients += [p.grad.clone() for p in model.parameters()]
     memory = [ranks.gather(z) for z in memory]
@@ -297,7 +315,7 @@ def test_a_signal_to_one_rank_is_one_to_all(monkeypatch):
     monkeypatch.setattr(ranks, "COUNT", 2)
     for found in (0, signal.SIGTERM):
         monkeypatch.setattr(ranks, "everybody", lambda own: [[own], [found]])
-        with checkpoint.Stop() as stop:
+        with Stop() as stop:
             assert stop.asked() == bool(found) and stop.number == found
 
 
@@ -349,6 +367,8 @@ import os, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 import train
 from training import ranks
+from training.run import Stop
+from training import presets
 real, calls = train.train_step, [0]
 def step(*arguments):
     calls[0] += 1

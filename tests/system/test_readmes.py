@@ -15,6 +15,7 @@ import pytest
 
 from course.exercises import BY_NAME, ROOT
 from training import presets
+from training.flags import parse, settings
 
 train = import_module("train")
 READMES = sorted(path for folder in (".", "training", "tests", "tests/course", "experiments")
@@ -86,20 +87,18 @@ def take(argv, monkeypatch, capsys):
     if "--help" in rest:
         return None
     if path.name == "train.py":
-        given = train.command_line.parse(rest[1:], "", {
-            train.Run: train.RUNS_OF, presets.lesson_5.Config: presets.CONFIGS})
-        return train.settings(given, "cpu")
+        return settings(parse(rest[1:], ""), "cpu")
     if rest[1:]:
         plain = argparse.ArgumentParser.parse_known_args
 
-        def parse(self, *given, all_known=True):
+        def taken(self, *given, all_known=True):
             _, unknown = plain(self, *given)
             if unknown and all_known:
                 self.error(f"unrecognized arguments: {unknown}")
             raise Parsed
-        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", taken)
         monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", partialmethod(
-            parse, all_known=False))
+            taken, all_known=False))
         with pytest.raises(Parsed):
             status = import_module(module_of(path)).main(rest[1:])
             raise AssertionError(f"status {status}: {capsys.readouterr().err}")

@@ -17,6 +17,8 @@ from system.crash import runs_differ
 from course.oracles import segments
 from support import corpora
 from system.archives import tarred, zipped
+from training import batches
+from training.batches import SentenceLanes
 
 train = import_module("train")
 FLAGS = ["--device", "cpu", "--dtype", "float32", "--n-layer", "1", "--d-model", "16", "--n-head",
@@ -103,7 +105,7 @@ def test_from_the_archive_to_the_test_figure(name, tmp_path, monkeypatch, capsys
 def test_a_sentence_corpus_is_shuffled_by_seed_and_epoch(tmp_path, monkeypatch):
     """Another order in the second reading; a run that was stopped in it goes on exactly there."""
     made("lm1b", tmp_path / "data", monkeypatch)
-    orders, original, step = [], corpora.SentenceLanes, train.train_step
+    orders, original, step = [], SentenceLanes, train.train_step
     given = [*FLAGS, "--dataset", "lm1b", "--data-dir", str(tmp_path / "data"), "--seed", "5",
              "--cutoffs", "9", "--segment", "64", "--steps", "9", "--eval-every", "9",
              "--log-every", "2"]
@@ -117,7 +119,7 @@ def test_a_sentence_corpus_is_shuffled_by_seed_and_epoch(tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return step(*args)
 
-    monkeypatch.setattr(corpora, "SentenceLanes", watched)
+    monkeypatch.setattr(batches, "SentenceLanes", watched)
     assert train.main([*given, "--out", str(tmp_path / "whole")]) == 0
     assert orders == [(5, 0), (5, 1)]
     with monkeypatch.context() as patch:

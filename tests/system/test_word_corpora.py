@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from support import corpora
-from support.corpora import SentenceLanes, decode, encode, load
+from support.corpora import decode, encode, load
+from training import batches
+from training.batches import SentenceLanes
 from support.download import File, Source
 from system.archives import published, refusal, zipped
 
@@ -281,7 +283,7 @@ def test_lanes_of_sentences_are_those_written_out_by_hand(monkeypatch, n, B):
 
     So an epoch has every sentence once, but for the short tails.
     """
-    monkeypatch.setattr(corpora, "BLOCK", 10)
+    monkeypatch.setattr(batches, "BLOCK", 10)
     tokens, sentences = many_sentences(n)
     lanes = SentenceLanes(tokens, B, 7, seed=3, epoch=2)
     order = np.random.default_rng((3, 2)).permutation(n)

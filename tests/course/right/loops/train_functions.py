@@ -4,22 +4,28 @@ import math
 
 def train_step(model, optimizer, x, y, memory, run):
     optimizer.zero_grad(set_to_none=False)
-    with autocast(run, x.device.type):
-        losses, new = model(x, memory, y)
-    (losses / losses.numel()).sum().backward()
+    size, mean, new = run.micro_batch or len(x), 0.0, []
+    for b in range(0, len(x), size):
+        past = None if memory is None else [layer[b : b + size] for layer in memory]
+        with ranks.no_sync(model, b + size >= len(x)):
+            with machine.autocast(run, x.device.type):
+                losses, part = model(x[b : b + size], past, y[b : b + size])
+            (losses / y.numel()).sum().backward()
+        mean += losses.sum().item() / y.numel()
+        new.append(part)
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    mean, norm = losses.mean().item(), math.sqrt(sum(g.pow(2).sum().item() for g in grads))
+    mean, norm = ranks.mean(mean), math.sqrt(sum(g.pow(2).sum().item() for g in grads))
     if not (math.isfinite(mean) and math.isfinite(norm)):
         return mean, norm, memory
     for g in grads:
         g *= min(1.0, run.clip / (norm + 1e-6))
     optimizer.step()
-    return mean, norm, new
+    return mean, norm, [torch.cat([part[n] for part in new]) for n in range(len(new[0]))]
 
 
 def evaluate(model, tokens, run, label="evaluating", skip=0):
     device, memory, number, counted = model.u.device.type, None, 0, []
-    autocast_now = autocast(run, device)
+    autocast_now = machine.autocast(run, device)
     with torch.no_grad(), evaluating(model, run):
         lane = lesson_1.lanes(tokens.to(model.u.device), 1)
         for x, y in lesson_1.segments(lane, run.eval_segment):

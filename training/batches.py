@@ -1,0 +1,103 @@
+"""The training text, batch after batch: where a run stands in it, and in what order it comes.
+
+    batches = Batches(corpus, run, device)
+    for x, y in batches:                x, y (B, T): one segment after the other, for ever
+        if batches.text_begins:         the segment has no past: begin with memory = None
+"""
+from importlib import import_module
+
+import numpy as np
+import torch
+
+from support.progress import progress
+from training import ranks
+
+lesson_1 = import_module("01_vanilla_segments")
+
+BLOCK = 1 << 20  # tokens in which sentences are looked for at a time
+
+
+class Batches:
+    """The segments of this rank's lanes, in the order of the text, again and again.
+
+    Sentences that are independent of each other (lm1b's) come in a new order each time.  A run goes
+    on with column and epoch from its checkpoint.  ValueError if the text has too few tokens.
+    """
+
+    def __init__(self, corpus, run, device, column=0, epoch=0):
+        self.corpus, self.run, self.device = corpus, run, device
+        self.T = run.segment
+        self.mine = ranks.my_lanes(run.batch)
+        self.column = column  # where the next segment begins
+        self.epoch = epoch  # how often the text has been read
+        self.text_begins = False  # whether the last segment was the first of the text
+        self.stream = self.lanes()
+
+    def lanes(self):
+        """The text as B lanes, (B, L + 1)."""
+        if self.corpus.separator is None:
+            return lesson_1.lanes(self.corpus.train, self.run.batch).to(self.device)
+        return SentenceLanes(self.corpus.train, self.run.batch, self.corpus.separator,
+                             self.run.seed, self.epoch)
+
+    def state(self):
+        """What a checkpoint keeps of it."""
+        return {"column": self.column, "epoch": self.epoch}
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        """The next segment: x, y (B, T), the last of the text may be shorter."""
+        if self.column >= self.stream.shape[1] - 1:  # all has been read
+            self.column = 0
+            self.epoch += 1
+            if self.corpus.separator is not None:
+                self.stream = None  # makes room
+                self.stream = self.lanes()
+        self.text_begins = self.column == 0
+        x, y = self.segment(self.column)
+        self.column += x.shape[1]
+        return x, y
+
+    def segment(self, column):
+        """x, y (B, T) from this column on; the place in the text stays."""
+        x, y = next(lesson_1.segments(self.stream, self.T, column))
+        return x[self.mine].to(self.device), y[self.mine].to(self.device)
+
+
+class SentenceLanes:
+    """Sentences in a new order for each epoch, as B lanes that `segments` reads like a tensor.
+
+    Lane b is made of every B-th sentence of the order, each as `<S> w1 ... wn`; all lanes end where
+    the shortest does.  stream[:, a:c] finds any columns, so a run can go on where it stopped.
+    shape is (B, L + 1).  tokens are not copied: for each sentence two integers are kept.
+    """
+
+    def __init__(self, tokens, B, separator, seed, epoch):
+        self.tokens, self.lanes, starts = tokens, [], []
+        pieces = tokens.split(BLOCK)
+        for i, piece in enumerate(progress(pieces, "finding sentences in part", len(pieces))):
+            starts.append(np.flatnonzero(piece.numpy() == separator) + i * BLOCK)
+        starts = np.concatenate(starts)
+        n = len(starts) - 1  # the last separator begins no sentence
+        if not 1 <= B <= n:
+            raise ValueError(f"{n:,} sentences cannot be read in {B} lanes")
+        order = np.random.default_rng((seed, epoch)).permutation(n)
+        for b in progress(range(B), "ordering the sentences of lane", B):
+            chosen = order[b::B]
+            ends = (starts[chosen + 1] - starts[chosen]).cumsum()  # of sentences, in the lane
+            self.lanes.append((ends, starts[chosen + 1] - ends))  # column + this: in tokens
+        self.shape = B, 1 + min(int(ends[-1]) for ends, _ in self.lanes)
+
+    def __getitem__(self, index):
+        """stream[:, a:c] -> the tokens of columns a to c of all lanes, (B, c - a)."""
+        rows, columns = index
+        if rows != slice(None):
+            raise ValueError("all lanes are read together: stream[:, a:c]")
+        columns = np.arange(*columns.indices(self.shape[1]))
+        places = []
+        for ends, shift in self.lanes:  # (the column after a lane's end is its last separator)
+            sentence = np.searchsorted(ends, columns, side="right").clip(max=len(ends) - 1)
+            places.append(columns + shift[sentence])
+        return self.tokens[torch.from_numpy(np.stack(places))]
