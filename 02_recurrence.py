@@ -22,10 +22,14 @@ affordable; but information flows, and each layer reaches M further back.
 To make P, layer 2 reads a and the x in its row (its memory in brackets): 7 tokens back.
 To make a, one segment earlier, layer 1 read b and the x in its row: 11 back from P.
 
-What it breaks: absolute positions.  Let token x stand at position 3 of the memory, y
-at position 3 of the segment, and exchange them.  Keys are still made of E_x + U_3 and
-E_y + U_3, and attention sums over the set of keys: after position 3 no output of one
-layer changes.  The paper calls it *temporal confusion*.
+What it breaks: absolute positions.  Exchange token x, at position 3 of the memory, and
+token y, at position 3 of the segment:
+
+    the key at position 3 of the memory     W_k (E_x + U_3)   becomes   W_k (E_y + U_3)
+    the key at position 3 of the segment    W_k (E_y + U_3)   becomes   W_k (E_x + U_3)
+
+A later query sees both, and attention is a sum over keys, whatever their order: no later
+output of the layer changes.  The paper calls it *temporal confusion*.
 
     python 02_recurrence.py      a few seconds: exact zeros, exact counts, one figure
 

@@ -19,8 +19,9 @@ in lesson 2 is a product of two sums, so it has four terms (vectors are columns 
     (d) W_q U_i . W_k U_j    v   . (W_kR R_(i-j))    is that distance important to all?
 
   * U_j, where key j stands, becomes R_(i-j), how far back: a fixed sinusoid.
-  * W_q U_i, where the query stands, adds nothing, once R holds the distance.  Learned
-    vectors take its place: u, where it meets content (c), v, where distance (d).
+  * W_q U_i, where the query stands, no longer matters, since R holds the distance.  But
+    (c) and (d), what is important whoever asks, shall stay: learned vectors take its
+    place, u where it meets content (c), v where it meets distance (d).
   * Content and position get projections of their own: k_j = W_kE h_j, and W_kR.  In
     higher layers h stands for E.  Lesson 2 adds U once; here every layer gets R.
   * Shaw et al. (2018) have (a) and (b) only, and learn a vector for each distance: at
@@ -88,7 +89,8 @@ def four_terms_all_pairs(q, k, R, W_kR, u, v):
     j = torch.arange(K, device=q.device)
     distance = (K - T + i - j).clamp(min=0)  # (T, K), the future clamped to 0
     R_ij = R[distance]  # (T, K, D): for each pair its row of R
-    k_R_ij = R_ij @ W_kR.transpose(-1, -2)[:, None]  # (H, T, K, C): each is projected
+    W = W_kR.transpose(-1, -2)[:, None]  # (H, 1, D, C): for each head, for every i
+    k_R_ij = R_ij @ W  # (H, T, K, C): each row is projected
     term_a = q @ k.transpose(-1, -2)  # (B, H, T, K)
     # einsum names axes (i for T, j for K), and sums over those not named after ->
     term_b = torch.einsum("bhic,hijc->bhij", q, k_R_ij)  # (B, H, T, K): q_i . k_R_ij

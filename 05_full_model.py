@@ -23,7 +23,7 @@ Two options for reading with a longer memory are of the authors' code, not the p
                                  as in lesson 2        same_length
 
 Left, the last query of a segment sees T - 1 keys more than the first, so a loss depends
-on where the text was cut; right, it does not, and evaluation may cut where it is fast.
+on where the text was cut; right, it does not, and evaluation may choose a faster cut.
 (This is the plain form; training/fast.py does the same work in a faster order.)
 
     python 05_full_model.py     half a minute: cuts, a sample, what the past is worth

@@ -90,9 +90,12 @@ def rel_shift(x):
     *batch, T, K = x.shape
     x = F.pad(x, (1, 0))  # (..., T, K + 1): one zero in front of every row
     x = x.reshape(*batch, K + 1, T)  # the same numbers in the same order, in rows of T
-    # Count the cells row by row.  Cell (i, n) was number i K + n; the pad makes it
-    # i (K + 1) + 1 + n, the drop takes T away: i K + n - (T - 1 - i), so it moved left.
-    # (In the drawing distance 2 of query 0 was number 2, then 3, now 0.)
+    # Count the cells row by row; row i of the scores begins at number i K.  Cell (i, n)
+    #   was number                      i K + n;
+    #   i + 1 zeros before it make it   i K + n + i + 1;
+    #   without the first T it is       i K + n - (T - 1 - i): row i, moved left.
+    # (In the drawing distance 2 of query 0 was number 2, then 3, now 0.)  What would
+    # leave row i at its left is a leftover, at the end of row i - 1.
     return x[..., 1:, :].reshape(*batch, T, K)
 
 
