@@ -28,8 +28,8 @@ token y, at position 3 of the segment:
     the key at position 3 of the memory     W_k (E_x + U_3)   becomes   W_k (E_y + U_3)
     the key at position 3 of the segment    W_k (E_y + U_3)   becomes   W_k (E_x + U_3)
 
-A later query sees both, and attention is a sum over keys, whatever their order: no later
-output of the layer changes.  The paper calls it *temporal confusion*.
+A later query sees both, and attention sums over keys in whatever order: no later output
+of the layer changes.  The paper calls it *temporal confusion*.
 
     python 02_recurrence.py      a few seconds: exact zeros, exact counts, one figure
 

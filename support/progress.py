@@ -9,18 +9,22 @@ def progress(items, label, total=None, size=None):
     """Yield the items unchanged; every half second a line on stderr says how far we are.
 
     total is their number, where it is known.  With size(item) -> bytes it counts bytes instead,
-    shown in MB.  Of several processes (torchrun) only the first shows anything.
+    shown in MB.  Into a file or a pipe, where no line can be written over, one comes every ten
+    seconds.  Of several processes (torchrun) only the first shows anything.
     """
+    terminal = sys.stderr.isatty()
+    every = 0.5 if terminal else 10
     shown, done, line = time.monotonic(), 0, ""
     try:
         for item in items:
             yield item
             done += size(item) if size else 1
-            if time.monotonic() - shown > 0.5 and os.environ.get("RANK", "0") == "0":
+            if time.monotonic() - shown > every and os.environ.get("RANK", "0") == "0":
                 shown = time.monotonic()
                 here, end = (f"{n / 1e6:.1f} MB" if size else str(n) for n in (done, total or 0))
-                line = f"\r{label} {here}/{end} " if total else f"\r{label} {here} "
-                print(line, end="", file=sys.stderr, flush=True)
+                line = f"{label} {here}/{end} " if total else f"{label} {here} "
+                print("\r" * terminal + line, end="" if terminal else "\n", file=sys.stderr,
+                      flush=True)
     finally:
-        if line:
+        if line and terminal:
             print("\r" + " " * len(line), end="\r", file=sys.stderr, flush=True)
