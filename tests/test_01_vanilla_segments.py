@@ -10,6 +10,7 @@ whole lesson, and uses oracles (plain loops, written from the formulas) in place
 """
 import math
 import os
+import sys
 import time
 from importlib import import_module
 from itertools import islice
@@ -409,12 +410,17 @@ def test_the_sliding_window_mends_the_beginnings_of_segments():
     assert window.allclose(alone[0, 3].expand(9)) and (alone[:, 0] > alone[:, 3]).all()
 
 
-def test_progress_hands_on_every_item_and_keeps_stdout_clean(monkeypatch, capsys):
-    """Progress is for the eye: it goes to stderr, and what is measured goes through unchanged."""
+@pytest.mark.parametrize("terminal, said", [
+    (True, ["", "step 1/30 ", "step 2/30 "]), (False, ["step 11/30 ", "step 22/30 "])])
+def test_progress_hands_on_every_item_and_keeps_stdout_clean(terminal, said, monkeypatch, capsys):
+    """It goes to stderr: on a terminal a line that is written over, elsewhere one in ten seconds.
+    """
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     monkeypatch.setattr(time, "monotonic", iter(range(1000)).__next__)  # a slow computer
-    assert list(lesson.progress("abc", "step", 3)) == ["a", "b", "c"]
+    assert list(lesson.progress(range(30), "step", 30)) == list(range(30))
     out, err = capsys.readouterr()
-    assert out == "" and "step 2/3" in err
+    assert out == "" and ("\r" in err) == terminal
+    assert [line for line in err.split("\r" if terminal else "\n")][: len(said)] == said
 
 
 def test_figure_is_drawn(monkeypatch, tmp_path, capsys):

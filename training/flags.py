@@ -60,6 +60,10 @@ SIZES = {  # of lesson 5's Config; its other fields the corpus or the evaluation
     "untie_r": "u and v for each layer, not one pair"}
 
 
+METAVARS = {"dataset": "NAME", "model": "NAME", "text": "FILE", "data_dir": "FOLDER",
+            "out": "FOLDER"}
+
+
 def flag(name):
     """The flag of a field: eval_mem_len -> --eval-mem-len."""
     return "--" + name.replace("_", "-")
@@ -80,7 +84,8 @@ class Parser(argparse.ArgumentParser):
 
 def add_flag(group, name, kind, text, choices=()):
     """A flag of this type; its choices stand in --help."""
-    options = {"type": kind, "metavar": {str: "TEXT", tuple: "N"}.get(kind, kind.__name__.upper())}
+    metavar = METAVARS.get(name) or {str: "TEXT", tuple: "N"}.get(kind, kind.__name__.upper())
+    options = {"type": kind, "metavar": metavar}
     if kind is bool:
         options = {"action": "store_true"}
     elif kind is tuple:

@@ -203,6 +203,27 @@ def test_a_dry_run_says_what_a_run_will_take_and_does_nothing(tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dry_run_counts_the_vocabulary_of_a_text(tmp_path, capsys):
+    """It is there already, so it is read; a benchmark would have to be fetched."""
+    (tmp_path / "notes.txt").write_text("abc" * 40)
+    argv = ["--dry-run", "--device", "cpu", "--model", "tiny", "--text"]
+    assert train.main([*argv, str(tmp_path / "notes.txt")]) == 0
+    assert "notes.txt, vocabulary 3\n" in capsys.readouterr().out
+    assert train.main([*argv, str(tmp_path / "none.txt")]) == 1
+    assert "none.txt" in capsys.readouterr().err
+
+
+def test_who_has_seen_enough_is_no_mistake(monkeypatch, capsys):
+    """`train.py --dry-run | head -1` says nothing more, and its status is that of a SIGPIPE."""
+    def closed(*given, **options):
+        raise BrokenPipeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.print", closed)
+        assert train.main(["--dry-run", "--device", "cpu"]) == 141
+    assert capsys.readouterr().err == ""
+
+
 def test_all_lanes_have_a_memory_however_many_are_read_at_a_time():
     """A micro-batch of half the lanes halves the activations, and gradients wait beside them."""
     config = presets.CONFIGS["enwik8-12L"]
