@@ -89,7 +89,8 @@ def pytest_make_collect_report(collector):
         text, stem = collector.path.read_text(), collector.path.stem
         for lesson, why in submission.broken.items():
             rules_here = any(e.test_file == stem for e in EXERCISES if e.file == lesson)
-            if rules_here or f'"{lesson}"' in text or f"import {lesson}" in text:
+            if (rules_here or f'"{lesson}"' in text or f"import {lesson}" in text
+                    or lesson in str(report.longrepr)):  # imported by what it imports
                 waiting[why] += 1
                 report.outcome = "skipped"
                 report.longrepr = (str(collector.path), 0, f"Skipped: {why}")

@@ -13,3 +13,8 @@ def prepare(model):
 def Reader(model):
     """The model as it is: it is called like a reader, `reader(x, memory, y)`."""
     return model
+
+
+def reader_of(model, plain=False):
+    """What evaluates and samples: the model as it is."""
+    return model if plain else Reader(prepare(model))

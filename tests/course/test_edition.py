@@ -140,11 +140,12 @@ def test_its_readme_speaks_only_of_what_is_in_it(edition):
 
 
 def test_its_fast_form_is_the_plain_one(edition):
-    """What train.py asks of training/fast.py is there, and gives the model itself."""
-    names = {}
+    """What train.py and training/ ask of training/fast.py is there, and gives the model itself."""
+    names, model = {}, object()
     exec((edition / "training" / "fast.py").read_text(), names)
-    model = object()
-    assert names["Reader"](names["prepare"](model)) is model
+    asked = set(re.findall(r"\bfast\.(\w+)\(", "".join(path.read_text() for path in (
+        edition / "train.py", *(edition / "training").glob("*.py")))))
+    assert asked and all(names[name](model) is model for name in asked)
 
 
 # ---- an answer must be the student's own --------------------------------------------------------
