@@ -147,7 +147,7 @@ class RelativeAttention(nn.Module):
         """What attention computes from its projections: -> (B, T, H * C).
 
         q (B, H, T, C), k and value (B, H, K, C), k_R (H, K, C) by descending distance,
-        u, v (H, C), mask (T, K).  It is apart, so that a faster form can replace it.
+        u, v (H, C), mask (T, K).  It has no weights: all that is learned is outside.
         """
         score = lesson_4.relative_score(q, k, k_R, u, v)  # (B, H, T, K)
         score = score / math.sqrt(self.C)

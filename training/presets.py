@@ -25,7 +25,7 @@ def setting(default, text, choices=()):
 class Run:
     """Data and training.  Lengths are in tokens.  ValueError for settings that make no run."""
 
-    dataset: str = setting("stdlib", "stdlib, copies, enwik8, text8, wt103, wikitext-2, ptb or lm1b")
+    dataset: str = setting("stdlib", "stdlib, copies, enwik8, text8, wt103, lm1b, ptb, wikitext-2")
     batch: int = setting(16, "lanes B")
     segment: int = setting(128, "segment length T")
     steps: int = setting(0, "length of the run in steps (or --tokens, or --minutes)")

@@ -182,8 +182,9 @@ class Job:
         free = flags.typed.keys() & {"micro_batch", "save_minutes", "text"}
         check_agreement(flags, saved, "--resume", free)
         with checkpoint.believed(saved):
-            config = presets.Config(**saved["config"])
-            run = replace(presets.Run(**saved["run"]), **{key: flags.typed[key] for key in free})
+            config, run = presets.Config(**saved["config"]), presets.Run(**saved["run"])
+        run = replace(run, **{key: flags.typed[key] for key in free})
+        mine = ranks.my_lanes(run.batch)  # refuses a batch that cannot be dealt out
         corpus = read_corpus(flags, run, saved)
         job = cls(saved["name"], config, run, corpus, device)
         with checkpoint.believed(saved):
@@ -191,7 +192,7 @@ class Job:
             job.optimizer.load_state_dict(saved["optimizer"])
             job.state, job.log = State(**saved["state"]), Log(**saved["log"])
             job.batches = Batches(corpus, run, device, **saved["batches"])
-            memory, mine = job.state.memory, ranks.my_lanes(run.batch)
+            memory = job.state.memory
             job.state.memory = memory and [past[mine].to(device) for past in memory]
             checkpoint.set_random_state(saved, run.seed + job.state.step)
         job.saved_at = job.state.seconds
@@ -201,15 +202,16 @@ class Job:
         """What the first step needs besides: the dtype, the ranks, the compiler, metrics.tsv."""
         device = self.model.u.device.type
         x, y = self.batches.segment(0)
+        part = slice(self.run.micro_batch or len(x))  # what goes through the model at a time
+        x, y = x[part], y[part]
         if new:
             say_what_a_gpu_trains(flags, device)
             dtype = machine.choose_dtype(train_step, self.model, self.run, x, y)
             self.run = replace(self.run, dtype=ranks.first(dtype))
-        part = slice(self.run.micro_batch or len(x))  # what goes through the model at a time
         self.learner = ranks.parallel(self.model, x, y)
         if flags.compile:
-            self.learner = machine.compiled(
-                self.learner, machine.autocast(self.run, device), x[part], y[part])
+            context = machine.autocast(self.run, device)
+            self.learner = machine.compiled(self.learner, context, x, y)
         self.identity = {  # what never changes in the checkpoints
             "format": checkpoint.FORMAT, "name": self.name, "config": asdict(self.config),
             "run": asdict(self.run), "vocab": self.corpus.vocab, "text": checksum(self.corpus)}
@@ -243,10 +245,11 @@ def restored(saved, device):
     """A checkpoint's content -> its model in eval mode, Run and State."""
     with checkpoint.believed(saved):
         config, run = presets.Config(**saved["config"]), presets.Run(**saved["run"])
-        estimate.check_weights_fit(presets.count_parameters(config))
-        model = lesson_5.TransformerXL(config)
-        model.load_state_dict(saved["model"])
         state = State(**saved["state"])
+    estimate.check_weights_fit(presets.count_parameters(config))
+    model = lesson_5.TransformerXL(config)
+    with checkpoint.believed(saved):
+        model.load_state_dict(saved["model"])
     return model.to(device).eval(), run, state
 
 

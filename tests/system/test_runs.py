@@ -425,15 +425,25 @@ def test_trials_and_steps_see_the_micro_batch(text, tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "train_step", step)
     monkeypatch.setattr(machine, "choose_dtype", lambda step, model, run, x, y: (
-        seen.append(run.micro_batch), "float32")[1])
+        seen.append(x.shape), "float32")[1])
     monkeypatch.setattr(machine, "compiled", lambda model, context, x, y: (
         seen.append(y.shape), model)[1])
     flags = ["--dtype", "auto", "--micro-batch", "3", "--compile", "--steps", "1"]
     assert run(text, tmp_path / "run", *flags) == 0
-    assert seen == [3, (3, 8), 3]
+    assert seen == [(3, 8), (3, 8), 3]
 
 
 # ---- folders ------------------------------------------------------------------------------------
+
+def test_a_flag_that_cannot_be_is_no_damaged_checkpoint(small, monkeypatch, capsys):
+    """A number of ranks that does not divide the lanes, a setting that no run can have."""
+    out = small()
+    assert "--micro-batch must be at least 0" in (said := failure(
+        capsys, again(out, "--resume", "--micro-batch", "-1"))) and "checkpoint.pt" not in said
+    monkeypatch.setattr(runs.ranks, "my_lanes", lambda B: list(range(B))[B])
+    with pytest.raises(IndexError):  # as it is, not as a damaged checkpoint
+        again(out, "--resume")
+
 
 @pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
 @pytest.mark.parametrize("flags", [[], ["--resume"]], ids=["new", "resume"])
