@@ -188,7 +188,10 @@ def show_stopped_gradient(T, M, D=32):
 
 
 def show_reach(T, M):
-    """Count how far one token shows through 1 to 4 layers -> the changes (5, n)."""
+    """Count how far one token shows through 1 to 4 layers -> the changes (5, n).
+
+    It begins a segment, and what it reaches ends one: so far does the end look back.
+    """
     print(f"token 0 changed, T = {T}, M = {M}: the farthest token whose loss moves is")
     changes = [change_by_distance(4, T, M=0)]  # no memory, as in lesson 1
     for N in (1, 2, 3, 4):

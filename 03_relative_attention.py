@@ -89,13 +89,12 @@ def four_terms_all_pairs(q, k, R, W_kR, u, v):
     j = torch.arange(K, device=q.device)
     distance = (K - T + i - j).clamp(min=0)  # (T, K), the future clamped to 0
     R_ij = R[distance]  # (T, K, D): for each pair its row of R
-    W = W_kR.transpose(-1, -2)[:, None]  # (H, 1, D, C): for each head, for every i
-    k_R_ij = R_ij @ W  # (H, T, K, C): each row is projected
-    term_a = q @ k.transpose(-1, -2)  # (B, H, T, K)
-    # einsum names axes (i for T, j for K), and sums over those not named after ->
+    # einsum names each axis (i for T, j for K) and sums over those not named after ->
+    k_R_ij = torch.einsum("hcd,ijd->hijc", W_kR, R_ij)  # (H, T, K, C): each projected
+    term_a = q @ k.transpose(-1, -2)  # (B, H, T, K): q_i . k_j
     term_b = torch.einsum("bhic,hijc->bhij", q, k_R_ij)  # (B, H, T, K): q_i . k_R_ij
     term_c = u[:, None] @ k.transpose(-1, -2)  # (B, H, 1, K): the same for any query
-    term_d = (k_R_ij * v[:, None, None]).sum(-1)  # (H, T, K): the same for any text
+    term_d = torch.einsum("hc,hijc->hij", v, k_R_ij)  # (H, T, K): for any text
     return torch.stack(torch.broadcast_tensors(term_a, term_b, term_c, term_d))
 
 

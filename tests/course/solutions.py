@@ -90,12 +90,10 @@ def rel_shift(x):
     *batch, T, K = x.shape
     x = F.pad(x, (1, 0))  # (..., T, K + 1): one zero in front of every row
     x = x.reshape(*batch, K + 1, T)  # the same numbers in the same order, in rows of T
-    # Count the cells row by row; row i of the scores begins at number i K.  Cell (i, n)
-    #   was number                      i K + n;
-    #   i + 1 zeros before it make it   i K + n + i + 1;
-    #   without the first T it is       i K + n - (T - 1 - i): row i, moved left.
-    # (In the drawing distance 2 of query 0 was number 2, then 3, now 0.)  What would
-    # leave row i at its left is a leftover, at the end of row i - 1.
+    # Count the cells row by row.  In the drawing 13, of query 1, was number 6; two
+    # zeros come before it: 8; without the first T = 3 it is 5, the first of row 1.
+    # In general cell (i, n) moves from i K + n to i K + n + (i + 1) - T, which is
+    # i K + n - (T - 1 - i): T - 1 - i to the left.
     return x[..., 1:, :].reshape(*batch, T, K)
 
 
