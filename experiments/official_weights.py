@@ -23,12 +23,12 @@ PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 
 def evaluate(given):
     """Evaluate official weights on the test split of their data set: one line."""
     state, configs = read(given.file), presets.CONFIGS
-    name = given.model or looks_like(state, configs)
+    name = given.model or looks_like(state)
     if name not in configs:
         raise ValueError(f"{given.file} has none of the known sizes ({name}); name one with "
                          f"--model: {', '.join(configs)}")
     config = replace(configs[name], untie_r=description(state)["untie_r"])
-    model = load_official_weights(lesson_5.TransformerXL(config), state, configs).eval()
+    model = load_official_weights(lesson_5.TransformerXL(config), state).eval()
     dataset = given.dataset or presets.RUNS[name].dataset
     run = replace(presets.RUNS[name], dataset=dataset,
                   drop_newlines=dataset == "enwik8" and config.vocab_size == 204)

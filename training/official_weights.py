@@ -16,7 +16,6 @@ The official PyTorch code (and the port to `transformers`, now retired, which ad
                                                   LAST tail first, the port the first
     pos_emb.inv_freq                              none: R is computed; compared when loading
 
-Handed are a model with lesson 5's names, a state dict {name: tensor}, and a table of named sizes.
 experiments/official_weights.py is the command.
 
 What our tests cannot show, since the released files are not at hand: that those files hold the
@@ -30,6 +29,8 @@ from itertools import accumulate
 
 import torch
 import torch.nn as nn
+
+from training import presets
 
 
 # ---- which of their tensors is which of ours ----------------------------------------------------
@@ -111,14 +112,13 @@ def description(state):
             "n_head": H, "d_head": C, "d_inner": FF, "untie_r": untied, "cutoffs": cutoffs}
 
 
-def looks_like(state, configs):
-    """Name of the Config in `configs`, {name: Config}, whose sizes these weights have, or a list of
-    the sizes.
+def looks_like(state):
+    """Name of the preset whose sizes these weights have, or a list of the sizes.
 
     u and v for each layer or shared are both accepted.
     """
     found = description(state)
-    for name, config in configs.items():
+    for name, config in presets.CONFIGS.items():
         known = asdict(config)
         if config.div_val == 1:
             known["cutoffs"] = len(config.cutoffs)
@@ -166,13 +166,12 @@ def compare(model, state, port):
 
 
 @torch.no_grad()
-def load_official_weights(model, state, configs={}):
+def load_official_weights(model, state):
     """Copy a state dict of the official code, or of the port, into our model.
 
     Every tensor must be there, once, in its shape, and a word's two rows must be equal; ValueError
     otherwise, before anything is copied.  Projections that the model ties and the file does not
-    become two.  Float16 weights are taken into the model's dtype.  `configs` (see
-    looks_like) is for the refusal, which says what the weights belong to.
+    become two.  Float16 weights are taken into the model's dtype.
     """
     port = is_port(state)
     wrong, untied_bands = compare(model, state, port)
@@ -183,7 +182,7 @@ def load_official_weights(model, state, configs={}):
             f"; u and v are {'one pair for each layer' if untied else 'shared'} there, so load "
             f"them into replace(config, untie_r={untied})")
         raise ValueError(f"not the weights of this model: {'; '.join(wrong[:3])}{more}. They look "
-                         f"like {looks_like(state, configs)}{shared}")
+                         f"like {looks_like(state)}{shared}")
     words = model.embedding
     for i in untied_bands:
         words.project_out[i] = nn.Parameter(words.project_in[i].detach().clone())

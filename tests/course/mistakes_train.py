@@ -261,7 +261,8 @@ EVALUATE = (
     M("evaluate", "test_the_model_goes_on_as_before",
       ("    device, T =", "    model.eval()\n    device, T =")),
     M("evaluate", "test_there_are_no_gradients", ("@torch.no_grad()\n", "")),
-    M("evaluate", "test_evaluation_is_under_autocast_too", (", machine.autocast(run, device.type):", ":")),
+    M("evaluate", "test_evaluation_is_under_autocast_too",
+      (", machine.autocast(run, device.type):", ":")),
     M("evaluate", "test_evaluation_is_under_autocast_too",
       (", machine.autocast(run, device.type):", ', machine.autocast(run, "cpu"):')),
     M("evaluate", "the sum is kept in float32, where small losses vanish beside a large sum: add "

@@ -390,7 +390,8 @@ def verdict(case, folder):
         outcome, said = "refused", str(error)
         last = traceback.extract_tb(error.__traceback__)[-1]
         ours = Path(last.filename).parent in (
-            ROOT, ROOT / "support", ROOT / "training", ROOT / "tests" / "system") and "raise" in last.line
+            ROOT, ROOT / "support", ROOT / "training",
+            ROOT / "tests" / "system") and "raise" in last.line
         sentence = re.search(r"\w+\W+\w+", said) and not re.search("[\n\r]", said)
         if submission.overlay:  # exercises of others refuse in their own words
             ours = sentence = True

@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = sys.stdlib_module_names | {"numpy", "torch", "matplotlib", "pytest"}
 SOURCES = [path.relative_to(ROOT) for path in sorted(
-    [*ROOT.glob("0*.py"), ROOT / "train.py", *ROOT.glob("support/*.py"), *ROOT.glob("training/*.py")])]
+    z for pattern in ("0*.py", "train.py", "support/*.py", "training/*.py")
+    for z in ROOT.glob(pattern))]
 
 
 def ours_below(path):

@@ -50,7 +50,7 @@ def state_of(config, port=False):
 
 def load(config, state):
     model = lesson_5.TransformerXL(config).double()
-    return layout.load_official_weights(model, state, presets.CONFIGS).eval()
+    return layout.load_official_weights(model, state).eval()
 
 
 def segments_of(words):
@@ -80,7 +80,7 @@ class Refuse:
         self.before = {name: z.clone() for name, z in self.model.state_dict().items()}
 
     def __call__(self, state):
-        message = refusal(layout.load_official_weights, self.model, state, presets.CONFIGS)
+        message = refusal(layout.load_official_weights, self.model, state)
         assert all(z.equal(self.before[name]) for name, z in self.model.state_dict().items())
         return message
 
@@ -185,19 +185,19 @@ def test_the_configuration_is_told_by_the_shapes(untie_r):
     """u and v for each layer or shared."""
     for name, config in presets.CONFIGS.items():
         shapes = shapes_of(replace(config, untie_r=untie_r), port=untie_r)
-        assert layout.looks_like(shapes, presets.CONFIGS) == name
+        assert layout.looks_like(shapes) == name
 
 
 def test_a_refusal_says_what_the_weights_are():
     """By its name or its sizes; and what would take them."""
     other = replace(presets.CONFIGS["wt103-large"], cutoffs=(20_000, 40_000, 100_000))
-    assert "cutoffs (20000, 40000, 100000)" in layout.looks_like(shapes_of(other), presets.CONFIGS)
+    assert "cutoffs (20000, 40000, 100000)" in layout.looks_like(shapes_of(other))
     tiny = layout.official_state(lesson_5.TransformerXL(presets.CONFIGS["tiny"]))
     assert Refuse(FULL)(tiny).endswith("They look like tiny")
     message = Refuse(FULL)(state_of(replace(FULL, untie_r=True)))
     assert "r_w_bias is missing" in message and "u and v are one pair for each layer" in message
     assert "untie_r=True" in message
-    message = refusal(layout.looks_like, {"weight": torch.zeros(2)}, presets.CONFIGS)
+    message = refusal(layout.looks_like, {"weight": torch.zeros(2)})
     assert "no weights of the official" in message
 
 

@@ -302,8 +302,8 @@ def job_of(path):
     """As much of a run as metrics.tsv needs."""
     model = nn.Linear(2, 3)
     model.u = model.weight
-    return SimpleNamespace(name="toy", path=path, model=model, state=State(), corpus=SimpleNamespace(
-        unit="bpc", name="made up $1"))
+    corpus = SimpleNamespace(unit="bpc", name="made up $1")
+    return SimpleNamespace(name="toy", path=path, model=model, state=State(), corpus=corpus)
 
 
 def test_metrics_are_means_since_the_last_line(tmp_path, capsys):
