@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 import common
 import table6_ablation
-from common import Setting, corpora, lesson_5, mean_table, presets, train
+from common import Setting, corpora, lesson_5, mean_table, presets
 
 NAME, TABLE_6 = "memory_length", table6_ablation.SIZES
 # depths, memory lengths of training, and table 6's settings; lengths are memories of evaluation

@@ -29,7 +29,7 @@ import torch
 from matplotlib.figure import Figure
 
 import common
-from common import lesson_1, lesson_5, presets, train
+from common import lesson_1, lesson_5, presets
 from training import estimate
 
 NAME, MODELS = "scaling", ("enwik8-12L", "enwik8-24L", "wt103-large", "lm1b-large")

@@ -45,7 +45,7 @@ import torch.nn as nn
 from matplotlib.figure import Figure
 
 import common
-from common import Setting, fast, lesson_1, lesson_5, machine, presets, train
+from common import Setting, fast, lesson_1, lesson_5, machine, presets
 from training.batches import SentenceLanes
 
 lesson_2 = import_module("02_recurrence")

@@ -17,7 +17,7 @@ import torch
 import torch.nn as nn
 
 from course import oracles, stand_ins
-from course.rules import replaced, same
+from course.rules import same
 from helpers import assert_close, gradients, in_segments, randomized, run_examples
 
 lesson_1, lesson = import_module("01_vanilla_segments"), import_module("02_recurrence")

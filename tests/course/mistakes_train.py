@@ -52,8 +52,9 @@ TRAIN_STEP = (
       (RETURN, RETURN.replace("loss, norm", "norm, loss"))),
     M("train_step", "test_three_things_come_back", (RETURN, f"return loss, {NEW}")),
     M("train_step", "test_the_loss_is_the_mean_over_the_ranks", (LOSS, "loss = loss.item()")),
-    M("train_step", "test_the_loss_is_the_mean_over_the_ranks",
-      (RETURN, RETURN.replace("loss,", "ranks.mean(loss),")), (LOSS, "loss = loss.item()")),
+    M("train_step", "the loss is judged before the mean over the ranks is taken: all ranks must "
+      "judge the same number", (RETURN, RETURN.replace("loss,", "ranks.mean(loss),")),
+      (LOSS, "loss = loss.item()")),
     # ---- the gradient
     M("train_step", "the weights have not moved: optimizer.step() is missing, or the gradients are "
       "cleared just before it", (STEP, "")),

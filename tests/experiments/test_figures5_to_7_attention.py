@@ -10,6 +10,8 @@ import torch
 import torch.nn as nn
 
 from helpers import assert_close
+from training.flags import Flags
+from training.run import read_corpus, restored
 
 maps = import_module("figures5_to_7_attention")
 train = maps.train
@@ -119,7 +121,7 @@ def test_what_is_shown_is_what_was_read(run_folder, tmp_path, monkeypatch):
     content = maps.common.checkpoint.best(run_folder)
     model, run, _ = restored(content, "cpu")
     model.config = replace(model.config, mem_len=20, same_length=True, clamp_len=6)
-    valid = read_corpus({}, run, content).valid
+    valid = read_corpus(Flags(), run, content).valid
     pieces = lesson_1.lanes(valid, 8)[:, :27]
     p = maps.averages(model, pieces, 7)[0].flatten(0, 1)  # 7 queries each
     assert_close(shown["draw_heads"][0], p, "figure 5")

@@ -2,7 +2,6 @@
 
     pytest tests/system/test_checkpoint.py
 """
-import math
 import os
 import pickle
 import signal

@@ -22,10 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from training import estimate, fast, ranks
+from training import estimate, fast, machine, presets
 from training.optimizers import optimizer_of
-from training import presets
-from training import machine
 
 train = import_module("train")
 lesson_5 = import_module("05_full_model")
