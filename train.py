@@ -100,7 +100,8 @@ def train_step(model, optimizer, x, y, memory, run):
 @contextmanager
 def evaluating(model, run):
     """In the block: eval mode, the run's lengths of evaluation, same_length."""
-    training, config = model.training, model.config
+    training = model.training
+    config = model.config
     try:
         model.eval()
         model.config = replace(config, mem_len=run.eval_mem_len, same_length=True,
@@ -127,8 +128,10 @@ def evaluate(model, tokens, run, label="evaluating", skip=0):
     first token is context only.  The first `skip` predictions are made for the memory
     of the others and not counted.  `model` may be a Reader (training/fast.py).
     """
-    device, T = model.u.device, reading_length(run)
-    stream, memory = lesson_1.lanes(tokens.to(device), 1), None
+    device = model.u.device
+    T = reading_length(run)
+    stream = lesson_1.lanes(tokens.to(device), 1)
+    memory = None
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / T)
     with evaluating(model, run), machine.autocast(run, device.type):

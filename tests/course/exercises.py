@@ -180,7 +180,7 @@ EXERCISES = (
         "Begin without the parts: one call with all lanes, loss.backward(), clip, step. "
         "clip_grad_norm_ clips in place and returns the norm of before; a float is loss.item()."),
     Exercise(
-        "evaluate", "train", "evaluate", 10, "every token counted once",
+        "evaluate", "train", "evaluate", 12, "every token counted once",
         "Cut the tokens into one lane and into segments of reading_length(run), and read them in "
         "order inside `with evaluating(model, run)`, under autocast, the memory handed on. Add "
         "up the losses of ALL tokens in float64, but for the first `skip`. Return the sum divided "

@@ -218,10 +218,10 @@ EVALUATE = (
     M("evaluate", "all segments are read after the memory of the first: hand on the newest",
       (READ, "loss, new = model(x, memory, y)\n            memory = memory or new")),
     M("evaluate", "this evaluation begins with the memory of the one before: begin with None, for "
-      "the text begins anew", ("device), 1), None", "device), 1), getattr(model, 'kept', None)"),
+      "the text begins anew", ("memory = None", "memory = getattr(model, 'kept', None)"),
       ("    return", "    model.kept = memory\n    return")),
     M("evaluate", "test_the_first_segment_has_no_memory",
-      ("device), 1), None", "device), 1), [torch.zeros(1, 1, 1)]"), bug=17),
+      ("memory = None", "memory = [torch.zeros(1, 1, 1)]"), bug=17),
     M("evaluate", "a Reader's memory is opaque: hand it on as it is, and look at nothing in it",
       (READ, READ + "\n            memory = [z.detach() for z in memory]")),
     M("evaluate", "a Reader has no parameters(): ask model.u.device",
@@ -249,8 +249,8 @@ EVALUATE = (
       (LOOP, LOOP + "            if (i + 1) * T <= skip:\n"
        "                continue\n")),
     results("the skipped tokens are cut away: they are to be read, as the memory of the others",
-            "total.item() / (len(tokens) - 1)", ("    device, T =", "    tokens = tokens[skip:]\n"
-                                                 "    device, T ="), NO_SKIP),
+            "total.item() / (len(tokens) - 1)", ("    device =", "    tokens = tokens[skip:]\n"
+                                                 "    device ="), NO_SKIP),
     # ---- the helpers
     M("evaluate", "test_the_model_is_called_inside_evaluating",
       ("with evaluating(model, run), ", "with ")),
@@ -260,7 +260,7 @@ EVALUATE = (
     M("evaluate", "test_the_model_goes_on_as_before",
       ("    return", "    model.train()\n    return")),
     M("evaluate", "test_the_model_goes_on_as_before",
-      ("    device, T =", "    model.eval()\n    device, T =")),
+      ("    device =", "    model.eval()\n    device =")),
     M("evaluate", "test_there_are_no_gradients", ("@torch.no_grad()\n", "")),
     M("evaluate", "test_evaluation_is_under_autocast_too",
       (", machine.autocast(run, device.type):", ":")),

@@ -178,8 +178,10 @@ def train_step(model, optimizer, x, y, memory, run):
 
 @torch.no_grad()
 def evaluate(model, tokens, run, label="evaluating", skip=0):
-    device, T = model.u.device, reading_length(run)
-    stream, memory = lesson_1.lanes(tokens.to(device), 1), None
+    device = model.u.device
+    T = reading_length(run)
+    stream = lesson_1.lanes(tokens.to(device), 1)
+    memory = None
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / T)
     with evaluating(model, run), machine.autocast(run, device.type):
