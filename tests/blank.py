@@ -184,7 +184,7 @@ def write_edition(folder):
     """A copy of the project with all exercises blank and no solution in it."""
     if is_student_edition():
         raise ValueError("this is the student edition already; copy the folder")
-    folder = Path(folder).absolute()
+    folder = Path(folder).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there already; name a new or an empty folder")
     if ROOT in (folder, *folder.parents):
