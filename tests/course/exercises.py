@@ -181,10 +181,11 @@ EXERCISES = (
         "clip_grad_norm_ clips in place and returns the norm of before; a float is loss.item()."),
     Exercise(
         "evaluate", "train", "evaluate", 12, "every token counted once",
-        "Cut the tokens into one lane and into segments of reading_length(run), and read them in "
-        "order inside `with evaluating(model, run)`, under autocast, the memory handed on. Add "
-        "up the losses of ALL tokens in float64, but for the first `skip`. Return the sum divided "
-        "by the number of predictions in it, a float; the last segment may be shorter.",
+        "Cut the tokens, on model.u.device (a Reader has no parameters()), into one lane and into "
+        "segments of reading_length(run), and read them in order inside `with evaluating(model, "
+        "run)`, under machine.autocast, the memory handed on. Add up the losses of ALL tokens in "
+        "float64, but for the first `skip`. Return the sum divided by the number of predictions in "
+        "it, a float; the last segment may be shorter.",
         "n tokens are n - 1 predictions. A mean of the segments' means is not the mean over the "
         "tokens. progress(items, label, total) shows how far the loop is."),
 )

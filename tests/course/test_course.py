@@ -149,6 +149,13 @@ def test_a_numpy_array_in_place_of_a_tensor_is_told(name):
     assert "NumPy array, should be a" in one_line(message) or "ndarray" in one_line(message)
 
 
+def test_what_is_cut_of_a_long_print_is_said():
+    """The first twenty lines, and how many more there were."""
+    import conftest
+    assert conftest.beginning("a\n" * 20) == "\n".join("a" * 20)
+    assert conftest.beginning("a\n" * 23).splitlines()[19:] == ["a", "... (3 more lines)"]
+
+
 def test_printing_is_no_mistake():
     assert judge("reach", with_body("reach", "print(N)\n" + "\n".join(
         mistakes.solution("reach").splitlines()[1:]).replace("\n    ", "\n")[4:])) == (None, "")
