@@ -187,7 +187,12 @@ def validate_and_save(job, stop):
 # ---- the training loop --------------------------------------------------------------
 
 def train(flags, device):
-    """Train a new run or go on with one, then test, sample and draw -> exit status."""
+    """Train a new run or go on with one, then test, sample and draw -> exit status.
+
+    `job` is all that the run consists of (training/run.py).  job.model is seen in two
+    other forms: job.learner by a step (compiled, one of several ranks), job.reader by
+    an evaluation (training/fast.py).  job.state says where the run stands.
+    """
     with opened(flags, device, train_step) as job:
         run, state = job.run, job.state
         with Stop() as stop:  # Ctrl-C, SIGTERM: finish the step, then stop
