@@ -4,7 +4,7 @@
     python train.py --text notes.txt       the same on any file
     python train.py --dataset enwik8       the paper's 12 layers on a GPU
     python train.py --model wt103-large --dry-run      what a run will take
-    python train.py --resume               go on where the run was stopped, to the bit
+    python train.py --resume               go on where the run was stopped
     python train.py --sample "def main("   let the trained model continue a text
     python train.py --help                 everything else, with its defaults
     torchrun --nproc-per-node=2 train.py --dataset enwik8     the same on two GPUs
@@ -13,8 +13,9 @@ A run lives in one folder (--out): checkpoint.pt and the one before it, previous
 best.pt (best validation loss), metrics.tsv and curve.png.  Losses are in nats inside,
 and shown as bits per byte (called bpc, as in the papers) or perplexity per word (ppl).
 
-The settings of a run are in training/presets.py (Config, the model's sizes; Run, data
-and training), what surrounds it is in training/run.py (files, resuming, signals).
+In this file `run` is the settings of data and training, `config` the model's sizes
+(both in training/presets.py).  Files, resuming and signals are in training/run.py.  A
+rank is one of several processes that train one model together, one for each GPU.
 """
 import math
 import os
@@ -23,7 +24,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # waiting threads soon go to sleep
+# waiting threads soon go to sleep; torch reads this when it is imported
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import torch
 
@@ -68,11 +70,12 @@ def micro_batches(B, size):
 def train_step(model, optimizer, x, y, memory, run):
     """One update from x, y (B, T) and the memory of the B lanes.
 
-    The lanes go through the model run.micro_batch at a time, and the gradients of the
-    parts add up: so one part's activations are held, and the step is that of all.
+    The lanes go through the model run.micro_batch at a time.  Their gradients add up:
+    the update is that of all lanes, but only one part's activations are in memory.
     Returns the mean loss (nats, over all lanes of all ranks), the gradient norm before
     clipping, and the new memory.  If loss or norm is not finite nothing is updated and
-    the old memory comes back: one such number would poison every weight.
+    the old memory comes back: one such number would poison every weight.  (The next
+    segment is then read after a gap of T tokens.)
     """
     optimizer.zero_grad()
     loss = 0.0
@@ -99,7 +102,9 @@ def train_step(model, optimizer, x, y, memory, run):
 
 @contextmanager
 def evaluating(model, run):
-    """In the block: eval mode, the run's lengths of evaluation, same_length."""
+    """In the block the model is in eval mode, with same_length, and with the memory
+    length and clamp_len that the run evaluates with.
+    """
     training = model.training
     config = model.config
     try:
@@ -113,20 +118,21 @@ def evaluating(model, run):
 
 
 def reading_length(run):
-    """The T that `evaluate` reads with: same_length lets no loss depend on the cut, and
-    a longer segment is fewer calls and larger products.  Beyond M a plain model scores
-    ever more pairs that the mask hides; 512 bounds the room that its scores take.
+    """The T that `evaluate` reads with.  With same_length no loss depends on where the
+    text is cut, and longer segments are fewer calls.  But beyond M a plain model scores
+    ever more pairs that the mask hides, and above 512 the scores take much memory.
     """
     return max(run.eval_segment, min(run.eval_mem_len, 512))
 
 
 @torch.no_grad()
 def evaluate(model, tokens, run, label="evaluating", skip=0):
-    """Mean loss in nats over the n - 1 predictions of n tokens, each counted once.
+    """Mean loss in nats over n - 1 - skip predictions of n tokens, each counted once.
 
     One lane, read in order with run.eval_mem_len tokens of memory and same_length; the
-    first token is context only.  The first `skip` predictions are made for the memory
-    of the others and not counted.  `model` may be a Reader (training/fast.py).
+    first token is context only.  The first `skip` predictions are not counted: of
+    several ranks each evaluates a part of the text, and they fill its memory.  `model`
+    may be a Reader, the same model read faster (training/fast.py).
     """
     device = model.u.device
     T = reading_length(run)
@@ -143,7 +149,7 @@ def evaluate(model, tokens, run, label="evaluating", skip=0):
 
 
 def test_line(model, corpus, run):
-    """Evaluate the whole test split: the one line that a run is quoted by."""
+    """Evaluate the whole test split -> the line that reports it, with its settings."""
     nats = ranks.evaluate_in_parts(evaluate, model, corpus.test, run, "testing")
     return log.test_line(nats, corpus, run)
 
@@ -159,23 +165,23 @@ def is_validation_due(run, state):
     if state.evaluated == state.step:  # not twice at one step, nor at the beginning
         return False
     if run.eval_every == 0:
-        return int(10 * done) > state.validations
+        return int(10 * done) > state.tenths
     return state.step % run.eval_every == 0 or done == 1
 
 
 def validate_and_save(job, stop):
-    """Validate if it is due; save after that, and at least every save_minutes."""
+    """Validate if it is due; save after that, and after save_minutes of training."""
     run, state = job.run, job.state
     if is_validation_due(run, state) and not stop.asked():
-        loss = None
-        with stop.at_once():  # a signal ends this block, and need not wait for its end
+        loss = None  # it stays so if a signal ends the block below
+        with stop.at_once():
             loss = ranks.evaluate_in_parts(evaluate, job.reader, validation_tokens(
                 job.corpus, run), run, "validating")
-        if loss is None:  # --resume will begin with it
-            return
+        if loss is None:
+            return  # --resume will begin with this validation
         job.log.validation(state, loss)
         state.evaluated = state.step
-        state.validations += 1
+        state.tenths = int(10 * fraction_done(run, state))
         if loss < state.best:  # never if it is not a number
             state.best = loss
             job.save_best()
@@ -189,9 +195,11 @@ def validate_and_save(job, stop):
 def train(flags, device):
     """Train a new run or go on with one, then test, sample and draw -> exit status.
 
-    `job` is all that the run consists of (training/run.py).  job.model is seen in two
-    other forms: job.learner by a step (compiled, one of several ranks), job.reader by
-    an evaluation (training/fast.py).  job.state says where the run stands.
+    `job` is all that the run consists of (training/run.py): its settings, corpus,
+    batches, optimizer, state (where it stands) and log.  job.model has two other forms
+    with the same weights: job.learner for steps (compiled, or one of several ranks) and
+    job.reader for evaluation (with --plain the model itself).  train_step is handed
+    over since it is tried in bf16 and float32, if the dtype is left to the machine.
     """
     with opened(flags, device, train_step) as job:
         run, state = job.run, job.state
@@ -203,7 +211,7 @@ def train(flags, device):
                 job.optimizer.set_rate(rate)
                 x, y = next(job.batches)  # (B, T)
                 if job.batches.text_begins:
-                    state.memory = None  # no past
+                    state.memory = None  # every lane starts anew, without a past
                 # out of memory: the error will say how many lanes would fit
                 with estimate.what_would_fit(job.config, job.model, run):
                     loss, norm, state.memory = train_step(
@@ -255,7 +263,7 @@ def use(flags, device):
     name, _, run = settings(flags, device)
     saved = checkpoint.best(folder_of(flags, name, run))
     model, run, state = restored(saved, device)
-    run = replace(run, **other_lengths(flags, saved))
+    run = replace(run, **other_lengths(flags, saved))  # those on the command line
     reader = fast.reader_of(model, run.plain)
     print(f"{saved.path}: step {state.step:,}")
     if flags.sample is not None:
@@ -281,7 +289,7 @@ def command(argv):
 
 
 def main(argv=None):
-    """Exit status: 0, 1 after one line for a mistake, 128 + n after signal n."""
+    """-> exit status: 0; 1 for a mistake, said in one line; 128 + n for signal n."""
     return exit_status("train.py", command, argv)
 
 

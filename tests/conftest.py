@@ -194,19 +194,13 @@ def pytest_runtest_makereport(item, call):
     name, error = exercise_of(item), call.excinfo.value
     if name:
         report.longrepr = spoken[name] = told(item, name, error)
-        report.sections = [(title, beginning(text)) for title, text in report.sections]
+        report.sections = [(title, rules.beginning(text)) for title, text in report.sections]
     elif blank := submission.blank_in(error):
         waiting[blank.name] += 1
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.location[1] or 0,
                            f"Skipped: waits for {blank.name}")
     return report
-
-
-def beginning(text, n=20):
-    """The first lines of what a function has printed, and how many more there are."""
-    lines = text.splitlines()
-    return "\n".join(lines[:n] + [f"... ({len(lines) - n} more lines)"] * (len(lines) > n))
 
 
 def told(item, name, error):

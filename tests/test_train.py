@@ -557,7 +557,7 @@ def test_a_validation_is_due_every_so_many_steps_or_at_each_tenth(every, due):
     for state.step in [*range(41), 40]:
         if train.is_validation_due(run, state):
             found.append(state.step)
-            state.evaluated, state.validations = state.step, state.validations + 1
+            state.evaluated, state.tenths = state.step, int(10 * train.fraction_done(run, state))
     assert found == due
 
 

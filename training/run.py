@@ -39,7 +39,7 @@ class State:
     skipped_in_a_row: int = 0
     best: float = math.inf  # lowest validation loss so far, in nats
     evaluated: int = 0  # the step of the last validation
-    validations: int = 0  # how many there were
+    tenths: int = 0  # of the run that were done then
 
     def count(self, x, finite, seconds):
         """One more step, on x (B, T)."""

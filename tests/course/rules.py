@@ -199,6 +199,12 @@ def message(name, rule, function, error):
     return f"{name}: {diagnose(name, rule, function, error)}"
 
 
+def beginning(text, n=20):
+    """The first lines of what a function has printed, and how many more there are."""
+    lines = text.splitlines()
+    return "\n".join(lines[:n] + [f"... ({len(lines) - n} more lines)"] * (len(lines) > n))
+
+
 def blank_message(name):
     """A blank exercise is no mistake: what is to be done."""
     exercise = BY_NAME[name]

@@ -151,9 +151,8 @@ def test_a_numpy_array_in_place_of_a_tensor_is_told(name):
 
 def test_what_is_cut_of_a_long_print_is_said():
     """The first twenty lines, and how many more there were."""
-    import conftest
-    assert conftest.beginning("a\n" * 20) == "\n".join("a" * 20)
-    assert conftest.beginning("a\n" * 23).splitlines()[19:] == ["a", "... (3 more lines)"]
+    assert rules.beginning("a\n" * 20) == "\n".join("a" * 20)
+    assert rules.beginning("a\n" * 23).splitlines()[19:] == ["a", "... (3 more lines)"]
 
 
 def test_printing_is_no_mistake():
