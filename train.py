@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 
-# waiting threads soon go to sleep; torch reads this when it is imported
+# OpenMP's threads soon sleep while they wait; it is read when torch is imported
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import torch
@@ -95,6 +95,7 @@ def train_step(model, optimizer, x, y, memory, run):
     if not math.isfinite(loss + norm):
         return loss, norm, memory
     optimizer.step()
+    # the lanes come first in each layer's memory, so the parts' are joined along them
     return loss, norm, [torch.cat(layer) for layer in zip(*new_memory)]
 
 
@@ -173,7 +174,7 @@ def validate_and_save(job, stop):
     """Validate if it is due; save after that, and after save_minutes of training."""
     run, state = job.run, job.state
     if is_validation_due(run, state) and not stop.asked():
-        loss = None  # it stays so if a signal ends the block below
+        loss = None  # it stays so if a signal interrupts the block below
         with stop.at_once():
             loss = ranks.evaluate_in_parts(evaluate, job.reader, validation_tokens(
                 job.corpus, run), run, "validating")
@@ -203,7 +204,7 @@ def train(flags, device):
     """
     with opened(flags, device, train_step) as job:
         run, state = job.run, job.state
-        with Stop() as stop:  # Ctrl-C, SIGTERM: finish the step, then stop
+        with Stop() as stop:  # in here Ctrl-C, SIGTERM wait for the end of a step
             validate_and_save(job, stop)  # if the run was stopped in a validation
             while not stop.asked() and (done := fraction_done(run, state)) < 1:
                 start = time.perf_counter()

@@ -173,6 +173,7 @@ def train_step(model, optimizer, x, y, memory, run):
     if not math.isfinite(loss + norm):
         return loss, norm, memory
     optimizer.step()
+    # the lanes come first in each layer's memory, so the parts' are joined along them
     return loss, norm, [torch.cat(layer) for layer in zip(*new_memory)]
 
 
