@@ -1,1 +1,1 @@
-"""What train.py trains: sizes by name."""
+"""What a real run of train.py needs, above lesson 5 (training/README.md)."""
