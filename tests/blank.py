@@ -5,8 +5,8 @@
     python tests/blank.py --undo rel_shift   put back what stood there
     python tests/blank.py --all FOLDER       the student edition: all blank, no solution in it
 
-Nothing is ever lost: what a blank replaces is kept in .exercises/originals, and whatever is
-overwritten after that, an attempt of yours say, goes to .exercises/attempts.  No git is needed.
+Nothing is ever lost: a lesson is kept in tests/course/pristine before its first blank, and whatever
+is overwritten after that, an attempt of yours say, goes to .exercises/attempts.  No git is needed.
 """
 import argparse
 import difflib
@@ -14,24 +14,26 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 import sys
 import tempfile
 import textwrap
 from pathlib import Path
 
-from course import rules, submission
-from course.exercises import BY_NAME, EXERCISES, ROOT, find
+from course import copies, lessons
+from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
 
 STORE = ROOT / ".exercises"  # ignored by git
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
-# what the student edition leaves out: what is no part of the course, or shows whole solutions
-LEFT_OUT = ("data", "runs", "figures", "experiments", "README.md", "tests/README.md",
-            "tests/grade.py", "tests/experiments", "tests/system", "tests/course/right",
-            "tests/course/test_course.py", "tests/course/test_blank.py",
-            "tests/course/test_edition.py", "tests/course/test_grade.py",
-            "tests/course/plain_reader.py", "tests/course/answers.md", "training/README.md",
-            "training/fast.py", "training/official_weights.py")
-# and what begins with a dot, .gitignore excepted
+# what the student edition holds, and nothing else: no solution, and no test that shows one
+EDITION = (
+    "*.py", ".gitignore", "LICENSE", "requirements.txt", "support/*.py", "training/*.py",
+    "tests/conftest.py", "tests/helpers.py", "tests/blank.py", "tests/test_*.py",
+    *(f"tests/course/{name}.py" for name in (
+        "copies", "diagnosis", "exercises", "lessons", "mistakes*", "oracles", "rules",
+        "stand_ins")))
+FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # one stands for the other there
+NOT_THERE = (FAST, "training/official_weights.py")
 
 
 # ---- a lesson file, taken apart -----------------------------------------------------------------
@@ -39,8 +41,8 @@ LEFT_OUT = ("data", "runs", "figures", "experiments", "README.md", "tests/README
 class Lesson:
     """The text of a lesson file around the body of one exercise.  ValueError: one sentence."""
 
-    def __init__(self, exercise, root=None):
-        self.exercise, self.path = exercise, (root or ROOT) / f"{exercise.file}.py"
+    def __init__(self, exercise, path=None):
+        self.exercise, self.path = exercise, path or ROOT / f"{exercise.file}.py"
         try:
             text = self.path.read_bytes().decode()
             self.newline = "\r\n" if "\r\n" in text else "\n"
@@ -50,7 +52,7 @@ class Lesson:
             raise ValueError(f"{self.path.name} is not UTF-8 text (byte {error.start}); save it as "
                              "UTF-8, then run this again") from None
         except SyntaxError as error:
-            raise ValueError(f"{submission.sentence(error, self.path)}; mend that line first, "
+            raise ValueError(f"{lessons.sentence(error, self.path)}; mend that line first, "
                              "nothing was changed") from None
         except KeyError:
             raise ValueError(f"there is no {exercise.function} in {self.path.name}; give it its "
@@ -129,49 +131,61 @@ def keep_attempt(lesson):
 def blank(name):
     """Replace the body of an exercise by its task."""
     exercise = named(name)
-    lesson, original = Lesson(exercise), STORE / "originals" / f"{exercise.name}.txt"
+    lesson, kept = Lesson(exercise), pristine(exercise)
     if lesson.is_blank():
         print(f"{exercise.name} is blank already, in {lesson.path.name}")
     else:
-        if not original.exists() and not is_student_edition():
-            put(original, lesson.body)
-        elif is_student_edition() or original.read_text() != lesson.body:
+        if not kept.exists():
+            lessons.keep_pristine(exercise.file, ROOT)
+        elif Lesson(exercise, kept).body != lesson.body:
             keep_attempt(lesson)
         lesson.write(lesson.stub())
         print(f"{exercise.function} in {lesson.path.name} is blank now: {exercise.idea}")
     print(f"write it (about {exercise.lines} lines), then run:  pytest -k {exercise.name}")
 
 
+def pristine(exercise):
+    """Where the lesson of an exercise is kept as it was before its first blank."""
+    return ROOT / "tests" / "course" / "pristine" / f"{exercise.file}.py"
+
+
 def undo(name):
     """Put back what the first blank replaced."""
     exercise = named(name)
-    original = STORE / "originals" / f"{exercise.name}.txt"
-    if not original.exists():
-        kept = sorted((STORE / "attempts").glob(f"{exercise.name}-*.py"))
-        where = f"; what you wrote is in {kept[-1].relative_to(ROOT)}" if kept else ""
-        raise ValueError((f"this is the student edition, which holds no solution of {exercise.name}"
+    lesson, kept = Lesson(exercise), pristine(exercise)
+    if is_student_edition() or not kept.exists():
+        attempts = sorted((STORE / "attempts").glob(f"{exercise.name}-*.py"))
+        where = f"; what you wrote is in {attempts[-1].relative_to(ROOT)}" if attempts else ""
+        raise ValueError((f"this is the student edition, which gives no solution of {exercise.name}"
                           if is_student_edition() else f"{exercise.name} was not blanked here")
                          + f", so there is nothing to put back{where}")
-    lesson, body = Lesson(exercise), original.read_bytes().decode()
+    body = Lesson(exercise, kept).body
     if not lesson.is_blank() and lesson.body != body:
         keep_attempt(lesson)
     lesson.write(body)
-    original.unlink()
+    if lessons.pristine(exercise.file, ROOT) == lesson.path.read_bytes().decode():
+        kept.unlink()
     print(f"{exercise.function} in {lesson.path.name} is as it was before it was blanked")
 
 
 def show_list():
-    """All exercises in course order, and their state."""
+    """All exercises in course order, and their state: what pytest says of their rules."""
     print("testing all exercises ...", end="", file=sys.stderr, flush=True)
-    submission.import_lessons()
-    rows = [(e.name, f"{e.file}.py", str(e.lines), rules.state(e.name)[0], e.idea)
-            for e in EXERCISES]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        said = subprocess.run(
+            [sys.executable, "-m", "pytest", "-m", "rule", f"--junitxml={report}", *copies.RULES],
+            cwd=ROOT, text=True, capture_output=True)
+        found = copies.results(report)
     print("\r" + " " * 40, end="\r", file=sys.stderr, flush=True)
+    rows = [(e.name, f"{e.file}.py", str(e.lines), found[e.name][0], e.idea) for e in EXERCISES]
     rows = [("exercise", "file", "lines", "state", "idea"), *rows]
     widths = [max(len(row[n]) for row in rows) for n in range(4)]
     for row in rows:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[4]]))
-    print(rules.progress_line())
+    for problem in copies.problems(found):
+        print(problem)
+    print(said.stdout.splitlines()[-1])
 
 
 def students_page(text):
@@ -193,17 +207,18 @@ def write_edition(folder):
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=folder.name + ".", dir=folder.parent))
 
-    def ignore(parent, names):
-        inside = Path(parent).relative_to(ROOT)
-        return [n for n in names if str(inside / n) in LEFT_OUT or n == "__pycache__"
-                or n.endswith(".part") or n.startswith(".") and n != ".gitignore"]
-
     try:
-        shutil.copytree(ROOT, part, ignore=ignore, dirs_exist_ok=True)
-        shutil.copy(ROOT / "tests" / "course" / "plain_reader.py", part / "training" / "fast.py")
+        for path in sorted({path for pattern in EDITION for path in ROOT.glob(pattern)}):
+            file = path.relative_to(ROOT)
+            (part / file).parent.mkdir(parents=True, exist_ok=True)
+            if file.as_posix() not in NOT_THERE:
+                shutil.copy(path, part / file)
+        shutil.copy(ROOT / PLAIN, part / FAST)
         put(part / "README.md", students_page((ROOT / "tests" / "README.md").read_text()))
+        for file in LESSONS:
+            lessons.keep_pristine(file, part)
         for exercise in EXERCISES:
-            lesson = Lesson(exercise, part)
+            lesson = Lesson(exercise, part / f"{exercise.file}.py")
             lesson.path.chmod(lesson.path.stat().st_mode | stat.S_IWUSR)
             lesson.write(lesson.stub())
         part.chmod(0o755)

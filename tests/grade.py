@@ -4,25 +4,21 @@
     python tests/grade.py submissions/ --all-mistakes      with every sentence, not only the first
     python tests/grade.py submissions/ --csv grades.csv    the table as a file, too
 
-submissions/ holds one folder for each student (lesson files, or a file of any other name with the
-functions alone), or one .py file for each.  Only what a student handed in can give points: where an
-exercise is missing, our own solution stands in for those that need it, but counts nothing.
+submissions/ holds one folder with lesson files for each student, or the flat download of a learning
+platform (smithanna_123_456_04_rel_shift-1.py; of several the last one counts).  Only what a student
+handed in can give points: where a lesson is missing, our own stands in for those that need it, but
+counts nothing.
 
-Every submission runs in a process of its own, on a copy of its .py files in a temporary folder,
-with limits of time, memory and file size; what it prints is thrown away, and what it leaves running
-is killed.  If one exercise hangs or ends the process, it gets no point, and the others are graded
-by a new process.
+Each submission is laid over a copy of the project, where pytest runs its rules in a process with
+limits of time, memory and file size.  If that process hangs or dies, each exercise gets a run of its
+own: the one that does it has no point, and the others are graded.
 This guards against accidents, not against a determined attacker: read what looks odd.
 """
 import argparse
 import csv
-import inspect
-import json
 import os
-import queue
-import secrets
+import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,244 +27,103 @@ import threading
 import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from importlib import import_module
 from pathlib import Path
 
-from course.exercises import BY_NAME, EXERCISES, ROOT
+from course import copies
+from course.exercises import EXERCISES, LESSONS
 
 NAMES = [exercise.name for exercise in EXERCISES]
 HONEST = __doc__.strip().splitlines()[-1]
 LENGTH = 200  # of a sentence
-MEMORY = 2 << 30  # bytes that a submission may have, over what torch itself takes
-FILE_SIZE = 100 << 20  # bytes of one file that it writes
-Row = namedtuple("Row", "name marks sentences")  # marks: exercise -> True, False; None: not there
+MARKS = {"solved": "1", "blank": "b", "failing": "0", "untested": "0", "missing": "-"}
+FLAT = re.compile(rf"(?P<who>[^_]+)_.*?(?P<lesson>{'|'.join(LESSONS)})(-(?P<n>\d+))?\.py")
+Row = namedtuple("Row", "name states sentences")  # states: exercise -> a key of MARKS
 
 
-# ---- in the worker: the process of one submission -----------------------------------------------
+# ---- one submission -----------------------------------------------------------------------------
 
-def limit_resources(seconds):
-    """No endless memory or file, and an end even if nobody is left to kill this process."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    limits = {resource.RLIMIT_FSIZE: FILE_SIZE, resource.RLIMIT_CPU: 2 * seconds}
-    if Path("/proc/self/statm").exists():  # macOS has no such limit
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MEMORY
-    for kind, value in limits.items():
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (value, value))
-
-
-def open_channel():
-    """(send, job): a private pipe to the parent, and what it asks for.  Afterwards stdin is empty,
-    and what is printed is thrown away."""
-    job, channel, worker = json.loads(sys.stdin.read()), os.dup(1), os.getpid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(nothing, standard)
-
-    def send(**message):
-        if os.getpid() != worker:  # a child that a student's fork has left in our code
-            os._exit(0)
-        os.write(channel, f"{job['token']}{json.dumps(message)}\n".encode())
-    return send, job
-
-
-def judged(name):
-    """(solved?, one line why not) for one exercise, whatever it raises."""
-    from course import rules, submission
-    try:
-        state, why = rules.state(name)
-        if state == "solved":
-            function = inspect.unwrap(submission.function_of(BY_NAME[name]))
-            code = getattr(function, "__code__", None)
-            if code and Path(code.co_filename).parent == ROOT:
-                state, why = "ours", f"{name}: is our own function, from the course's folder"
-    except BaseException as error:  # KeyboardInterrupt, or an exception that cannot be printed
-        state, why = "failing", f"{name}: raises {type(error).__name__}"
-    return state == "solved", (why.splitlines() or [""])[0][:500]
-
-
-def work():
-    """The worker: read the job from stdin, report each step.  What is too bad to catch is for the
-    parent to see."""
-    send, job = open_channel()
-    sys.path.insert(0, str(ROOT))
-    folder, seconds = Path(job["folder"]), job["seconds"]
-    import_module("course.diagnosis")  # before anything of the student's
-    from course import rules, submission
-    try:
-        submission.lay_over(folder)  # reads the files, and runs nothing yet
-    except ValueError as error:
-        return send(problem=str(error).removeprefix("XL_CODE: "))
-    has = [e.name for e in EXERCISES if submission.overlay.has(e)]
-    os.environ.update(dict.fromkeys(("HOME", "USERPROFILE", "TMPDIR", "TEMP", "TMP"), str(folder)))
-    tempfile.tempdir = None  # ask TMPDIR again
-    rules.SECONDS = max(1, seconds // 12)
-    limit_resources(seconds)
-    send(step="import", has=has)
-    try:
-        submission.import_lessons()
-    except BaseException as error:  # not an Exception, so not in submission.broken
-        return send(problem=f"at import: raises {type(error).__name__}")
-    for name in has:
-        if name not in job["done"]:
-            send(step=name)
-            solved, why = judged(name)
-            send(name=name, solved=solved, why=why)
-    send(end=True)
-
-
-# ---- in the parent: one submission --------------------------------------------------------------
-
-def hidden(name):
-    """.git, ._notes.py, __pycache__, __MACOSX: no student's work."""
-    return name.startswith((".", "__"))
-
-
-def copy(submission, folder):
-    """The .py files of a submission; no links, no virtual environment."""
-    def left_out(directory, names):
-        paths = {name: Path(directory, name) for name in names}
-        return [name for name, path in paths.items() if hidden(name) or path.is_symlink() or not (
-            path.is_file() and path.suffix == ".py"
-            or path.is_dir() and not (path / "pyvenv.cfg").exists())]
-    if submission.is_dir():
-        shutil.copytree(submission, folder, ignore=left_out)
-    else:
-        folder.mkdir()
-        shutil.copyfile(submission, folder / submission.name)
-
-
-def clean(text, folder=None):
-    """One printable line of at most LENGTH characters, without the path of the temporary folder."""
-    if folder is not None:
-        text = text.replace(f"{folder}{os.sep}", "").replace(str(folder), "the submission")
+def clean(text):
+    """One printable line of at most LENGTH characters."""
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return text if len(text) <= LENGTH else text[: LENGTH - 3] + "..."
 
 
-def listen(stdout, token, messages):
-    """The worker's messages into the queue, then None; lines without the token are not its own."""
-    with stdout:
-        for line in iter(lambda: stdout.readline(10_000), b""):
-            if line.startswith(token.encode()):
-                messages.put(json.loads(line[len(token):]))
-    messages.put(None)
+def run_rules(copy, arguments, seconds, stop):
+    """Run pytest in the copy: (what became of each exercise, or None; how its process ended)."""
+    report = copy.root.parent / "report.xml"
+    report.unlink(missing_ok=True)
+    process = copy.start([*arguments, f"--junitxml={report}"],
+                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + seconds
+    try:
+        while process.poll() is None and time.monotonic() < end and not stop.is_set():
+            time.sleep(0.05)
+        how = process.poll()
+    finally:
+        copies.kill(process)
+    if how is None:
+        return None, f"still running after {seconds:.0f} seconds"
+    return (copies.results(report) if report.exists() else None,
+            f"ended the process (status {how})")  # -n: by signal n
 
 
-def follow(worker, messages, report, seconds, deadline, stop):
-    """Enter the worker's messages into the report until it ends; how, in words, or "" if well."""
-    limit, until = seconds, deadline
-    while True:
-        try:
-            message = messages.get(timeout=0.1)
-        except queue.Empty:
-            if stop.is_set() or time.monotonic() > until:
-                return f"still running after {seconds if until == deadline else limit:.0f} seconds"
-            message = {} if worker.poll() is None else None
-        if message is None:
-            try:
-                status = worker.wait(timeout=1)
-            except subprocess.TimeoutExpired:  # it has closed our pipe
-                status = "unknown"
-            return f"ended the process (status {status})"  # -n: by signal n
-        if "step" in message:
-            report["step"], report["has"] = message["step"], message.get("has", report["has"])
-            limit = seconds * (0.6 if message["step"] == "import" else 1 / 4)  # 1/12 is the alarm's
-            until = min(deadline, time.monotonic() + limit)
-        if "name" in message:
-            report["results"][message["name"]] = message["solved"], message["why"]
-        report["problem"] = report["problem"] or message.get("problem", "")
-        if "end" in message or "problem" in message:
-            report["step"] = "end"
-            return ""
-
-
-def kill(worker):
-    """The worker and all that it has started."""
-    if hasattr(os, "killpg"):
-        try:
-            os.killpg(worker.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # nobody is left
-            pass
-    worker.kill()
-    worker.wait()
-
-
-def run_worker(submission, report, seconds, deadline, stop):
-    """Grade what has no result yet in a new process.  False: there is nothing more to do."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-        folder, token = Path(temporary).resolve() / "submission", secrets.token_hex(8)
-        copy(submission, folder)
-        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-        environment.pop("XL_CODE", None)
-        worker = subprocess.Popen(
-            [sys.executable, __file__, "--worker"], cwd=folder, env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            start_new_session=True)
-        try:
-            messages = queue.Queue()
-            threading.Thread(target=listen, args=(worker.stdout, token, messages),
-                             daemon=True).start()
-            with worker.stdin as stdin:
-                stdin.write(json.dumps({"folder": str(folder), "seconds": seconds, "token": token,
-                                        "done": list(report["results"])}).encode())
-            how = follow(worker, messages, report, seconds, deadline, stop)
-        finally:
-            kill(worker)
-        step = report["step"]
-        if step in NAMES:
-            report["results"][step] = False, f"{step}: {how}"
-        elif how:
-            report["problem"] = f"at {step}: {how}"
-        report["results"] = {name: (solved, clean(why, folder))
-                             for name, (solved, why) in report["results"].items()}
-        report["problem"] = clean(report["problem"], folder)
-        return step in NAMES
+def judged(copy, seconds, stop):
+    """{exercise: (state, message)} of a submission."""
+    found, _ = run_rules(copy, ["-m", "rule", *copies.RULES], seconds, stop)
+    if found:
+        return found
+    found = {}
+    for exercise in EXERCISES:  # one of them has hung or died
+        found[exercise.name] = "missing", ""
+        if exercise.file in copy.files and not stop.is_set():
+            one, how = run_rules(copy, ["-k", exercise.name], seconds / 4, stop)
+            failed = "failing", f"{exercise.name}: {how}"
+            found[exercise.name] = one[exercise.name] if one else failed
+    return found
 
 
 def grade(submission, seconds, stop):
-    """The row of one submission; `seconds` is for all of its processes together."""
-    report = {"has": None, "results": {}, "problem": "", "step": "start"}
-    deadline = time.monotonic() + seconds
+    """The row of one submission."""
+    nothing = dict.fromkeys(NAMES, "missing")
     try:
-        while run_worker(submission, report, seconds, deadline, stop):
-            if time.monotonic() > deadline:
-                report["problem"] = "no time is left for the rest"
-                break
+        with copies.laid_over(submission) as copy:
+            found = judged(copy, seconds, stop)
+            messages = [copy.named(text.split("hint:")[0]) for _, text in found.values()]
+    except (ValueError, OSError) as error:
+        return Row(clean(submission.name), nothing, [clean(str(error))])
     except Exception as error:  # whatever it is, the others must be graded
-        report["problem"] = clean(f"the grader failed: {type(error).__name__}: {error}")
-    has, results = report["has"] or [], report["results"]
-    marks = {name: results.get(name, (False,))[0] if name in has else None for name in NAMES}
-    sentences = [report["problem"]] if report["problem"] else []
-    sentences += [results[name][1] for name in NAMES if name in results and not results[name][0]]
-    if not sentences and not has:
-        sentences = ["holds no exercise"]
-    elif not sentences:
-        missing = f" of the {len(has)} handed in" if len(has) < len(NAMES) else ""
-        sentences = [f"all solved{missing}"]
-    return Row(clean(submission.name), marks, sentences)
+        return Row(clean(submission.name), nothing, [
+            clean(f"the grader failed: {type(error).__name__}: {error}")])
+    states = {name: state for name, (state, _) in found.items()}
+    sentences = [clean(copies.first_sentence(text)) for text in messages if text]
+    told_once = {sentence.split(": ", 1)[-1]: sentence for sentence in reversed(sentences)}
+    return Row(clean(submission.name), states, [*told_once.values()][::-1] or ["all solved"])
 
 
-# ---- in the parent: the class -------------------------------------------------------------------
+# ---- the class ----------------------------------------------------------------------------------
 
-def find_submissions(folder):
-    """The students' folders and .py files, by name.  ValueError if there is none."""
+def find_submissions(folder, sorted_into):
+    """The students' folders, by name; files of a flat download are sorted into folders there.
+
+    ValueError if there is none, or if it is the folder of one student.
+    """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {what}; name the folder that holds the submissions")
-    there = [path for path in folder.iterdir() if not hidden(path.name)]
-    found = [path for path in there if path.is_dir() or path.suffix == ".py"]
-    for path in sorted({*there} - {*found}):
-        print(f"not graded: {path.name} is neither a folder nor a .py file (unpack archives)",
-              file=sys.stderr)
+    there = sorted(path for path in folder.iterdir() if not copies.hidden(path.name))
+    if any(path.name.removesuffix(".py") in LESSONS and path.is_file() for path in there):
+        raise ValueError(f"{folder} holds lesson files, so it is the folder of one student; name "
+                         "the folder above it")
+    found = [path for path in there if path.is_dir()]
+    flat = sorted((match["who"], match["lesson"], int(match["n"] or 0), path)
+                  for path in there if (match := FLAT.fullmatch(path.name)))
+    for who, lesson, _, path in flat:  # the last one overwrites the others
+        (sorted_into / who).mkdir(exist_ok=True)
+        shutil.copyfile(path, sorted_into / who / f"{lesson}.py")
+    found += sorted({sorted_into / who for who, *_ in flat})
+    found += [path for path in there if path not in found and path not in [f[-1] for f in flat]]
     if not found:
-        raise ValueError(f"{folder} holds no submission; put a folder or a .py file for each "
-                         "student into it")
+        raise ValueError(f"{folder} holds no submission; put a folder for each student into it")
     return sorted(found, key=lambda path: path.name)
 
 
@@ -281,8 +136,12 @@ def grade_all(submissions, jobs, seconds):
             print(f"{k} of {len(futures)}: {future.result().name}", file=sys.stderr, flush=True)
         return [future.result() for future in futures]
     finally:
-        stop.set()  # after Ctrl-C the workers still run
+        stop.set()  # after Ctrl-C the processes still run
         pool.shutdown(cancel_futures=True)
+
+
+def points(row):
+    return list(row.states.values()).count("solved")
 
 
 def table(rows, all_mistakes=False):
@@ -290,13 +149,17 @@ def table(rows, all_mistakes=False):
     numbers = "".join(f"{i:3}" for i in range(1, len(NAMES) + 1))
     lines = [f"{'submission':<30} {'points':>6} {numbers}"]
     for row in rows:
-        points = f"{sum(map(bool, row.marks.values()))}/{len(NAMES)}"
-        marks = "".join("  -" if mark is None else f"{mark:3d}" for mark in row.marks.values())
-        lines += [f"{row.name:<30.30} {points:>6} {marks}"]
+        marks = "".join(f"{MARKS[row.states[name]]:>3}" for name in NAMES)
+        lines += textwrap.wrap(row.name, 100)[:-1]
+        name = textwrap.wrap(row.name, 100)[-1]
+        if len(name) > 30:
+            lines, name = [*lines, name], ""
+        lines += [f"{name:<30} {f'{points(row)}/{len(NAMES)}':>6} {marks}"]
         for sentence in row.sentences if all_mistakes else row.sentences[:1]:
             lines += textwrap.wrap(sentence, 96, initial_indent="    ", subsequent_indent="      ")
     legend = ", ".join(f"{i}={name}" for i, name in enumerate(NAMES, 1))
-    lines += ["", *textwrap.wrap(f"1 solved, 0 not, - not handed in.  {legend}", 100), HONEST]
+    meaning = "1 solved, 0 wrong, b blank, - not handed in."
+    lines += ["", *textwrap.wrap(f"{meaning}  {legend}", 100), HONEST]
     return "\n".join(lines)
 
 
@@ -308,9 +171,8 @@ def write_csv(path, rows):
         writer = csv.writer(file)
         writer.writerow(["submission", "points", *NAMES, "sentences"])
         for row in rows:
-            marks = ["" if mark is None else int(mark) for mark in row.marks.values()]
-            writer.writerow([text(row.name), sum(map(bool, marks)), *marks,
-                             text(" | ".join(row.sentences))])
+            marks = [MARKS[row.states[name]].strip("-") for name in NAMES]
+            writer.writerow([text(row.name), points(row), *marks, text(" | ".join(row.sentences))])
 
 
 def reserve(path):
@@ -331,12 +193,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         """Raise what main prints."""
-        raise ValueError(f"{message} (python tests/grade.py --help lists all flags)")
+        raise ValueError(f"{message} (python tests/grade.py --help says how)")
 
 
 def parse(argv):
-    """The command line -> folder, csv, jobs, seconds, all_mistakes."""
-    parser = Parser(prog="grade.py", allow_abbrev=False, description=__doc__,
+    """The command line.  ValueError: one sentence."""
+    parser = Parser(prog="grade.py", description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="folder of the class")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there, too")
@@ -345,7 +207,8 @@ def parse(argv):
     parser.add_argument("--jobs", type=int, metavar="N", default=os.cpu_count() or 1,
                         help="submissions at a time (default: the cores, %(default)s)")
     parser.add_argument("--seconds", type=int, metavar="S", default=120,
-                        help="for one submission; a twelfth of it for one exercise (default: 120)")
+                        help="for one submission; a quarter of it for an exercise that is run by "
+                        "itself (default: 120)")
     given = parser.parse_args(argv)
     if given.jobs < 1 or given.seconds < 12:
         raise ValueError(f"--jobs {given.jobs} --seconds {given.seconds}: at least 1 job and 12 "
@@ -358,9 +221,10 @@ def main(argv=None):
     part = None
     try:
         given = parse(argv)
-        submissions = find_submissions(given.folder)
-        part = given.csv and reserve(given.csv)
-        rows = grade_all(submissions, given.jobs, given.seconds)
+        with tempfile.TemporaryDirectory() as temporary:
+            submissions = find_submissions(given.folder, Path(temporary))
+            part = given.csv and reserve(given.csv)
+            rows = grade_all(submissions, given.jobs, given.seconds)
         print(table(rows, given.all_mistakes))
         if part:
             write_csv(part, rows)
@@ -378,11 +242,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--worker"]:
-        try:
-            work()
-        finally:
-            os._exit(1)  # waits for no thread of the student's
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # a name that the terminal cannot show
     sys.exit(main())

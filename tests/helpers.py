@@ -7,7 +7,6 @@ import time
 import torch
 import torch.nn as nn
 
-from course import submission
 from course.oracles import seen_cells
 
 
@@ -81,7 +80,7 @@ def exit_status(child, seconds=60):
 def run_examples(lesson):
     """The worked examples in the docstrings are true; an error goes through as it is.
 
-    A student's functions (XL_CODE) may have no docstring.
+    A student's functions may have no docstring.
     """
     examples = doctest.testmod(lesson, raise_on_error=True).attempted
-    assert examples or submission.overlay
+    assert examples or "XL_HANDED_IN" in os.environ

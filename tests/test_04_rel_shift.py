@@ -4,9 +4,9 @@
     pytest -k rel_shift
     pytest tests/test_04_rel_shift.py
 
-A test that takes an exercise by its name, or `shift`, is one of its rules; what follows below is
-about the whole lesson.  Cells of the future are never compared, because the causal mask hides them:
-`...` stands for them.
+A test that takes an exercise by its name is one of its rules; what follows below is about the whole
+lesson.  Cells of the future are never compared, because the causal mask hides them: `...` stands
+for them.
 """
 import math
 from importlib import import_module
@@ -24,106 +24,166 @@ lesson_3, lesson = import_module("03_relative_attention"), import_module("04_rel
 SHAPES = [(1, 0), (1, 4), (4, 0), (5, 0), (2, 1), (3, 2), (2, 5), (5, 3), (3, 3), (2, 6), (4, 7)]
 
 
-# ---- exercises rel_shift_by_index and rel_shift: what both must do ------------------------------
+# ---- what both exercises must do ----------------------------------------------------------------
 # Each number is 10 * query + distance; before the shift distances descend along every row.
 
-both = pytest.mark.parametrize("shift", ["rel_shift_by_index", "rel_shift"], indirect=True)
+def drawn():
+    """The matrix at the top of the lesson: T = 3, m = 2."""
+    return torch.tensor([[4, 3, 2, 1, 0],
+                         [14, 13, 12, 11, 10],
+                         [24, 23, 22, 21, 20]])
 
 
-@both
-def test_row_i_moves_left_by_T_minus_1_minus_i(shift):
-    """Row i moves left by T - 1 - i, so that cell (i, j) holds query i's own distance m + i - j."""
-    x = torch.tensor([[4, 3, 2, 1, 0],
-                      [14, 13, 12, 11, 10],
-                      [24, 23, 22, 21, 20]])
-    assert same(shift(x), [[2, 1, 0, ..., ...],
-                           [13, 12, 11, 10, ...],
-                           [24, 23, 22, 21, 20]])
+SHIFTED = [[2, 1, 0, ..., ...],
+           [13, 12, 11, 10, ...],
+           [24, 23, 22, 21, 20]]
 
 
-@both
-def test_without_memory(shift):
-    """Without a memory, query 0 sees itself alone: its distance 0 moves to column 0."""
-    x = torch.tensor([[2, 1, 0],
-                      [12, 11, 10],
-                      [22, 21, 20]])
-    assert same(shift(x), [[0, ..., ...],
-                           [11, 10, ...],
-                           [22, 21, 20]])
-
-
-@both
-def test_memory_longer_than_the_segment(shift):
-    """Rows move by what T says, however long the memory is."""
-    x = torch.tensor([[5, 4, 3, 2, 1, 0],
-                      [15, 14, 13, 12, 11, 10]])
-    assert same(shift(x), [[4, 3, 2, 1, 0, ...],
-                           [15, 14, 13, 12, 11, 10]])
-
-
-@both
-def test_a_single_query(shift):
-    """The last query's row stays where it is, also if it is the only one."""
-    assert same(shift(torch.tensor([[3, 2, 1, 0]])), [[3, 2, 1, 0]])
-
-
-@both
-@pytest.mark.parametrize("T, m", SHAPES)
-def test_other_lengths(shift, T, m):
-    """The same for any T and m: the result is (T, K), each row moved by its own amount."""
+def shifts(shift, T, m, batch=()):
+    """Is each (T, m + T) matrix shifted, whose numbers are 100 * query + distance?"""
     x = oracles.labelled(T, m)
-    assert same(shift(x.clone()), oracles.shift(x), visible(T, m))
+    x = x + 10_000 * torch.arange(math.prod(batch)).reshape(*batch, 1, 1)
+    return same(shift(x.clone()), oracles.shift(x), visible(T, m))
 
 
-@both
-def test_numbers_keep_their_type(shift):
-    """The numbers are moved and keep their dtype (a pad made by torch.zeros is float32)."""
-    assert shift(torch.ones(3, 5, dtype=torch.float16)).dtype == torch.float16
-
-
-@both
-@pytest.mark.parametrize("batch", [(2,), (2, 3)])
-@pytest.mark.parametrize("T, m", [(3, 2), (2, 5), (5, 1)])
-def test_lanes_and_heads(shift, batch, T, m):
-    """Any number of leading dimensions may come first: each (T, K) matrix is shifted by itself."""
-    x = torch.randn(*batch, T, m + T, dtype=torch.float64)
-    assert same(shift(x.clone()), oracles.shift(x), visible(T, m))
-
-
-@both
-def test_x_stays_as_it_was(shift):
-    """x itself is not changed."""
-    x = torch.randn(2, 3, 5)
-    before = x.clone()
+def leaves_alone(shift):
+    """Is x after the call what it was before?"""
+    x = drawn()
     shift(x)
-    assert same(x, before)
+    return same(x, drawn())
 
 
-@both
-def test_rows_need_not_stand_one_after_the_other(shift):
-    """An x that was transposed or expanded is shifted like any other: the numbers count, not where
-    they stand in memory."""
-    x = torch.randn(2, 5, 3, dtype=torch.float64).transpose(1, 2)
-    assert same(shift(x), oracles.shift(x), visible(3, 2))
+def shifts_what_is_transposed(shift):
+    """Is an x shifted whose rows do not stand one after the other in memory?"""
+    return same(shift(drawn().t().contiguous().t()), SHIFTED)
 
 
-@both
-def test_gradient_goes_back(shift):
-    """The gradient of each visible cell goes back to the cell that its number came from."""
+def sends_gradients_back(shift):
+    """Does the gradient of each visible cell come to the cell that its number was taken from?"""
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[1, 2, 3, 0, 0], [4, 5, 6, 7, 0], [8, 9, 10, 11, 12]])
-    assert same(gradients((shift(x) * weight).sum(), [x])[0], [[0, 0, 1, 2, 3],
+    return same(gradients((shift(x) * weight).sum(), [x])[0], [[0, 0, 1, 2, 3],
                                                                [0, 4, 5, 6, 7],
                                                                [8, 9, 10, 11, 12]])
 
 
-# ---- exercise rel_shift_by_index: what stands in the future -------------------------------------
+lengths = pytest.mark.parametrize("T, m", SHAPES)
+batches = pytest.mark.parametrize("T, m, batch", [(3, 2, (2,)), (2, 5, (2, 3)), (5, 1, (2, 3))])
+
+
+# ---- exercise rel_shift_by_index ----------------------------------------------------------------
+
+def test_each_cell_gets_its_own_distance(rel_shift_by_index):
+    """Row i moves left by T - 1 - i, so that cell (i, j) holds query i's own distance m + i - j."""
+    assert same(rel_shift_by_index(drawn()), SHIFTED)
+
+
+@lengths
+def test_each_cell_at_other_lengths(rel_shift_by_index, T, m):
+    """The same for any T and m: the result is (T, K), each row moved by its own amount."""
+    assert shifts(rel_shift_by_index, T, m)
+
 
 @pytest.mark.parametrize("T, m", [(3, 2), (4, 0)])
 def test_future_cells_repeat_distance_0(rel_shift_by_index, T, m):
     """Where the column would lie beyond the end (the future) stands the last one, distance 0."""
     x = oracles.labelled(T, m)
-    assert same(rel_shift_by_index(x), oracles.shift(x).where(visible(T, m), x[:, -1:]))
+    wanted = oracles.shift(x).where(visible(T, m), x[:, -1:])
+    assert same(rel_shift_by_index(x.clone()), wanted)
+
+
+@batches
+def test_one_index_serves_lanes_and_heads(rel_shift_by_index, T, m, batch):
+    """Any number of leading dimensions may come first: each (T, K) matrix is shifted by itself."""
+    assert shifts(rel_shift_by_index, T, m, batch)
+
+
+def test_the_gather_leaves_x_alone(rel_shift_by_index):
+    """x itself is not changed."""
+    assert leaves_alone(rel_shift_by_index)
+
+
+def test_the_gather_keeps_the_dtype(rel_shift_by_index):
+    """The numbers are gathered and keep their dtype."""
+    assert rel_shift_by_index(drawn().half()).dtype == torch.float16
+
+
+def test_the_gather_reads_a_transposed_x(rel_shift_by_index):
+    """An x that was transposed or expanded is shifted like any other."""
+    assert shifts_what_is_transposed(rel_shift_by_index)
+
+
+def test_gradients_go_back_through_the_gather(rel_shift_by_index):
+    """The gradient of each visible cell goes back to the cell that its number came from."""
+    assert sends_gradients_back(rel_shift_by_index)
+
+
+# ---- exercise rel_shift -------------------------------------------------------------------------
+
+def test_row_i_moves_left_by_T_minus_1_minus_i(rel_shift):
+    """Row i moves left by T - 1 - i, so that cell (i, j) holds query i's own distance m + i - j."""
+    x = torch.tensor([[4, 3, 2, 1, 0],
+                      [14, 13, 12, 11, 10],
+                      [24, 23, 22, 21, 20]])
+    assert same(rel_shift(x), [[2, 1, 0, ..., ...],
+                               [13, 12, 11, 10, ...],
+                               [24, 23, 22, 21, 20]])
+
+
+def test_without_memory(rel_shift):
+    """Without a memory, query 0 sees itself alone: its distance 0 moves to column 0."""
+    x = torch.tensor([[2, 1, 0],
+                      [12, 11, 10],
+                      [22, 21, 20]])
+    assert same(rel_shift(x), [[0, ..., ...],
+                               [11, 10, ...],
+                               [22, 21, 20]])
+
+
+def test_memory_longer_than_the_segment(rel_shift):
+    """Rows move by what T says, however long the memory is."""
+    x = torch.tensor([[5, 4, 3, 2, 1, 0],
+                      [15, 14, 13, 12, 11, 10]])
+    assert same(rel_shift(x), [[4, 3, 2, 1, 0, ...],
+                               [15, 14, 13, 12, 11, 10]])
+
+
+def test_a_single_query(rel_shift):
+    """The last query's row stays where it is, also if it is the only one."""
+    assert same(rel_shift(torch.tensor([[3, 2, 1, 0]])), [[3, 2, 1, 0]])
+
+
+@lengths
+def test_other_lengths(rel_shift, T, m):
+    """The same for any T and m: the result is (T, K), each row moved by its own amount."""
+    assert shifts(rel_shift, T, m)
+
+
+def test_numbers_keep_their_dtype(rel_shift):
+    """The numbers are moved and keep their dtype (a pad made by torch.zeros is float32)."""
+    assert rel_shift(drawn().half()).dtype == torch.float16
+
+
+@batches
+def test_lanes_and_heads(rel_shift, T, m, batch):
+    """Any number of leading dimensions may come first: each (T, K) matrix is shifted by itself."""
+    assert shifts(rel_shift, T, m, batch)
+
+
+def test_x_stays_as_it_was(rel_shift):
+    """x itself is not changed."""
+    assert leaves_alone(rel_shift)
+
+
+def test_rows_need_not_stand_one_after_the_other(rel_shift):
+    """An x that was transposed or expanded is shifted like any other: the numbers count, not where
+    they stand in memory."""
+    assert shifts_what_is_transposed(rel_shift)
+
+
+def test_gradient_goes_back(rel_shift):
+    """The gradient of each visible cell goes back to the cell that its number came from."""
+    assert sends_gradients_back(rel_shift)
 
 
 # ---- beyond the exercises: the score -------------------------------------------------------------

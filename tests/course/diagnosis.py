@@ -6,13 +6,15 @@ own.  Below stand the rule, and what was expected and found, side by side.
 """
 import inspect
 import traceback
+import warnings
 from dataclasses import dataclass
 
 import torch
 
 from course import mistakes
-from course.rules import FAILURES, Comparison, equal, rules_of, tensor
-from course.submission import time_limit
+from course.lessons import time_limit
+from course.rules import (
+    FAILURES, Comparison, equal, place_of, rules_of, run, sentence_of, tensor)
 
 SECONDS = 5  # that the comparison with all mistakes may take
 
@@ -59,7 +61,7 @@ def outcome(error):
 def outcome_of(rule, function):
     """Run a rule: None if it holds.  TimeoutError if the time for all comparisons is over."""
     try:
-        rule.run(function)
+        run(rule, function)
     except TimeoutError:
         raise
     except FAILURES as error:
@@ -72,7 +74,7 @@ outcomes = {}  # of the mistakes: each runs each rule once
 
 def outcome_of_mistake(rule, mistake):
     """What comes of a rule if this mistake is in the exercise's place."""
-    key = mistake, rule.test, str(rule.parameters)
+    key = mistake, rule.name
     if key not in outcomes:
         outcomes[key] = outcome_of(rule, mistake.function())
     return outcomes[key]
@@ -88,7 +90,7 @@ def misconception(name, rule, function, mine):
     if mine.kind() == "rule":
         return ""
     alike = []
-    for mistake in mistakes.of(name):
+    for mistake in filter(mistakes.fits, mistakes.of(name)):
         theirs = outcome_of_mistake(rule, mistake)
         if theirs is not None and mistake.sentence and mine.is_like(theirs):
             alike.append(mistake)
@@ -107,25 +109,28 @@ def misconception(name, rule, function, mine):
 
 def diagnose(name, rule, function, error):
     """The message for a broken rule: its first line is the diagnosis."""
-    mine = outcome(error)
+    mine, asked = outcome(error), sentence_of(rule)
     compared = mine.comparison if mine.kind() == "number" else None
     sentence = compared.problem() if compared is not None else ""
     if not sentence and not isinstance(error, TimeoutError):
         try:
-            with time_limit(SECONDS):
+            with time_limit(SECONDS), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a mistake: they are none of the student's
                 sentence = misconception(name, rule, function, mine)
         except TimeoutError:
             pass
     if mine.kind() == "error":
         what = raised(error, function)
-        if "refused" in rule.test.__name__ and not sentence:  # by a ValueError, not by any other
-            sentence = rule.sentence
+        if "refused" in rule.name and not sentence:  # by a ValueError, not by any other
+            sentence = asked
         lines = [sentence, f"  {what}"] if sentence else [what]
     else:
-        lines = [sentence or rule.sentence]
-    if lines[0] != rule.sentence:
-        lines.append(f"  the rule: {rule.sentence}")
-    lines += [f"  {rule.where}:", *source(rule)]
+        lines = [sentence or asked]
+    if lines[0] != asked:
+        lines.append(f"  the rule: {asked}")
+    lines += [f"  {place_of(rule)}:", *source(rule)]
+    if mine.kind() == "rule":
+        lines += found_by_pytest(error)
     if compared is not None and not compared.problem():
         if not sentence:
             lines.append(f"  {counted(compared)}")
@@ -135,8 +140,16 @@ def diagnose(name, rule, function, error):
 
 def source(rule):
     """The lines of a rule after its docstring, if they are few."""
-    lines = inspect.getsource(rule.test).split('"""')[-1].strip("\n").rstrip().split("\n")
+    lines = inspect.getsource(rule.function).split('"""')[-1].strip("\n").rstrip().split("\n")
     return lines if len(lines) <= 10 else []
+
+
+def found_by_pytest(error):
+    """The values of a plain assert, as pytest has noted them: "    found: 3 == 4", at most 3 lines.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return [f"    found: {lines[0].removeprefix('assert ')}", *(
+        f"    {line}" for line in lines[1:3])] if lines else []
 
 
 def raised(error, function):

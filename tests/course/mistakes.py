@@ -4,7 +4,7 @@
     mistake.function()           the wrong function, to be put in the exercise's place
     mistake.sentence             what it is called when a student's answer is the same
 
-A mistake is an edit of the right solution (solutions.py), or a whole function.  It serves twice:
+A mistake is an edit of the shipped solution, or a whole function.  It serves twice:
 diagnosis.py names a student's mistake by it, and test_course.py holds the rules against it: each
 must be refused, and named.  The mistakes themselves stand in mistakes_01.py ... mistakes_train.py,
 one line each:
@@ -19,12 +19,11 @@ import linecache
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 
-from course.exercises import BY_NAME, find, text_of
+from course.exercises import BY_NAME
+from course.lessons import solution
 
 ANY = 987654321  # in the answer of a mistake: whatever number stands there
-HERE = Path(__file__).resolve().parent
 
 # bugs that stood in public code for months or years, mostly unseen: the loss still falls
 BUGS = {
@@ -70,11 +69,11 @@ class Mistake:
         """The wrong function as text; ValueError if an edit does not fit."""
         if isinstance(self.edits[0], str):
             return self.edits[0].strip("\n") + "\n"
-        text = solution(self.exercise)
+        text = solution(BY_NAME[self.exercise])
         for old, new in self.edits:
             if text.count(old) != 1:
-                raise ValueError(f"solutions.py holds {old!r} {text.count(old)} times in "
-                                 f"{self.exercise}, should be once")
+                raise ValueError(f"{self.exercise} holds {old!r} {text.count(old)} times, should "
+                                 "be once")
             text = text.replace(old, new)
         return text
 
@@ -89,12 +88,12 @@ def M(exercise, name, *edits, bug=0):
     return Mistake(exercise, name, edits, bug)
 
 
-@cache
-def solution(name):
-    """The right solution of an exercise as text, decorators too."""
-    text = (HERE / "solutions.py").read_text()
-    node, _ = find(text, BY_NAME[name].function.split(".")[-1])
-    return text_of(text, node)
+def fits(mistake):
+    """Can it be made from the lesson as it stands?  The lesson may have been edited since."""
+    try:
+        return bool(mistake.source())
+    except ValueError:
+        return False
 
 
 def function_from(name, source):

@@ -1,31 +1,30 @@
-"""What a rule is, and how it is run: as a test of pytest, or by itself on any function.
+"""What a rule is, and how it is run: by pytest, or on any function by the same call.
 
     def test_a_query_sees_itself(causal_mask):
         \"\"\"A query sees itself.\"\"\"
         assert same(causal_mask(2, 0), [[0, 1], [0, 0]])
 
 A test that takes an exercise by its name is a rule of it: one sentence, one assert.  It may take
-parameters as well, but no other fixture, so that a mistake can be put in the function's place:
+parameters as well, but no other fixture, so it can be called with another function in the
+exercise's place, at any time:
 
-    rules_of("causal_mask")                  all its rules, in the order of the file
+    rules_of("causal_mask")                  its rules, pytest's items, in the order of the file
     judge("causal_mask", function)           (None, "") or the first rule that is broken, and why
     state("causal_mask")                     "solved", "blank", "failing" or "missing", and why
 """
 import inspect
 import io
+import warnings
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
-from course import submission
+from course import lessons
 from course.exercises import BY_NAME, EXERCISES, find
-from course.submission import time_limit
+from course.lessons import TESTS, time_limit
 
 SECONDS = 10  # that the rules of one exercise may take; ours take less than one
 
@@ -115,77 +114,73 @@ def replaced(owner, **names):
 
 # ---- the rules of an exercise -------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class Rule:
-    """One test with one choice of its parameters."""
-
-    test: object  # the function
-    argument: str  # the name under which it takes the exercise
-    parameters: dict
-
-    @property
-    def sentence(self):
-        """The rule in words: the docstring's first paragraph."""
-        return " ".join((inspect.getdoc(self.test) or self.test.__name__).split("\n\n")[0].split())
-
-    @property
-    def where(self):
-        """test_04_rel_shift.py, line 31, T = 3, M = 2"""
-        code = self.test.__code__
-        given = [f"{name} = {value}" for name, value in self.parameters.items()
-                 if isinstance(value, (int, float, str, bool, tuple))]
-        return ", ".join([f"{self.test.__module__}.py, line {code.co_firstlineno}", *given])
-
-    def run(self, function):
-        """Silent if the rule holds for this function; else it raises."""
-        torch.default_generator.manual_seed(0)  # of the CPU alone: a hundredth of the time
-        Comparison.last = None
-        with torch.enable_grad():  # and put back, whatever the function has switched off
-            self.test(**{self.argument: function}, **self.parameters)
+session = []  # pytest's, put here when it starts
 
 
-def parameter_sets(test):
-    """The choices of a test's parameters that @pytest.mark.parametrize gives: [dict], [{}] if none.
-    """
-    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
-    columns = []
-    for mark in marks:
-        names, values = mark.args
-        names = names.replace(" ", "").split(",") if isinstance(names, str) else names
-        columns.append([dict(zip(names, value if len(names) > 1 else [value]))
-                        for value in values])
-    return [{k: v for part in parts for k, v in part.items()} for parts in product(*columns)]
+def exercise_of(item):
+    """The name of the exercise that a test is a rule of, or None."""
+    return next((name for name in getattr(item, "fixturenames", ()) if name in BY_NAME), None)
+
+
+@cache
+def collected(file):
+    """All tests of a test file as pytest's items, whether they are in this run or not."""
+    return list(pytest.Module.from_parent(session[0], path=TESTS / f"{file}.py").collect())
 
 
 @cache
 def rules_of(name):
-    """All rules of an exercise, in the order of its test file."""
-    found, module = [], import_module(BY_NAME[name].test_file)
-    for test in vars(module).values():
-        if not getattr(test, "__name__", "").startswith("test_"):
-            continue
-        takes = inspect.signature(test).parameters
-        for parameters in parameter_sets(test):
-            if name in takes:
-                found.append(Rule(test, name, parameters))
-            elif parameters.get("shift") == name:  # one rule for both exercises of lesson 4
-                found.append(Rule(test, "shift", {
-                    k: v for k, v in parameters.items() if k != "shift"}))
-    return found
+    """The rules of an exercise, in the order of its test file."""
+    return [item for item in collected(BY_NAME[name].test_file) if exercise_of(item) == name]
+
+
+def parameters_of(rule):
+    """The parameters of a rule beside the exercise."""
+    return rule.callspec.params if hasattr(rule, "callspec") else {}
+
+
+def run(rule, function):
+    """Silent if the rule holds for this function; else it raises."""
+    start_anew()
+    with torch.enable_grad():  # and put back, whatever the function has switched off
+        rule.function(**{**parameters_of(rule), exercise_of(rule): function})
+
+
+def start_anew():
+    """Every test starts from the same seed, so none depends on those that ran before it."""
+    torch.default_generator.manual_seed(0)  # of the CPU alone: a hundredth of the time
+    Comparison.last = None
+
+
+def sentence_of(rule):
+    """The rule in words: the docstring's first paragraph."""
+    return " ".join(inspect.getdoc(rule.function).split("\n\n")[0].split())
+
+
+def place_of(rule):
+    """test_04_rel_shift.py, line 31, T = 3, m = 2"""
+    given = [f"{name} = {value}" for name, value in parameters_of(rule).items()
+             if isinstance(value, (int, float, str, bool, tuple))]
+    line = rule.function.__code__.co_firstlineno
+    return ", ".join([f"{rule.path.name}, line {line}", *given])
 
 
 # ---- does a function keep them? -----------------------------------------------------------------
 
 FAILURES = (Exception, SystemExit, pytest.fail.Exception)
+passed = set()  # (exercise, rule) that pytest has run and found kept
+states = {}  # name -> what `state` found, so that each is judged once a run
 
 
-def judge(name, function):
+def judge(name, function, without=()):
     """(None, "") if all rules hold, else (the first that is broken, the message)."""
-    rules, rule = rules_of(name), None
+    rule = None
     try:
-        with time_limit(SECONDS):
-            for rule in rules:
-                rule.run(function)
+        with time_limit(SECONDS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for rule in rules_of(name):
+                if (name, rule.name) not in without:
+                    run(rule, function)
     except FAILURES as error:
         return rule, message(name, rule, function, error)
     return None, ""
@@ -194,7 +189,7 @@ def judge(name, function):
 def message(name, rule, function, error):
     """What a student reads: the diagnosis, the rule, and the numbers."""
     from course.diagnosis import diagnose  # imports the table of mistakes, which is long
-    if submission.blank_in(error) == BY_NAME[name]:
+    if lessons.blank_in(error) == BY_NAME[name]:
         return blank_message(name)
     return f"{name}: {diagnose(name, rule, function, error)}"
 
@@ -208,28 +203,29 @@ def beginning(text, n=20):
 def blank_message(name):
     """A blank exercise is no mistake: what is to be done."""
     exercise = BY_NAME[name]
-    node, _ = find(submission.source_of(exercise).read_text(), exercise.function)
+    file = f"{exercise.file}.py"
+    node, _ = find((lessons.ROOT / file).read_text(), exercise.function)
     if len(node.body) > 2:  # more than a docstring and the stub
         return (f"{name} is blank: there is code in it, but the `raise NotImplementedError` of the "
                 "blank still stands there, too; delete it")
-    return (f"{name} is blank: write {exercise.function} in {exercise.file}.py, then run "
+    return (f"{name} is blank: write {exercise.function} in {file}, then run "
             f"pytest -k {name}\n{exercise.task}")
 
 
-states = {}  # name -> what `state` found, so that each is judged once a run
-
-
 def state(name):
-    """("solved" | "blank" | "failing" | "missing", message) of the code under test."""
-    exercise, overlay = BY_NAME[name], submission.overlay
+    """("solved" | "blank" | "failing" | "missing", message) of the code under test.
+
+    What pytest has found already is not asked again: rules that are in no run are judged here.
+    """
+    exercise = BY_NAME[name]
     if name not in states:
-        if overlay and not overlay.has(exercise):
+        if exercise.file not in lessons.handed_in:
             states[name] = "missing", f"{name} is not in XL_CODE; where it is needed, ours is used"
-        elif problem := submission.problem_of(exercise):
+        elif problem := lessons.problem_of(exercise):
             states[name] = "failing", f"{name}: {problem}"
         else:
             with redirect_stdout(io.StringIO()):  # a student's prints are for the tests
-                states[name] = named(*judge(name, submission.function_of(exercise)))
+                states[name] = named(*judge(name, lessons.function_of(exercise), passed))
     return states[name]
 
 
@@ -244,20 +240,18 @@ def progress_line():
     """11 of 16 exercises solved; next: rel_shift (04)"""
     found = {e.name: state(e.name)[0] for e in EXERCISES}
     counted = [e for e in EXERCISES if found[e.name] != "missing"]
-    solved = [e for e in counted if found[e.name] == "solved"]
-    line = f"{len(solved)} of {len(counted)} exercises solved"
+    todo = [e for e in counted if found[e.name] != "solved"]
+    line = f"{len(counted) - len(todo)} of {len(counted)} exercises solved"
     if len(counted) < len(EXERCISES):
         line += f" ({len(EXERCISES) - len(counted)} more are not in XL_CODE)"
-    todo = [e for e in counted if found[e.name] != "solved"]
     return line + (f"; next: {todo[0].name} ({todo[0].lesson})" if todo else "")
 
 
 def line_of(name):
     """rel_shift is solved; 9 of 18 exercises are blank, next: attention_mask (05)"""
-    blank = [e for e in EXERCISES if submission.is_blank(e)]
-    if why := submission.broken.get(BY_NAME[name].file, ""):
+    if why := lessons.broken.get(BY_NAME[name].file, ""):
         return f"{name} cannot be tested: {why}"
-    found = state(name)[0]
+    found, blank = state(name)[0], [e for e in EXERCISES if lessons.is_blank(e)]
     return f"{name} is {found}" + (
         f"; {len(blank)} of {len(EXERCISES)} exercises are blank, next: {blank[0].name} "
         f"({blank[0].lesson})" if blank and found == "solved" else "")

@@ -33,7 +33,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [folder for folder in (str(ROOT), str(ROOT / "tests")) if folder not in sys.path]
-from course import submission
+import os
 from support import corpora, download
 from training import estimate
 from training.flags import SIZES, Flags, flag
@@ -393,7 +393,7 @@ def verdict(case, folder):
             ROOT, ROOT / "support", ROOT / "training",
             ROOT / "tests" / "system") and "raise" in last.line
         sentence = re.search(r"\w+\W+\w+", said) and not re.search("[\n\r]", said)
-        if submission.overlay:  # exercises of others refuse in their own words
+        if "XL_HANDED_IN" in os.environ:  # exercises of others refuse in their own words
             ours = sentence = True
         if type(error) is not ValueError or not ours:  # what int("x") or torch says is no help
             return "fault", f"{type(error).__name__} from {last.filename}: {said}"
