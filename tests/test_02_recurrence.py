@@ -90,7 +90,7 @@ def test_the_old_memory_stays_as_it_was(update_memory):
     """The arguments are not changed in place: the caller still needs the old memory."""
     memory, h = rows(0, 5), rows(5, 9)
     update_memory(memory, h, 5)
-    assert memory.equal(rows(0, 5)) and h.equal(rows(5, 9))
+    assert same(memory, rows(0, 5)) and same(h, rows(5, 9))
 
 
 # ---- exercise causal_mask -----------------------------------------------------------------------

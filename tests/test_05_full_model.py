@@ -193,7 +193,7 @@ def test_attention_of_any_size(relative_attention, B, H, T, K, C):
     (torch.float64, 1e100), (torch.float32, 1e18), (torch.bfloat16, 1e18), (torch.float16, 100)])
 def test_a_masked_key_gets_nothing_at_all(relative_attention, dtype, size):
     """However low the scores of the keys that a query sees, and in every dtype: a masked key
-    gets exactly 0.  No large number will do, only -inf."""
+    gets exactly 0.  A number like -1e9 is not low enough; -inf is."""
     q, k, value, k_R, u, v = (z.to(dtype) for z in inputs(torch.zeros, B=1, H=1, T=2, K=2, C=4))
     # query 0 sees a key with a very low score, and not the other, which has a value
     q[:, :, 0, 0], k[..., 0], value[0, 0, 1] = size, -size, 1

@@ -145,11 +145,10 @@ def source(rule):
 
 
 def found_by_pytest(error):
-    """The values of a plain assert, as pytest has noted them: "    found: 3 == 4", at most 3 lines.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return [f"    found: {lines[0].removeprefix('assert ')}", *(
-        f"    {line}" for line in lines[1:3])] if lines else []
+    """The values of a plain assert as pytest has noted them, [] if they say nothing by themselves:
+    "    found: 3 == 4"."""
+    noted = str(error).split("\n")[0].removeprefix("assert ")
+    return [f"    found: {noted[:90]}"] if noted and noted not in ("False", "not True") else []
 
 
 def raised(error, function):
