@@ -223,7 +223,8 @@ def pytest_terminal_summary(terminalreporter, config):
     for file in theirs:
         terminalreporter.write_line(f"code under test: {ROOT / file}.py")
     terminalreporter.write_line(f"code under test: {'all else' if theirs else 'all'} of {ROOT}")
-    for word in config.option.keyword.split() if not chosen(config) else []:
+    words = config.option.keyword.split() if not rules.session[0].items else []
+    for word in words:
         if close := difflib.get_close_matches(word, BY_NAME, 1, 0.5):
             terminalreporter.write_line(f"no exercise is called {word}; did you mean {close[0]}?")
     for name, count in waiting.items():

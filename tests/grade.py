@@ -10,8 +10,8 @@ handed in can give points: where a lesson is missing, our own stands in for thos
 counts nothing.
 
 Each submission is laid over a copy of the project, where pytest runs its rules in a process with
-limits of time, memory and file size.  If that process hangs or dies, each exercise gets a run of its
-own: the one that does it has no point, and the others are graded.
+limits of time, memory and file size.  If that process hangs or dies, each exercise gets a run of
+its own: the one that does it has no point, and the others are graded.
 This guards against accidents, not against a determined attacker: read what looks odd.
 """
 import argparse

@@ -171,7 +171,7 @@ def blank_in(error):
 
 # ---- the shipped solutions ----------------------------------------------------------------------
 
-WARNING = "# SPOILERS: this lesson as it is shipped; the known mistakes are made from it by edits.\n"
+WARNING = "# SPOILERS: this lesson as it is shipped; the known mistakes are edits of it.\n"
 
 
 def pristine(file, root=ROOT):

@@ -7,7 +7,7 @@
 A mistake is an edit of the shipped solution, or a whole function.  It serves twice:
 diagnosis.py names a student's mistake by it, and test_course.py holds the rules against it: each
 must be refused, and named.  The mistakes themselves stand in mistakes_01.py ... mistakes_train.py,
-one line each:
+a few lines each:
 
     M("reach", "T - 1 is forgotten: ...", ("return T - 1 - first", "return -first"))
     M("lanes", "test_no_lane_is_refused", ("if B < 1:", "if B < 0:"))

@@ -1,4 +1,4 @@
-"""The lessons' figures show the numbers that are measured, and each main measures on the right text.
+"""The lessons' figures show what was measured, and each main measures on the right text.
 
 What a lesson prints is held by the block at its end (test_printed.py).
 """
@@ -85,7 +85,8 @@ def test_lesson_4_draws_both_prices_against_the_length(saved, monkeypatch, capsy
     monkeypatch.setattr(lesson_4, "progress", lambda items, *rest: items)
     lesson_4.draw((8, 16), *lesson_4.show_price((8, 16)))
     (axes,) = saved["04_price.png"].axes
-    assert lines(axes) == [("every pair (lesson 3)", [8, 16], [3, 9]), ("the shift", [8, 16], [1, 2])]
+    assert lines(axes) == [("every pair (lesson 3)", [8, 16], [3, 9]),
+                           ("the shift", [8, 16], [1, 2])]
     assert axes.get_xscale() == axes.get_yscale() == "log"
     assert "by pairs     128, by the shift  16; 3.0 ms, 1.0 ms" in capsys.readouterr().out
 
