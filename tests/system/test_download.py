@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-import fuzz
+from course.lessons import time_limit
 from support import download
 from support.download import File, Source, fetch, unpack
 from system.archives import full_disk, published, refusal, tarred, zipped
@@ -182,7 +182,7 @@ def test_what_is_no_file_does_not_hang(make, tmp_path):
     """To open a pipe would wait for ever."""
     getattr(os, make)(tmp_path / "file")
     source = Source(published("a.zip", b""), (File("file"),))
-    with fuzz.bounded():
+    with time_limit(10):
         assert "missing" in refusal(fetch, published("file", DATA), tmp_path)
         assert "missing" in refusal(unpack, source, tmp_path)
 

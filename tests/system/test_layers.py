@@ -1,39 +1,30 @@
-"""Who may import whom: read from the sources.
-
-    experiments/, tests/    everything
-    train.py                lessons 1 and 5, training/, support/
-    training/               the lessons, support/
-    01 ... 05               earlier lessons, support/
-    support/                nothing above it
-"""
+"""Who may import whom, read from the sources: each floor those below it, and its own."""
 import ast
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-PACKAGES = sys.stdlib_module_names | {"numpy", "torch", "matplotlib", "pytest"}
-SOURCES = [path.relative_to(ROOT) for path in sorted(
-    z for pattern in ("0*.py", "train.py", "support/*.py", "training/*.py")
-    for z in ROOT.glob(pattern))]
+from course.exercises import LESSONS, ROOT
+
+PACKAGES = sys.stdlib_module_names | {"numpy", "torch", "matplotlib", "pytest", "support"}
+SOURCES = [path.relative_to(ROOT) for pattern in ("0*.py", "train.py", "support/*.py",
+                                                  "training/*.py")
+           for path in sorted(ROOT.glob(pattern))]
 
 
-def ours_below(path):
-    """The names of our own that the file at path may import."""
-    lessons = {source.stem for source in SOURCES if source.stem[0] == "0"}
-    if path.parent.name == "training":
-        return lessons | {"support", "training"}
+def below(path):
+    """The names of our own that the file at path may import, support/ aside."""
     if path.parent.name == "support":
-        return {"support"}
+        return set()
+    if path.parent.name == "training":
+        return {*LESSONS[:-1], "training"}
     if path.stem == "train":
-        return {"01_vanilla_segments", "05_full_model", "support", "training"}
-    return {"support"} | {lesson for lesson in lessons if lesson < path.stem}
+        return {LESSONS[0], LESSONS[4], "training"}
+    return {lesson for lesson in LESSONS[:-1] if lesson < path.stem}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_a_file_imports_from_the_floors_below_it_alone(path):
-    """Its own floor with them, for support/ and training/; of packages the four, and Python's."""
+def test_a_file_imports_from_the_floors_below_it_alone(path, our_own):
     names = []
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -42,10 +33,10 @@ def test_a_file_imports_from_the_floors_below_it_alone(path):
             names.append(node.module)
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
             names.append(node.args[0].value)
-    assert {name.partition(".")[0] for name in names} <= ours_below(path) | PACKAGES
+    assert {name.partition(".")[0] for name in names} <= below(path) | PACKAGES
 
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if len(p.parts) == 1], ids=str)
-def test_lines_of_lessons_and_of_train_py_have_at_most_88_columns(path):
-    """So that they can be projected."""
+def test_a_lesson_can_be_projected(path, our_own):
+    """At most 88 columns."""
     assert max(map(len, (ROOT / path).read_text(encoding="utf-8").splitlines())) <= 88
