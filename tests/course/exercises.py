@@ -213,15 +213,3 @@ def text_of(source, node):
     """A function as text, decorators too, without the indentation of its class."""
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     return textwrap.dedent("\n".join(source.splitlines()[first - 1 : node.end_lineno]) + "\n")
-
-
-def exercises_in(tree, file=None):
-    """The exercises that a parsed file defines; those of one lesson, or of all."""
-    defined = set()
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            defined |= {f"{node.name}.{part.name}" for part in node.body
-                        if isinstance(part, ast.FunctionDef)}
-        elif isinstance(node, ast.FunctionDef):
-            defined.add(node.name)
-    return [e for e in EXERCISES if e.function in defined and file in (None, e.file)]

@@ -99,12 +99,6 @@ def test_each_token_is_drawn_after_what_its_kind_may_read(memory, P):
 
 # ---- the experiment -----------------------------------------------------------------------------
 
-def test_each_run_has_a_folder_of_its_own():
-    """Else the samples of a second checkpoint would take the place of the first one's."""
-    one, two = (generation.parse(["--checkpoint", f"runs/{name}"]).out for name in ("a", "b"))
-    assert one != two and one.name.endswith("-a")
-
-
 def test_logits_that_overflow_are_one_line(run_folder, tmp_path, capsys, our_own):
     """Finite weights can make infinite logits, of which torch draws nothing."""
     path, checkpoint = tmp_path / "huge.pt", generation.checkpoint
@@ -156,16 +150,6 @@ def test_samples_and_table(run_folder, tmp_path, monkeypatch, capsys):
 
 
 # ---- on the text of which all is known ----------------------------------------------------------
-
-def test_only_new_tokens_count_each_at_its_distance():
-    """Columns 100 to 107: two of each kind; of the second kind one of two repeats 48 before."""
-    tokens = torch.arange(108)[None].clone()  # nothing repeats
-    tokens[0, 101] = tokens[0, 101 - 48]
-    tokens[0, 102] = tokens[0, 102 - 48]  # not the third kind's distance
-    tokens[0, [103, 107]] = tokens[0, [7, 11]]  # 96 before
-    tokens[0, 97] = tokens[0, 49]  # of the prompt
-    assert generation.repeated(tokens, 100) == [0.0, 0.5, 0.0, 1.0]
-
 
 @pytest.mark.parametrize("T, read", [(0, [24] + [1] * 8), (12, [12] * 9)])
 def test_a_copy_is_of_the_kind_whose_turn_it_is(T, read):

@@ -4,7 +4,6 @@
 """
 import math
 import re
-from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -77,12 +76,6 @@ def test_every_call_does_its_work(make):
     assert not torch.equal(made.evaluate(), made.evaluate())
 
 
-def test_tokens_of_a_call():
-    """Of all lanes: a segment, or one token of each."""
-    size = replace(benchmark.SIZES["tiny"], eval_batch=3)
-    assert [benchmark.tokens_of(size, what) for what in benchmark.METHODS] == [32, 24, 3, 24]
-
-
 def test_what_a_token_reads_by_hand():
     """N = 2, D = 2, HC = 3, V = 5, FF = 4, M = 6: K = 7; the weights are counted one by one."""
     config = lesson_5.Config(5, n_layer=2, d_model=2, n_head=3, d_head=1, d_inner=4, mem_len=4)
@@ -129,26 +122,6 @@ def test_what_evaluation_reads_at_a_time():
     """train.py's length, in whole segments of what is asked for."""
     for name, wanted in (("tiny", 32), ("S", 512), ("enwik8-12L", 480), ("lm1b-large", 128)):
         assert benchmark.long_segments(benchmark.SIZES[name]).eval_segment == wanted
-
-
-@pytest.mark.parametrize("what", ["train", "eval", "generate"])
-def test_what_the_machine_allows(what, monkeypatch):
-    """Operations and bytes of a call over the seconds of the best."""
-    monkeypatch.setattr(benchmark, "best_seconds", lambda call, device: (call(), 0.001)[1])
-    size = benchmark.SIZES["tiny"]
-    if what == "generate":
-        needed, rate, line = benchmark.limit_of_reading(size, "bf16", "cpu")
-        assert needed == benchmark.bytes_of_a_token(size, "bf16")
-        assert rate == pytest.approx(16 * 2048**2 * 2 / 0.001)
-        assert f"a token reads {needed / 1e6:.1f} MB" in line
-        assert line.count(f"{16 * 2048**2 * 2 / 1e6:.1f} GB/s") == 2
-    else:
-        needed, rate, line = benchmark.limit_of_products(size, what, "bf16", "cpu")
-        many = sum(z[0] for z in benchmark.products(size, what))
-        operations = sum(2 * math.prod(z) for z in benchmark.products(size, what))
-        passes, tokens = (3, 32) if what == "train" else (1, 8)
-        assert needed == passes * operations and rate == pytest.approx(operations / many / 0.001)
-        assert f"{passes * many / tokens:.3f} ms a token" in line
 
 
 @pytest.mark.parametrize("what, tokens, others", [
@@ -254,39 +227,10 @@ def test_a_line_for_each_form(what, forms, capsys, monkeypatch):
         assert name.endswith("MB kept") == (what == "parts")
 
 
-def test_the_adaptive_softmax_builds_no_row_of_all_words(monkeypatch, capsys):
-    """T = 6, V = 500: the full one has the logits of every token at once; larger tensors without a
-    row a token do not count.
-    """
-    pool = SimpleNamespace(apply=lambda function, given: function(*given))  # in this process
-    monkeypatch.setattr(parts.multiprocessing, "get_context", lambda how: SimpleNamespace(
-        Pool=lambda n: nullcontext(pool)))
-    config = lesson_5.Config(500, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8, mem_len=6,
-                             cutoffs=(20, 100))
-    monkeypatch.setitem(benchmark.SIZES, "tiny", replace(benchmark.SIZES["tiny"], config=config))
-    assert benchmark.main(["--what", "softmax", "--size", "tiny", "--threads", "1"]) == 0
-    _, full, adaptive = capsys.readouterr().out.splitlines()
-    found = []
-    for line, c in ((full, replace(config, cutoffs=())), (adaptive, config)):
-        assert f" {common.presets.count_parameters(c):,} parameters " in line
-        found.append(math.prod(map(int, re.search(r"activation \((.*)\),", line)[1].split(", "))))
-    assert found[0] == 6 * 500 > 2 * found[1]
-
-
 def test_what_arithmetic_allows_in_table_9():
     """By hand for N = 1, D = HC = 2, FF = 3."""
     config = lesson_5.Config(5, n_layer=1, d_model=2, n_head=1, d_head=2, d_inner=3)
     assert table9.allowed(config, 10, T=2) == 10 * (28 + 10 * 2) / (28 + 3 * 12 * 2)
-
-
-def test_table_9_takes_the_lanes_that_pay_most(monkeypatch):
-    """Four lanes in the time of two: a call of ours is 128 tokens of each, one of the window one.
-    """
-    seconds = iter([{side: [1.0] for side in table9.SIDES}, {side: [2.0] for side in table9.SIDES}])
-    monkeypatch.setattr(benchmark, "measure", lambda *_: next(seconds))
-    given = SimpleNamespace(lanes=[4, 1], dtype="float32", device="cpu", repetitions=1)
-    assert table9.milliseconds_a_token(benchmark.SIZES["tiny"], given) == {
-        "ours": [2000 / 4 / 128], "plain": [2000 / 4 / 128], "window": [2000 / 4]}
 
 
 def test_table_9_stops_where_memory_ends(monkeypatch):
@@ -302,34 +246,6 @@ def test_table_9_stops_where_memory_ends(monkeypatch):
     given.lanes = [4, 8]
     with pytest.raises(ValueError, match="length 32 already with 4 lanes"):
         table9.milliseconds_a_token(benchmark.SIZES["tiny"], given)
-
-
-def test_the_plain_forms_memory_is_full():
-    """With the length of training in a step, that of evaluation in the others, for all lanes."""
-    size = replace(benchmark.SIZES["tiny"], eval_batch=3)
-    form = baselines.PlainForm(size, "float32", "cpu")
-    for call, shape in ((form.step, (16, 2, 32)), (form.evaluate, (32, 3, 32)),
-                        (form.generate, (32, 3, 32)), (form.step, (16, 2, 32))):
-        call()
-        assert [layer.shape for layer in form.memory] == [shape] * 2
-
-
-@pytest.mark.slow
-def test_the_distance_of_two_dtypes(tmp_path, monkeypatch, capsys):
-    """The printed one is that of the two metrics files; a second call trains nothing."""
-    monkeypatch.setattr(common.lesson_1, "RUNS", tmp_path)
-    (tmp_path / "notes.txt").write_text("the cat sat on the mat, and then the other cat. " * 60)
-    argv = ["--what", "dtype", "--steps", "40", "--model", "tiny", "--log-every", "2", "--text",
-            str(tmp_path / "notes.txt")]
-    assert benchmark.main(argv) == 0
-    printed = re.search("^largest.* ([^ ]+)$", capsys.readouterr().out, re.MULTILINE)[1]
-    curves = [[float(row["train"]) for row in optimizers.log.read_metrics(
-        tmp_path / f"dtype-{dtype}" / "metrics.tsv") if row["train"]]
-        for dtype in ("float32", "bf16")]
-    wanted = max(abs(a - b) for a, b in zip(*(curve[2:] for curve in curves), strict=True))
-    assert float(printed) == pytest.approx(wanted, abs=1e-4) and wanted > 0
-    monkeypatch.setattr(optimizers.train, "train_step", None)
-    assert benchmark.main(argv) == 0 and (tmp_path / "dtype.png").stat().st_size > 10_000
 
 
 def test_adam_and_muon_and_what_a_memory_brings(tmp_path, monkeypatch, capsys):

@@ -152,19 +152,6 @@ def test_a_window_gives_its_last_quarter(L, stride):
         assert_close(found[:, j].double(), loss[:, L - (end - 12 - j)].detach(), f"loss {j}", 1e-5)
 
 
-@pytest.mark.parametrize("M", [22, 23])
-def test_a_memory_ends_at_the_token(M):
-    """One layer, any weights: another token 23 before the query moves its prediction with M = 23,
-    and by exactly nothing with 22.
-    """
-    model, tokens = model_of("ours", n_layer=1), torch.randint(7, (1, 41))
-    other = tokens.clone()
-    other[0, 40 - 24] = (tokens[0, 40 - 24] + 1) % 7
-    one, two = (common.memory_losses(model, z, 0, 4, mem_len=M, same_length=True)[0, -1]
-                for z in (tokens, other))
-    assert (one != two) == (M == 23)
-
-
 # ---- the command line ---------------------------------------------------------------------------
 
 def test_a_folder_is_locked_as_long_as_the_run_lives(tmp_path, monkeypatch):

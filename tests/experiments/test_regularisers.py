@@ -138,18 +138,6 @@ def test_where_what_is_dropped(locked, locked_inside):
     assert isinstance(model.embedding, WordDropout) and model.embedding.p == 0.6
 
 
-def test_the_fast_form_leaves_what_was_put_in_its_place():
-    """After fast.prepare, too, a call runs each matrix that loses weights, all five of a layer."""
-    model = fast.prepare(regularisers.regularise(
-        lesson_5.TransformerXL(CONFIG), Recipe(connect=0.5)), attention=False)
-    called = []
-    for module in model.modules():
-        if isinstance(module, DropConnect):
-            module.register_forward_hook(lambda module, *_: called.append(module))
-    model(torch.zeros(1, 3, dtype=torch.int64))
-    assert len(called) == 5 * CONFIG.n_layer == len({*called})
-
-
 # ---- activations --------------------------------------------------------------------------------
 
 def test_penalised_reads_the_last_hidden_state():
@@ -195,27 +183,6 @@ def test_segment_lengths():
     spread = math.sqrt(sum((z - 70) ** 2 for z in whole) / len(whole))
     assert 4.5 < spread < 6.5, spread  # 5, and the rounding's 2
     assert min(lengths(0, 8)) > 0  # a tenth is no whole number
-
-
-def test_decay_beside_the_gradient_and_inside():
-    """Without a gradient: decoupled, a weight shrinks by rate * decay; coupled, Adam makes of the
-    decay's tiny gradient a whole step of the rate, whatever the weight's size.
-    """
-    for decoupled in (True, False):
-        model = plain()
-        optimizer = regularisers.optimizer_of(model, Recipe(decay=0.1, decoupled=decoupled), 0.01)
-        before = {name: z.clone() for name, z in model.state_dict().items()}
-        for z in model.parameters():
-            z.grad = torch.zeros_like(z)
-        optimizer.step()
-        for name, z in model.state_dict().items():
-            old = before[name]
-            if z.dim() != 2:
-                assert torch.equal(z, old), name
-            elif decoupled:
-                assert_close(z, old * (1 - 0.01 * 0.1), name)
-            else:
-                assert_close(z, old - 0.01 * old.sign(), name, tolerance=1e-3)
 
 
 def test_muon_moves_the_matrices_and_adam_the_embedding_and_the_rest():

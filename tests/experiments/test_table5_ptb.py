@@ -3,8 +3,6 @@
     pytest tests/experiments/test_table5_ptb.py
 """
 import json
-import math
-import re
 import time
 from dataclasses import replace
 from importlib import import_module
@@ -91,26 +89,6 @@ def test_going_on_to_the_bit(setting, tmp_path, monkeypatch):
             {**row, "seconds": 0} for row in found_curve]
     with pytest.raises(ValueError, match="other settings"):
         fit(setting, replace(recipe, input=0.1), tmp_path / "b")
-
-
-def test_steps_that_are_not_finite(setting, tmp_path, monkeypatch):
-    """Nine in a row are passed over, and the curve does not have them; the tenth ends the run."""
-    step, calls = train.train_step, []
-
-    def often_bad(*given):
-        calls.append(1)
-        loss, norm, memory = step(*given)
-        return (loss, norm, memory) if len(calls) % period == 1 else (math.nan, norm, memory)
-
-    monkeypatch.setattr(train, "train_step", often_bad)
-    period = 10
-    _, curve = fit(setting, ptb.Recipe(), tmp_path / "a")
-    assert curve[-1]["tokens"] == 800 and all(math.isfinite(row["train"]) for row in curve)
-    calls.clear()
-    period = 11
-    with pytest.raises(ValueError, match="ten steps in a row, up to step 11,"):
-        fit(setting, ptb.Recipe(), tmp_path / "b")
-    assert list((tmp_path / "b").iterdir()) == [], "something half-written"
 
 
 # ---- evaluation ---------------------------------------------------------------------------------
@@ -226,36 +204,3 @@ def test_each_run_is_done_by_one_process(tmp_path, capsys):
     other.file.close()  # the other process ends
     assert ptb.each_run(jobs, tmp_path, work) == (
         {job: job for job in (jobs[0], jobs[2])}, [jobs[1]])
-
-
-@pytest.mark.slow
-def test_the_figures_are_those_of_the_models(words, tmp_path, capsys):
-    """The best evaluation on valid, and, with --test alone, test with the same one:
-    perplexities of the model that is kept, by one pass over each split.  Again: the same.
-    """
-    out = tmp_path / "o"
-    out.mkdir()
-    (out / "dtype").write_text("bf16")  # of training; figures are in full precision
-    flags = ["--size", "tiny", "--seeds", "1", "--data-dir", str(words), "--out", str(out)]
-    assert ptb.main(flags) == 0 and "| test" not in capsys.readouterr().out
-    assert ptb.main([*flags, "--test"]) == 0
-    printed = capsys.readouterr().out
-    corpus = corpora.load("ptb", root=words)
-    model = lesson_5.TransformerXL(replace(TINY.config, vocab_size=len(corpus.vocab)))
-    model.load_state_dict(checkpoint.read(out / "recipe-1" / "model.pt")["model"])
-
-    def losses(tokens):
-        """{(M, clamp, temperature): mean loss in nats}."""
-        tried = [(M, clamp, logits_by_hand(model, tokens, M, clamp))
-                 for M, clamp in ((8, 0), (16, 0), (16, 15))]  # 15 is 8 + 8 - 1
-        return {(M, clamp, z): F.cross_entropy(logits / z, tokens[1:].long()).item()
-                for M, clamp, logits in tried for z in ptb.TEMPERATURES}
-
-    valid, test = losses(corpus.valid), losses(corpus.test)
-    M, clamp, temperature = best = min(valid, key=valid.get)
-    line = re.search("^recipe-1: .*$", printed, re.MULTILINE)[0]
-    assert f"(M {M}, clamp {clamp or 'none'}, temperature {temperature}" in line
-    shown = [float(z) for z in re.findall(r"([\d.]+) (?:ppl|at temperature 1,)", line)]
-    wanted = [valid[best], test[best], test[M, clamp, 1.0]]
-    assert shown == pytest.approx([math.exp(z) for z in wanted], abs=0.006)
-    assert ptb.main([*flags, "--test"]) == 0 and capsys.readouterr().out == printed

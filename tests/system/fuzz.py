@@ -11,7 +11,6 @@ import functools
 import io
 import os
 import random
-import re
 import sys
 import tempfile
 import traceback

@@ -8,7 +8,6 @@ import copy
 import gc
 import math
 import weakref
-from collections import Counter
 from dataclasses import replace
 from importlib import import_module
 
@@ -164,31 +163,6 @@ def test_prepare_may_leave_lesson_5s_attention():
     assert all(type(layer.attention) is fast.Attention for layer in model.layers)
 
 
-def test_every_dropout_is_replaced_and_still_at_its_place():
-    """The names and rates of lesson 5; each is called once."""
-    plain = lesson_5.TransformerXL(replace(SMALL, dropout=0.25, dropout_attention=0.5))
-    rates = {n: m.p for n, m in plain.named_modules() if isinstance(m, nn.Dropout)}
-    model, seen = fast.prepare(plain), Counter()
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Dropout):
-            module.register_forward_hook(lambda *args, name=name: seen.update([name]))
-            assert isinstance(module, fast.Dropout) and module.p == rates[name]
-            assert isinstance(module, fast.DropoutReLU) == name.endswith("dropout_inner")
-    model.train()(torch.randint(11, (2, 5)))
-    assert seen == dict.fromkeys(rates, 1)
-
-
-def test_a_copy_is_independent():
-    """Neither parts nor weights of a prepared model are shared with its copy."""
-    model, x = fast.prepare(model_of()), torch.randint(11, (2, 5))
-    other, before = copy.deepcopy(model), model(x)[0]
-    for layer in other.layers:
-        layer.attention.dropout_attention = nn.Threshold(2, 0.0)  # no probability is above 2
-    assert model(x)[0].equal(before) and not other(x)[0].equal(before)
-    other.u.data.zero_()
-    assert model(x)[0].equal(before)
-
-
 # ---- the Reader ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("with_losses", [True, False], ids=["losses", "logits"])
@@ -213,16 +187,6 @@ def test_queries_attend_in_blocks(name, B, block, monkeypatch):
     both = zip(read(model, pieces), read(fast.Reader(model), pieces))
     for i, (slow, quick) in enumerate(both):
         assert_close(quick, slow, f"call {i} of {CUTS[i]} tokens", 1e-10)
-
-
-@pytest.mark.parametrize("T", [64, 65, 130])
-def test_a_long_segment_is_read_in_blocks(T):
-    """Full blocks, one query more, and a rest; the memory is shorter than a block and longer."""
-    for mem_len in (5, 100):
-        model = model_of(replace(SMALL, mem_len=mem_len, same_length=True))
-        pieces = torch.randint(11, (2, 3, T)).unbind()
-        for slow, quick in zip(read(model, pieces), read(fast.Reader(model), pieces)):
-            assert_close(quick, slow, f"M {mem_len}", 1e-10)
 
 
 CHANGES = {  # ways in which weights change while somebody holds a memory
@@ -250,34 +214,6 @@ def test_weights_may_change_between_texts_but_not_inside_of_one(change):
         reader(x[1], memory)
     for slow, quick in zip(read(model, x), read(reader, x)):
         assert_close(quick, slow, f"after {change}", 1e-10)
-
-
-def test_a_memory_of_another_number_type_is_refused():
-    """When the model has moved to it since; the same is true of a device."""
-    model, x = model_of(), torch.randint(11, (2, 2, 3))
-    reader = fast.Reader(model)
-    _, memory = reader(x[0])
-    model.float()
-    with pytest.raises(ValueError, match="weights have changed since the memory was made"):
-        reader(x[1], memory)
-
-
-def test_what_the_copies_of_weights_cost():
-    """What Weights says: D (4 H C + FF) numbers a layer, with W_2's when they are cast; a Reader
-    keeps none, and the memories of one text share theirs."""
-    model = model_of(replace(SMALL, d_model=12, d_inner=20)).float()
-    x, D, HC, FF, reader = torch.randint(11, (2, 1, 3)), 12, 12, 20, fast.Reader(model)
-    weights = {z.data_ptr() for z in model.parameters()}
-    for cast, wanted in ((False, D * (4 * HC + FF)), (True, D * (4 * HC + 2 * FF))):
-        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
-            _, memory = reader(x[0])
-            _, later = reader(x[1], memory)
-        assert later.weights is memory.weights
-        layer = memory.weights.layers[1]
-        own = [z for z in (layer.W_qkv, layer.W_o, layer.W_1, layer.W_2)
-               if z.data_ptr() not in weights]
-        assert sum(z.numel() for z in own) == wanted
-    assert vars(reader) == {"model": model}
 
 
 @pytest.mark.parametrize("name", ["plain", "bands"])
@@ -380,17 +316,6 @@ def test_the_memory_has_the_dtype_of_the_projections(dtype, kept, tolerance):
                               layer.W_o, layer.W_1, layer.W_2, layer.b_1, layer.b_2)} == {kept}
     for a, b in zip(slow, quick):
         assert_close(b.double(), a.detach().double(), "under autocast", tolerance)
-
-
-def test_autocast_may_begin_and_end_inside_of_a_text():
-    """Copies and memory change their dtype with it; what was rounded to bf16 stays so."""
-    model, x, memory = model_of().float(), torch.randint(11, (6, 2, 3)), None
-    reader, wanted = fast.Reader(model), read(model, x)
-    for piece, slow, cast in zip(x, wanted, 2 * [False, True, False]):
-        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
-            out, memory = reader(piece, memory, (piece + 1) % 11)
-        assert memory.weights.dtype == (torch.bfloat16 if cast else torch.float32)
-        assert_close(out, slow.detach(), "bf16 in between", 0.05)
 
 
 def test_inference_mode_and_no_grad_take_turns():

@@ -27,7 +27,6 @@ import torch
 from system.crash import differences, runs_differ
 from helpers import wait_until
 from training import checkpoint, log, presets, ranks
-from training.run import Stop
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 ROOT = Path(train.__file__).parent
@@ -174,19 +173,6 @@ def toy_step(model, x, y, memory, micro_batch):
     return loss, memory, model.w.grad.clone()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_micro_batches_add_up_to_the_batch(size):
-    """Loss, gradient and memory are those of all lanes at once, in their order."""
-    model, x, y, results = Toy(), *torch.randint(11, (2, 5, 4)), []
-    for micro_batch in (0, size):
-        memory = None
-        for _ in range(2):
-            loss, memory, gradient = toy_step(model, x, y, memory, micro_batch)
-        results.append([torch.tensor(loss), gradient, *memory])
-    for whole, parts in zip(*results):
-        assert whole.shape == parts.shape and (whole - parts).abs().max() < 1e-4
-
-
 @pytest.mark.parametrize("size, parts", [(0, 1), (1, 3)])
 def test_two_ranks_in_turn_are_one(monkeypatch, size, parts):
     """Each finds the loss of all lanes; the mean of their gradients is that of all lanes, and they
@@ -311,15 +297,6 @@ def test_a_signal_in_an_evaluation_waits_for_its_end(text, tmp_path):
     assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["evaluated"] == 12
 
 
-def test_a_signal_to_one_rank_is_one_to_all(monkeypatch):
-    """All are told its number after the same step."""
-    monkeypatch.setattr(ranks, "COUNT", 2)
-    for found in (0, signal.SIGTERM):
-        monkeypatch.setattr(ranks, "everybody", lambda own: [[own], [found]])
-        with Stop() as stop:
-            assert stop.asked() == bool(found) and stop.number == found
-
-
 def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
     """Each rank something else, the same again from the same seed."""
     content = {"random": torch.get_rng_state()[None], "random_cuda": None}
@@ -368,7 +345,6 @@ import os, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 import train
 from training import ranks
-from training.run import Stop
 from training import presets
 real, calls = train.train_step, [0]
 def step(*arguments):
