@@ -14,7 +14,6 @@ from training.flags import Flags
 from training.run import read_corpus, restored
 
 maps = import_module("figures5_to_7_attention")
-train = maps.train
 lesson_1 = import_module("01_vanilla_segments")
 lesson_3 = import_module("03_relative_attention")
 lesson_5 = import_module("05_full_model")

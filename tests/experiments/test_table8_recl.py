@@ -98,12 +98,3 @@ def test_losses_are_after_exactly_so_many_tokens(kind):
             with common.evaluating_with(model, mem_len=29, same_length=True):
                 wanted = model(x, None, y)[0][0, -1]
             assert_close(found[i, k].double(), wanted, f"position {t} after {c}", 1e-5)
-
-
-def test_the_lstm_is_no_larger_and_learns_within_a_segment():
-    """No gradient into the segment before; its parameters are the most that fit."""
-    model, x = table8.LSTM(CONFIG, 2000), torch.randint(7, (3, 9))
-    size = sum(z.numel() for part in (model.lstm, model.out) for z in part.parameters())
-    width = model.lstm.hidden_size + 8
-    assert size <= 2000 < 4 * width * (8 + 3 * width + 4) + 8 * width
-    assert not any(z.requires_grad for z in model(x, None, x)[1])
