@@ -1,130 +1,26 @@
-"""Runs as their users know them: a folder, stopping and going on to the bit, and every mistake.
+"""Runs as their users know them: begun, stopped, gone on with to the bit.
 
     pytest tests/system/test_runs.py
 """
-import io
 import math
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager, redirect_stdout
-from functools import cache
 from importlib import import_module
-from itertools import count
-from pathlib import Path
 
 import pytest
 import torch
 
 from system.crash import differences, runs_differ
 from helpers import wait_until
-from support import corpora
-from training import checkpoint, fast, log, machine, presets, run as runs
-from training.flags import Flags
+from training import checkpoint, log, machine, run as runs
+from system.small_runs import (
+    ROOT, TINY, WHOLE, again, at_call, crash, ctrl_c, failure, finished, last_line,
+    no_curve_and_no_flush, run, saved, scripted, small, text)
 
 train = import_module("train")
-ROOT = Path(train.__file__).parent
-TINY = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment", "8", "--mem-len",
-        "12", "--eval-segment", "16", "--eval-mem-len", "16", "--log-every", "2",
-        "--n-tokens", "5"]
-# 225 training bytes in 4 lanes of 56 inputs: the text begins anew after 7 segments of 8
-WHOLE = "--steps", "9", "--eval-every", "3", "--dropout", "0.2", "--optimizer", "muon"
-
-
-# ---- helpers ------------------------------------------------------------------------------------
-
-@pytest.fixture(scope="module", autouse=True)
-def no_curve_and_no_flush():
-    """What takes longer than all else in these runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log, "draw", lambda *arguments: None)
-        patch.setattr(os, "fsync", lambda number: None)
-        yield
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """A file of pseudo-random words, the same in every test: 250 bytes."""
-    draw = random.Random(0)
-    words = ["".join(draw.choices("abcde", k=draw.randint(1, 6))) for _ in range(99)]
-    path = tmp_path_factory.mktemp("text") / "notes.txt"
-    path.write_text(" ".join(words)[:250])
-    return path
-
-
-@pytest.fixture(scope="module")
-def finished(text, tmp_path_factory):
-    """finished(*flags): a run that nobody has disturbed, made once -> its folder, its last line."""
-    @cache
-    def once(*flags):
-        out = tmp_path_factory.mktemp("finished")
-        with redirect_stdout(io.StringIO()) as said:
-            assert run(text, out, *flags) == 0
-        return out, said.getvalue().splitlines()[-1]
-
-    return once
-
-
-@pytest.fixture
-def small(finished, tmp_path):
-    """small(): the folder of a run of three steps, to be read or spoiled."""
-    return lambda: Path(shutil.copytree(finished("--steps", "3")[0], tmp_path / "small"))
-
-
-def run(text, out, *flags):
-    return train.main([*TINY, "--text", str(text), "--out", str(out), *flags])
-
-
-def again(out, *flags):
-    """A command on a folder that holds a run."""
-    return train.main([*flags, "--out", str(out), "--device", "cpu"])
-
-
-def last_line(capsys):
-    return capsys.readouterr().out.splitlines()[-1]
-
-
-def failure(capsys, status):
-    """What a mistake must look like: status 1 and exactly one line on stderr."""
-    error = capsys.readouterr().err.replace("\r", "\n").strip().splitlines()
-    assert status == 1 and len(error) == 1 and error[0].startswith("train.py: "), error
-    return error[0]
-
-
-@contextmanager
-def at_call(number, act, where="train_step"):
-    """In the block: act() in the middle of the number-th call of a function of train.py."""
-    real, calls = getattr(train, where), count(1)
-
-    def wrapped(*arguments, **options):
-        if next(calls) == number:
-            act()
-        return real(*arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, where, wrapped)
-        yield
-
-
-def ctrl_c():
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def crash(*arguments):
-    raise RuntimeError("the machine is gone")
-
-
-def scripted(*losses):
-    """train_step that gives these losses, one after the other, and trains nothing."""
-    losses = iter(losses)
-    return lambda model, optimizer, x, y, memory, run: (next(losses), 1.0, memory)
-
-
-def saved(out, name="checkpoint"):
-    return checkpoint.load(out / f"{name}.pt")["state"]
 
 
 # ---- a whole run --------------------------------------------------------------------------------
@@ -166,84 +62,6 @@ def test_eval_only_and_sample_need_no_flags_but_the_folder(finished, capsys):
 def test_what_cannot_be_drawn_is_refused_in_one_line(act, flags, words, small, capsys):
     """Whether it is drawn now, or after the training."""
     assert words in failure(capsys, again(small(), *act, *flags))
-
-
-# ---- sampling -----------------------------------------------------------------------------------
-
-READING = presets.Run(steps=1, dtype="float32", eval_segment=5, eval_mem_len=7)
-
-
-def a_model(form="plain", V=11, broken=False):
-    """A small model, or a Reader of it; if it is broken its logits are not finite."""
-    torch.manual_seed(0)
-    model = train.lesson_5.TransformerXL(train.lesson_5.Config(
-        V, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6, dropout=0.5))
-    if broken:
-        model.embedding.bias.data.fill_(math.nan)
-    return model if form == "plain" else fast.Reader(model)
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
-@pytest.mark.parametrize("form", ["plain", "Reader"])
-def test_a_prompt_is_continued_in_eval_mode_and_the_mode_put_back(form, training, monkeypatch):
-    """A prompt (P,) gives (n_tokens,); lesson 5's generate gets it as one lane, (1, P)."""
-    model, generate, seen = a_model(form).train(training), train.lesson_5.generate, []
-
-    def watched(model, prompt, **options):
-        seen.append((model.training, model.config.mem_len, tuple(prompt.shape)))
-        return generate(model, prompt, **options)
-
-    monkeypatch.setattr(train.lesson_5, "generate", watched)
-    new = train.sample(model, torch.tensor([1, 2, 3]), READING, Flags(n_tokens=5))
-    assert seen == [(False, 7, (1, 3))]
-    assert new.shape == (5,) and new.dtype == torch.int64
-    assert model.training is training and model.config.mem_len == 6
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
-@pytest.mark.parametrize("form", ["plain", "Reader"])
-@pytest.mark.parametrize("prompt, broken, words", [
-    ([1, 99], False, "99"), ([-1], False, "-1"), ([1, 2], True, "not finite")],
-    ids=["above V", "below 0", "broken weights"])
-def test_the_mode_is_put_back_after_an_error(prompt, broken, words, form, training, our_own):
-    """So are the lengths."""
-    model = a_model(form, broken=broken).train(training)
-    with pytest.raises(ValueError, match=words):
-        train.sample(model, torch.tensor(prompt), READING, Flags(n_tokens=5))
-    assert model.training is training and model.config.mem_len == 6
-
-
-@pytest.mark.parametrize("asked, words", [
-    ({"n_tokens": -1}, "--n-tokens must be 0 or more, got -1"), ({"top_k": 0}, "--top-k"),
-    ({"temperature": 0.0}, "--temperature"), ({"temperature": math.nan}, "--temperature")], ids=str)
-def test_what_no_model_can_draw_is_refused(asked, words):
-    """Before anything is read."""
-    with pytest.raises(ValueError, match=words):
-        Flags(**asked)
-
-
-def test_no_new_tokens_are_none():
-    """n_tokens 0 is no mistake."""
-    new = train.sample(a_model(), torch.tensor([1, 2]), READING, Flags(n_tokens=0))
-    assert new.shape == (0,) and new.dtype == torch.int64
-
-
-@pytest.mark.parametrize("V", [3, 200])
-def test_unless_top_k_is_given_it_is_40_or_the_vocabulary(V, monkeypatch):
-    """A vocabulary of fewer than 40 symbols is no mistake."""
-    asked, draw = [], train.lesson_5.sample_top_k
-    monkeypatch.setattr(train.lesson_5, "sample_top_k", lambda logits, top_k, *more: (
-        asked.append(top_k), draw(logits, top_k, *more))[1])
-    train.sample(a_model(V=V), torch.tensor([1, 2]), READING, Flags(n_tokens=2))
-    assert asked == [min(40, V)] * 2
-
-
-def test_the_same_seed_draws_the_same_text():
-    """That of the run, unless another one is given."""
-    first, again, other = (train.sample(
-        a_model(), torch.tensor([1, 2]), READING, Flags(n_tokens=20, typed=asked)).tolist()
-        for asked in ({}, {"seed": 0}, {"seed": 1}))
-    assert first == again != other
 
 
 @pytest.mark.slow
@@ -431,143 +249,6 @@ def test_trials_and_steps_see_the_micro_batch(text, tmp_path, monkeypatch):
     flags = ["--dtype", "auto", "--micro-batch", "3", "--compile", "--steps", "1"]
     assert run(text, tmp_path / "run", *flags) == 0
     assert seen == [(3, 8), (3, 8), 3]
-
-
-# ---- folders ------------------------------------------------------------------------------------
-
-def test_a_flag_that_cannot_be_is_no_damaged_checkpoint(small, monkeypatch, capsys):
-    """A number of ranks that does not divide the lanes, a setting that no run can have."""
-    out = small()
-    assert "--micro-batch must be at least 0" in (said := failure(
-        capsys, again(out, "--resume", "--micro-batch", "-1"))) and "checkpoint.pt" not in said
-    monkeypatch.setattr(runs.ranks, "my_lanes", lambda B: list(range(B))[B])
-    with pytest.raises(IndexError):  # as it is, not as a damaged checkpoint
-        again(out, "--resume")
-
-
-@pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
-@pytest.mark.parametrize("flags", [[], ["--resume"]], ids=["new", "resume"])
-def test_two_runs_in_one_folder(text, small, capsys, flags):
-    """The second is refused with a sentence, before it looks at a checkpoint which the first may
-    just be moving, and changes nothing; --eval-only is allowed.
-    """
-    out = small()
-    path = out / "checkpoint.pt"
-    path.write_bytes(b"") if flags else path.unlink()
-    left = {path.name: path.read_bytes() for path in out.iterdir()}
-    with checkpoint.Lock(out) as lock:
-        assert f"process {os.getpid()}," in lock.take()
-        assert "belongs to a run that is going on" in failure(
-            capsys, run(text, out, "--steps", "3", *flags))
-        assert left == {path.name: path.read_bytes() for path in out.iterdir()}
-        assert again(out, "--eval-only") == 0
-
-
-def test_a_run_is_not_overwritten_and_not_changed(text, small, capsys, monkeypatch):
-    """A folder that holds a run is refused; so is going on with other settings or another text."""
-    out = small()
-    before, good = (out / "checkpoint.pt").read_bytes(), text.read_text()
-    assert "holds a run already" in failure(capsys, run(text, out, "--steps", "3"))
-    for flags, words in ((["--lr", "0.5"], "--lr is"), (["--plain"], "--plain is not set there"),
-                         (["--model", "laptop"], "--model is tiny there, not laptop")):
-        assert words in failure(capsys, again(out, "--resume", *flags))
-    monkeypatch.setattr(runs, "load", lambda path, **options: corpora.load(other))
-    for changed in ("x" * 250, good[::-1]):  # other symbols; the same, but at other places
-        other = out / "changed.txt"
-        other.write_text(changed)
-        for flag in ("--resume", "--eval-only"):
-            assert "it has changed since" in failure(capsys, again(out, flag))
-    assert (out / "checkpoint.pt").read_bytes() == before
-    monkeypatch.undo()
-    assert again(out, "--resume", "--save-minutes", "5") == 0
-
-
-def test_a_run_is_evaluated_as_it_was_trained(text, small, tmp_path, capsys):
-    """Another text or dtype beside --eval-only would be passed over without a word."""
-    out, other = small(), tmp_path / "other.txt"
-    other.write_text(text.read_text()[1:])
-    for flags, words in ((["--text", str(other)], "not the text that the checkpoint was trained"),
-                         (["--dataset", "enwik8"], "--dataset is stdlib there, not enwik8"),
-                         (["--dtype", "bf16"], "--dtype is float32 there, not bf16")):
-        assert words in failure(capsys, again(out, "--eval-only", *flags))
-    assert again(out, "--eval-only", "--text", str(text), "--plain", "--seed", "4") == 0
-
-
-def test_a_text_may_move(text, tmp_path, capsys):
-    """A run goes on, and is evaluated, where its text lies by another name; not with another one.
-    """
-    out, moved = tmp_path / "run", tmp_path / "moved.txt"
-    moved.write_text(text.read_text())
-    assert run(moved, out, "--steps", "6") == 0
-    (tmp_path / "gone.txt").write_text("x" + text.read_text())
-    moved.unlink()
-    for act in ("--eval-only", "--resume"):
-        assert "moved.txt" in failure(capsys, again(out, act))
-        assert "not the text" in failure(capsys, again(
-            out, act, "--text", str(tmp_path / "gone.txt")))
-        assert again(out, act, "--text", str(text)) == 0
-
-
-def test_a_best_model_without_its_run_is_kept(text, small):
-    """Somebody has deleted the large checkpoints: a new run there puts what is left aside."""
-    out = small()
-    left = {name: (out / name).read_bytes() for name in ("best.pt", "metrics.tsv")}
-    (out / "checkpoint.pt").unlink()
-    assert run(text, out, "--steps", "3", "--seed", "1") == 0
-    assert left == {name: (out / f"old-{name}").read_bytes() for name in left}
-    assert (out / "best.pt").read_bytes() != left["best.pt"]
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_one_sentence(text, tmp_path, monkeypatch, capsys):
-    """The operating system's own refusal, in the middle of a run."""
-    real = open
-    monkeypatch.setattr("builtins.open", lambda path, *a, **k: real(
-        "/dev/full" if str(path).endswith(".part") else path, *a, **k))
-    status = run(text, tmp_path / "run", "--steps", "6")
-    assert "could not write" in failure(capsys, status)
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["lock"]
-
-
-# ---- bad input ----------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("flags, words", [
-    (["--dataset", "enwik9"], "enwik8"),
-    (["--model", "enormous"], "unknown model 'enormous', known are tiny"),
-    (["--text", "nowhere.txt"], "nowhere.txt"),
-    (["--text", "empty.txt"], "0 bytes, but at least 40"),
-    (["--n-head", "3"], "3 heads do not divide the model width 32"),
-    (["--steps", "3", "--minutes", "1"], "one length"),
-    (["--lr", "nan"], "--lr"),
-    (["--dataset", "stdlib", "--text", "notes.txt"], "give one of them"),
-    (["--temperature", "1e-300"], "--temperature"),
-    (["--top-k", "-1"], "--top-k"),
-    (["--n-tokens", "-1"], "--n-tokens"),
-    (["--out", "empty.txt/run"], "empty.txt"),
-    (["--device", "tpu"], "must be cpu or cuda"),
-    (["--eval-only"], "no checkpoint"),
-    (["--resume"], "no checkpoint"),
-    (["--sample", "abc"], "no checkpoint"),
-    (["--seed", str(10**30)], "--seed must be at most"),
-    (["--eval-mem-len", str(2**63)], "eval-mem-len"),
-    (["--batch", str(10**400), "--dry-run"], "--batch"),
-    (["--lr=--"], "--lr"),
-    (["--text=--"], "--text needs a value"),
-    (["a\nb"], "a b"),
-    (["--n-layer", "100000000"], "parameters"),
-    (["--out", "\udcff"], "UTF-8"),
-], ids=lambda z: ascii(" ".join(z))[:30] if isinstance(z, list) else "")
-def test_bad_input_is_one_line_and_leaves_nothing(flags, words, text, tmp_path, monkeypatch,
-                                                  capsys):
-    """What, where, what to do; status 1, before any training; no folder made."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(text, "notes.txt")
-    Path("empty.txt").touch()
-    source = [] if {"--text", "--dataset"} & set(flags) else ["--text", "notes.txt"]
-    model = [] if "--model" in flags else ["--model", "tiny"]
-    status = train.main([*model, *source, "--out", "run", "--device", "cpu", *flags])
-    assert words in failure(capsys, status)
-    assert not Path("run").exists() and Path("empty.txt").read_bytes() == b""
 
 
 # ---- torch.compile, a GPU -----------------------------------------------------------------------
