@@ -32,8 +32,7 @@ def lanes(tokens, B):
     M("lanes", "the lanes stand as columns: (B, L + 1) has a lane in each row, and each is L + 1 "
       "tokens, the last of them a target only", """
 def lanes(tokens, B):
-    L = (len(tokens) - 1) // B
-    return tokens[: B * L].view(B, -1).t()
+    return tokens[: len(tokens) // B * B].view(B, -1).t()
 """),
     M("lanes", "this is one long row, or a stream that is not cut: each lane is a row of its own, "
       "(B, L + 1)", """

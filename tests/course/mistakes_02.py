@@ -58,7 +58,7 @@ def causal_mask(T, m, device=None):
       ("torch.arange(T, device=device)", "torch.arange(T)"),
       ("torch.arange(m + T, device=device)", "torch.arange(m + T)")),
     M("causal_mask", "this is a window: keys far back are masked, too; here every query sees the "
-      "whole memory, however long it is", ("return j > m + i", "return (j > m + i) | (j <= i)")),
+      "whole memory, however long it is", ("return j > m + i", "return (j > m + i) | (j < i)")),
     M("causal_mask", "T and m are exchanged: there are T queries, one row each, and m keys of the "
       "memory", """
 def causal_mask(T, m, device=None):
@@ -68,6 +68,11 @@ def causal_mask(T, m, device=None):
 """),
 
     # ---- reach
+    M("reach", "only the first layer looks back from the END of a segment; the others look from the "
+      "START of the segment that was reached", """
+def reach(N, T, M):
+    return N * (M + T - 1)
+"""),
     M("reach", "N (M + T): memory reaches back from the start of a segment, not from its end", """
 def reach(N, T, M):
     return N * (M + T)

@@ -47,6 +47,9 @@ TABLE = (
       ("    if clamp_len > 0:\n        distance = distance.clamp(max=clamp_len)\n",
        "    limit = clamp_len if clamp_len > 0 else K\n"
        "    distance = K - 1 - torch.arange(K, device=device).clamp(max=limit)\n"), bug=7),
+    M("distance_encoding", "the far distances are not encoded at all: they count as clamp_len, so "
+      "R has K rows",
+      ("distance = distance.clamp(max=clamp_len)", "distance = distance[-clamp_len:]")),
     M("distance_encoding", "clamp_len = 0 means no clamp, but here everything became distance 0",
       ("    if clamp_len > 0:\n        distance = distance.clamp(max=clamp_len)\n",
        "    distance = distance.clamp(max=max(clamp_len, 0))\n")),
@@ -95,6 +98,9 @@ def attend(self, q, k, value, k_R, u, v, mask):
       (".softmax(-1)", ".softmax(-1).masked_fill(mask, 0.0)")),
     M("relative_attention", "masked keys get a large negative number: with scores like these that "
       "is not enough; use -inf", ('float("-inf")', "-1e3"), bug=12),
+    M("relative_attention", "a large negative number is added to the score of a masked key: with "
+      "scores like these that is not enough; fill in -inf (masked_fill)",
+      ('score.masked_fill(mask, float("-inf"))', "(score + mask * -1e9)"), bug=12),
     M("relative_attention", "test_equal_scores",
       ('score.masked_fill(mask, float("-inf"))', "(score + mask * -math.inf)")),
     M("relative_attention", "dropout_attention is not called: it stands between the softmax and "
