@@ -111,19 +111,6 @@ def test_the_products_are_those_that_the_model_makes(what, monkeypatch):
     assert parts * (counter.get_total_flops() - projected) == wanted
 
 
-def test_the_products_of_an_adaptive_softmax():
-    """V = 100, cut at 10: every token asks for 10 words and the tail, half of them for its 90."""
-    size = benchmark.SIZES["tiny"]
-    size = replace(size, config=replace(size.config, vocab_size=100, cutoffs=(10,)))
-    assert benchmark.products(size, "train")[5:7] == [(1, 1, 32, 32, 11), (1, 1, 16, 32, 90)]
-
-
-def test_what_evaluation_reads_at_a_time():
-    """train.py's length, in whole segments of what is asked for."""
-    for name, wanted in (("tiny", 32), ("S", 512), ("enwik8-12L", 480), ("lm1b-large", 128)):
-        assert benchmark.long_segments(benchmark.SIZES[name]).eval_segment == wanted
-
-
 @pytest.mark.parametrize("what, tokens, others", [
     ("train", 32, 32), ("eval", 32, 8), ("generate", 1, 1), ("window", 32, 1)])
 def test_a_line_for_each_implementation(what, tokens, others, capsys, monkeypatch):
@@ -200,16 +187,6 @@ def test_every_form_is_lesson_5s_attention(name):
     assert_close(found, wanted, name, 1e-10)
     for a, b in zip(gradients(found, leaves), gradients(wanted, leaves)):
         assert_close(a, b, f"{name}: gradient", 1e-10)
-
-
-def test_every_form_of_reading_gives_the_same():
-    """What is compared is equal; a layer's call only has to run."""
-    size = replace(benchmark.SIZES["tiny"], eval_mem_len=4)
-    for forms in parts.reading_forms(size, torch.float64).values():
-        first, *others = (form() for form in forms.values())
-        for other in others:
-            for a, b in zip(first or (), other or (), strict=True):
-                assert_close(a, b, "another layout", 1e-12)
 
 
 @pytest.mark.parametrize("what, forms", [("parts", 10), ("reading", 7)])

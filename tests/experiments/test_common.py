@@ -58,17 +58,6 @@ def test_what_is_stopped_goes_on_to_the_bit(tmp_path, monkeypatch, our_own):
         assert steps == left and all(whole[name].equal(z) for name, z in gone_on.items())
 
 
-def test_each_seed_is_that_of_the_weights_and_of_the_run(tmp_path, monkeypatch):
-    """fit_seeds: torch is seeded before make(), and the run, which draws sentences, has it too."""
-    monkeypatch.setattr(common, "fit", lambda *given: given)
-    given = SimpleNamespace(seeds=[3, 5], out=tmp_path)
-    fitted = list(common.fit_seeds(lambda: torch.rand(4), "text", RUN, given, "name"))
-    for seed, (model, corpus, run, path) in zip(given.seeds, fitted, strict=True):
-        torch.manual_seed(seed)
-        assert model.equal(torch.rand(4)) and run == replace(RUN, seed=seed)
-        assert corpus == "text" and path == tmp_path / f"name-{seed}.pt"
-
-
 def test_another_run_or_a_damaged_one_is_not_taken(tmp_path):
     """Other steps, seed, model, or a text that has changed; half a file."""
     path, corpus, run = tmp_path / "m.pt", text(60), replace(RUN, steps=1)

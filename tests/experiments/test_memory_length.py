@@ -4,26 +4,12 @@
 """
 import math
 from importlib import import_module
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 memory_length, common = import_module("memory_length"), import_module("common")
 corpora = import_module("support.corpora")
-
-
-def test_the_memories_that_are_tried(seen):
-    """Without and with clamp, at M + T - 1 of training; as trained, and with same_length and
-    M + T / 2 keys.
-    """
-    *_, setting = memory_length.SIZES["tiny"]
-    free, clamped, *others = memory_length.evaluate(
-        None, setting, SimpleNamespace(valid=torch.arange(200) % 7), 8)
-    wanted = [(64, {"mem_len": M, "clamp_len": clamp, "same_length": True})
-              for clamp in (0, 15) for M in setting.lengths]
-    assert seen == [*wanted, (8, {"mem_len": 12, "same_length": True}), (8, {})]
-    assert [*free.values(), *clamped.values(), *others] == [*range(1, 9), 10, 9]
 
 
 def test_the_best_loss_is_that_of_a_counter_who_knows_the_rule():

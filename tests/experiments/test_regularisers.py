@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from helpers import assert_close, randomized
 
-from training import fast
 
 lesson_5, regularisers = import_module("05_full_model"), import_module("regularisers")
 LockedDropout, WordDropout, DropConnect, Penalised, Recipe = (
@@ -98,23 +97,6 @@ def test_evaluation_does_not_see_them():
     assert not torch.equal(*different)
 
 
-@pytest.mark.parametrize("locked_inside", [False, True])
-def test_the_fast_form_of_a_regularised_model(locked_inside):
-    """fast.prepare after it: the same losses and gradients without draws (float64), and the locked
-    dropouts stay.
-    """
-    results = []
-    for form in (lambda model: model, fast.prepare):
-        model = form(regularisers.regularise(plain(), Recipe(locked_inside=locked_inside))).train()
-        loss, _ = model(x, model(x)[1], y)
-        loss.sum().backward()
-        results.append([loss, *(z.grad for z in model.parameters())])
-    for wanted, found in zip(*results, strict=True):
-        assert_close(found, wanted, "the fast form", 1e-10)
-    kind = type(model.layers[0].dropout_inner)
-    assert kind is (LockedDropout if locked_inside else fast.DropoutReLU)
-
-
 @pytest.mark.parametrize("locked, locked_inside", [(True, False), (False, True)])
 def test_where_what_is_dropped(locked, locked_inside):
     """The rate of each of lesson 5's dropouts, and whether it is locked; DropConnect takes the
@@ -183,20 +165,3 @@ def test_segment_lengths():
     spread = math.sqrt(sum((z - 70) ** 2 for z in whole) / len(whole))
     assert 4.5 < spread < 6.5, spread  # 5, and the rounding's 2
     assert min(lengths(0, 8)) > 0  # a tenth is no whole number
-
-
-def test_muon_moves_the_matrices_and_adam_the_embedding_and_the_rest():
-    """Beside it the decay shrinks both kinds of matrices by their own rate."""
-    model = plain()
-    optimizer = regularisers.optimizer_of(model, Recipe(decay=0.1, muon=0.05), 0.01)
-    moved = {id(z) for z in optimizer.parts[1].param_groups[0]["params"]}
-    before = {name: z.clone() for name, z in model.state_dict().items()}
-    for z in model.parameters():
-        z.grad = torch.zeros_like(z)
-    optimizer.set_rate(0.002)  # a fifth: Muon's is 0.01 then
-    optimizer.step()
-    for name, z in model.named_parameters():
-        matrix = z.dim() == 2 and name != "embedding.weight"
-        assert (id(z) in moved) == matrix, name
-        rate = 0.01 if matrix else 0.002 if z.dim() == 2 else 0.0
-        assert_close(z.data, before[name] * (1 - rate * 0.1), name)

@@ -204,14 +204,3 @@ def test_order_is_counted_against_the_paper(capsys):
     out = capsys.readouterr().out
     assert "of 3 pairs of rows the seeds, which do not overlap, tell 1 apart (by chance 1), 1 of " \
            "them in the paper's order" in out and "1.250 ± 0.050" in out
-
-
-def test_evaluation_sees_what_it_says(seen):
-    """With recurrence M = L - 1 and same_length; without, windows of L; al-rfou not beyond T."""
-    setting, corpus = table6.SIZES["tiny"], SimpleNamespace(valid=torch.arange(200) % 7)
-    for row, wanted in ((table6.ROWS[0], [(8, {})] + [
-            (64, {"mem_len": L - 1, "same_length": True}) for L in setting.lengths]),
-            (table6.ROWS[3], [8, *setting.lengths]), (table6.ROWS[8], [8, 4, 8])):
-        seen.clear()
-        table6.evaluate(None, row, setting, corpus, setting.run.segment)
-        assert seen == wanted
