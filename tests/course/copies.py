@@ -41,9 +41,10 @@ def find_lessons(place):
         raise ValueError(f"{place} does not exist; name the folder with the student's files")
     if place.is_file() and place.suffix != ".py":
         raise ValueError(f"{place.name} is neither a folder nor a lesson file; unpack archives")
-    paths = [place] if place.is_file() else sorted(place.rglob("*.py"))
-    paths = [path for path in paths if path.stem in LESSONS and path.suffix == ".py" and not any(
-        hidden(part) for part in path.relative_to(place.parent).parts)]
+    paths = [place] if place.is_file() else [
+        path for path in sorted(place.rglob("*.py"))
+        if not any(map(hidden, path.relative_to(place).parts))]
+    paths = [path for path in paths if path.stem in LESSONS]
     depth = min((len(path.parts) for path in paths), default=0)
     folders = sorted({path.parent for path in paths if len(path.parts) == depth})
     if len(folders) > 1:

@@ -185,6 +185,12 @@ def test_the_next_exercise_is_named_after_a_solved_one(found, goes_on, monkeypat
     assert line.startswith(f"lanes is {found}") and ("next: segments" in line) == goes_on
 
 
+def test_no_warning_of_a_mistake_reaches_a_student(recwarn):
+    """A wrong answer is compared with every mistake; torch may warn of some of them."""
+    judge("train_step", with_body("train_step", "return 0.0, 0.0, memory"))
+    assert not recwarn.list
+
+
 def test_endless_loop_is_told(monkeypatch):
     monkeypatch.setattr(rules, "SECONDS", 1)
     rule, message = judge("reach", with_body("reach", "while True: pass"))

@@ -92,8 +92,11 @@ def test_all_is_blank_there(edition, exercise):
 
 
 def test_its_readme_speaks_only_of_what_is_in_it(edition):
-    """Every file that it names is there, every exercise and flag exists."""
+    """Every file that it names is there, every exercise and flag exists; it says how to install,
+    for which Python, and what each lesson is about."""
     text = (edition / "README.md").read_text()
+    assert "pip install -r requirements.txt" in text and "Python 3.10" in text
+    assert all(f"| {lesson}.py |" in text for lesson in LESSONS)
     for path in re.findall(r"[\w./]+\.(?:py|txt|md)\b|\b(?:tests|support|training)/[\w/]*", text):
         assert (edition / path).exists() or (edition / "tests" / path).exists(), path
     assert set(re.findall(r"pytest -k (\w+)", text)) <= set(NAMES)
@@ -210,6 +213,34 @@ def test_a_student_solves_one_and_then_all(tmp_path):
     status, out = pytest_in(folder, "-q")
     assert status == 0, "\n".join(line for line in out.splitlines() if "FAILED" in line)
     assert last_line(out) == f"{COUNT} of {COUNT} exercises solved"
+
+
+@pytest.mark.slow
+def test_one_broken_line_is_said_once(tmp_path):
+    """A colon is missing in lesson 2: its exercises, and those of the lessons that use it, cannot
+    be tested, for one reason; lesson 1 can."""
+    folder = tmp_path / "course"
+    blank.main(["--all", str(folder)])
+    solve(folder, BY_NAME["lanes"])
+    path = folder / "02_recurrence.py"
+    path.write_text(path.read_text().replace("def reach(N, T, M):", "def reach(N, T, M)"))
+    done = subprocess.run([sys.executable, "tests/blank.py", "--list"], cwd=folder, text=True,
+                          capture_output=True, timeout=60)
+    states = [line.split()[3] for line in done.stdout.splitlines()[1 : COUNT + 1]]
+    assert states == ["solved", "blank", "blank"] + ["untested"] * (COUNT - 3)
+    assert done.stdout.count("02_recurrence.py, line") == 1
+    assert last_line(done.stdout) == "1 of 18 exercises solved; next: segments (01)"
+
+
+@pytest.mark.slow
+def test_k_takes_exercises_by_their_names():
+    """Two, and not those of which they are a part; a name that is none is answered."""
+    _, out = pytest_in(ROOT, "-q", "--collect-only", "-k", "lanes or segments")
+    found = re.findall(r"(test_\w+)\.py::(test_\w+)", out)
+    assert {file for file, _ in found} == {"test_01_vanilla_segments"}
+    assert ("test_01_vanilla_segments", "test_position_0") not in found and len(found) > 15
+    _, out = pytest_in(ROOT, "-q", "-k", "lane_typo")
+    assert "no exercise is called lane_typo; did you mean lanes?" in out
 
 
 @pytest.fixture
