@@ -185,10 +185,13 @@ def test_the_next_exercise_is_named_after_a_solved_one(found, goes_on, monkeypat
     assert line.startswith(f"lanes is {found}") and ("next: segments" in line) == goes_on
 
 
-def test_no_warning_of_a_mistake_reaches_a_student(recwarn):
-    """A wrong answer is compared with every mistake; torch may warn of some of them."""
-    judge("train_step", with_body("train_step", "return 0.0, 0.0, memory"))
-    assert not recwarn.list
+def test_no_warning_of_a_mistake_reaches_a_student(monkeypatch, recwarn):
+    """A wrong answer is compared with every mistake; torch warns of some of them."""
+    noisy = mistakes.Mistake("reach", "noisy", (
+        "def reach(N, T, M):\n    import warnings\n    warnings.warn('noisy')\n    return 1\n",))
+    monkeypatch.setattr(mistakes, "of", lambda name: [noisy])
+    _, message = judge("reach", lambda N, T, M: 1)
+    assert message.startswith("reach: noisy") and not recwarn.list
 
 
 def test_endless_loop_is_told(monkeypatch):
