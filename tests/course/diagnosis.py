@@ -202,6 +202,7 @@ def side_by_side(wanted, got, seen=None):
 
     Of more dimensions, or of more numbers, the part around the first difference.
     """
+    shapes = [tuple(tensor(z).shape) for z in (wanted, got)]
     wanted, got = (z if z.dim() else z[None] for z in (tensor(wanted), tensor(got)))
     wanted, got = (z if z.dim() > 1 else z[None] for z in (wanted, got))
     mask = None if seen is None else ~seen
@@ -223,7 +224,7 @@ def side_by_side(wanted, got, seen=None):
         wanted, got = wanted[part], got[part]
         mask = None if mask is None else mask[part]
     else:
-        where = f"shape: expected {tuple(wanted.shape)}, got {tuple(got.shape)}"
+        where = f"shape: expected {shapes[0]}, got {shapes[1]}"
         if wanted.dim() == got.dim() > 2 and wanted.shape[:-2] == got.shape[:-2]:
             wanted, got = (z[(0,) * (z.dim() - 2)] for z in (wanted, got))
             where += "; of each the first matrix:"

@@ -9,9 +9,10 @@ import textwrap
 from collections import Counter
 
 import pytest
+import torch
 
 from course import copies, lessons, mistakes, rules
-from course.diagnosis import outcome_of_mistake
+from course.diagnosis import outcome_of_mistake, side_by_side
 from course.exercises import BY_NAME, EXERCISES, find, text_of
 from course.rules import judge, rules_of, sentence_of, state
 
@@ -165,6 +166,12 @@ def test_what_is_cut_of_a_long_print_is_said():
     """The first twenty lines, and how many more there were."""
     assert rules.beginning("a\n" * 20) == "\n".join("a" * 20)
     assert rules.beginning("a\n" * 23).splitlines()[19:] == ["a", "... (3 more lines)"]
+
+
+def test_the_shape_of_a_row_of_numbers_is_told_as_it_is():
+    """Though it is printed as a matrix of one row."""
+    said = side_by_side([1, 2, 3], torch.tensor([1, 2]))
+    assert "expected (3,), got (2,)" in said and "[1 2 3]    [1 2]" in said
 
 
 def test_a_plain_assert_shows_its_values():

@@ -1,6 +1,6 @@
 """Broken input by the thousand, and one rule for all of it: it works, or one sentence refuses it.
 
-    python tests/system/fuzz.py --inputs 5000   command lines, texts, archives, checkpoints
+    python tests/system/fuzz.py --inputs 5000   command lines, texts, checkpoints
     python tests/system/fuzz.py --only 17       one input again, shown in full
 
 Number and seed decide an input.  A fault is any exception but a ValueError of ours, a warning, a
@@ -28,9 +28,8 @@ sys.path[:0] = [folder for folder in (str(ROOT), str(ROOT / "tests")) if folder 
 import train
 from course.copies import limit_resources
 from course.lessons import time_limit
-from support import corpora, download
+from support import corpora
 from support.progress import progress
-from system.archives import published, tarred, zipped
 
 NOTES = " ".join(
     random.Random(0).choices(["abba", "bad", "cede", "deed", "a", "é"], k=500)).encode()
@@ -99,37 +98,6 @@ def text(draw):
     return data, act, ()
 
 
-PARTS = {"enwik8": ["enwik8"], "ptb": ["train", "valid", "test"], "lm1b": ["s/1", "s/2", "s/3"]}
-
-
-def archive(draw):
-    """A data folder: an archive or its files, whole or bent, or something else in their places."""
-    root, name = Path("data"), draw.choice([*PARTS])
-    pack, form = draw.choice(((zipped, "a.zip"), (tarred, "a.tar.gz")))
-    texts = {part: bent(draw, NOTES) if draw.random() < 0.1 else NOTES for part in PARTS[name]}
-    words = b"\n".join([b"<S>", b"<UNK>", *sorted(set(NOTES.split()))])
-    contents = {form: pack(texts), "v": words}
-    source = download.Source(
-        published(form, contents[form]),
-        tuple(download.File(part, draw.choice((None, len(NOTES)))) for part in texts),
-        vocabulary=published("v", words) if name == "lm1b" else None)
-    contents |= texts if draw.random() < 0.6 else {}
-    for file, data in contents.items():
-        (root / file).parent.mkdir(exist_ok=True, parents=True)
-        (root / file).write_bytes(bent(draw, data) if draw.random() < 0.1 else data)
-    if draw.random() < 0.2:
-        path = root / draw.choice([*contents])
-        path.unlink()
-        draw.choice((path.mkdir, lambda: path.symlink_to(path), lambda: os.mkfifo(path)))()
-
-    def act():
-        with mock.patch.object(corpora, "SOURCES", {name: source}):
-            corpora.load(name, root)
-    cache = f"{name}.train.int32"
-    made = *texts, cache, f"{cache}.shards", f"{cache}.shards/1", f"{cache}.shards/2", "s"
-    return sorted(contents), act, tuple(f"data/{file}" for file in made)
-
-
 class Evil:
     """A pickle that makes a folder when it is loaded."""
 
@@ -154,7 +122,7 @@ def checkpoint(draw):
 
 # ---- the judge ----------------------------------------------------------------------------------
 
-KINDS = (command, text, archive, checkpoint)
+KINDS = (command, text, checkpoint)
 
 
 def files():
