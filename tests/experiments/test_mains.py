@@ -246,3 +246,15 @@ def test_table_5_chooses_on_valid(world, monkeypatch, tmp_path):
     ptb.result_of(lesson_5.TransformerXL(lesson_5.CONFIGS["tiny"]), world.corpus,
                   presets.Run(steps=1), (1,), tmp_path / "result.json", False)
     assert world.last == "valid"
+
+
+def test_the_effects_of_table_5_are_over_words_that_training_knows(world, monkeypatch):
+    seen = []
+    world.corpus = replace(world.corpus, train=world.corpus.train.clamp(max=11))
+    monkeypatch.setattr(ptb, "fit", lambda *given: (None, []))
+    monkeypatch.setattr(ptb, "losses_by_temperature", lambda model, tokens, run, _, *known: (
+        seen.append((world.split(tokens), *(int(z.sum()) for z in known))) or (1.0,)))
+    for name in ("report", "draw"):
+        monkeypatch.setattr(ptb, name, lambda *_: None)
+    assert ptb.main(["--size", "tiny", "--what", "effects", "--only", "recipe"]) == 0
+    assert set(seen) == {("valid", 12)}

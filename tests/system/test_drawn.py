@@ -76,7 +76,9 @@ def test_lesson_3_draws_the_four_terms_scaled_and_masked(saved, monkeypatch):
         assert "".join(z.get_text() for z in a.get_xticklabels()) == "a¶·bc¶"
         assert "".join(z.get_text() for z in a.get_yticklabels()) == "bc¶"
     (h, memory, u, v), = given
-    assert h.shape[1] == memory.shape[1] == T and u is model.u and v is model.v
+    scaled = model.embedding.weight[[0, 1, 2, 3, 4, 1]] * math.sqrt(model.D)
+    assert torch.cat([memory, h], 1).equal(scaled[None]) and h.shape[1] == T
+    assert u is model.u and v is model.v
 
 
 def test_lesson_4_draws_both_prices_against_the_length(saved, monkeypatch, capsys):
