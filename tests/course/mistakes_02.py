@@ -68,8 +68,8 @@ def causal_mask(T, m, device=None):
 """),
 
     # ---- reach
-    M("reach", "only the first layer looks back from the END of a segment; the others look from the "
-      "START of the segment that was reached", """
+    M("reach", "only the first layer looks back from the END of a segment; the others look from "
+      "the START of the segment that was reached", """
 def reach(N, T, M):
     return N * (M + T - 1)
 """),

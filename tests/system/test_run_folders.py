@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 from support import corpora
 from training import checkpoint, run as runs
@@ -100,6 +101,48 @@ def test_a_best_model_without_its_run_is_kept(text, small):
     assert run(text, out, "--steps", "3", "--seed", "1") == 0
     assert left == {name: (out / f"old-{name}").read_bytes() for name in left}
     assert (out / "best.pt").read_bytes() != left["best.pt"]
+
+
+class Evil:
+    """A pickle that makes a folder when it is loaded."""
+
+    def __reduce__(self):
+        return os.mkdir, ("evil",)
+
+
+WIDE = torch.zeros(2, 3)
+DAMAGE = {  # what stands inside in place of what a run has saved
+    "no run": lambda c: c.pop("run"),
+    "run is a tensor": lambda c: c.update(run=WIDE),
+    "a setting that no run can have": lambda c: c["run"].update(batch=0),
+    "too many layers": lambda c: c["config"].update(n_layer=10**9),
+    "a field too many": lambda c: c["state"].update(more=1),
+    "weights of another model": lambda c: c["config"].update(d_inner=8),
+    "a weight has another name": lambda c: c["model"].update(w=c["model"].pop("u")),
+    "a weight is code": lambda c: c["model"].update(u=Evil())}
+FOR_RESUME = {  # the same, where --resume alone reads it
+    "memory is a number": lambda c: c["state"].update(memory=3),
+    "no random state": lambda c: c.pop("random"),
+    "no optimizer": lambda c: c.pop("optimizer"),
+    "no place in the text": lambda c: c.pop("batches"),
+    "moments of another shape": lambda c: c["optimizer"][0]["state"][0].update(exp_avg=WIDE)}
+
+
+@pytest.mark.parametrize("what", [*DAMAGE, *FOR_RESUME])
+def test_a_checkpoint_with_other_things_inside_is_refused_whole(what, small, capsys, monkeypatch):
+    """Nothing is lost: what is damaged is put aside; and no code in it is run."""
+    out = small()
+    monkeypatch.chdir(out.parent)
+    for path in out.glob("*.pt"):
+        if path.name != "best.pt" or what in DAMAGE:
+            content = torch.load(path, weights_only=True)
+            (DAMAGE | FOR_RESUME)[what](content)
+            torch.save(content, path)
+    left = sorted(path.read_bytes() for path in out.glob("*.pt"))
+    said = failure(capsys, again(out, *(["--sample", "abc"] if what in DAMAGE else ["--resume"])))
+    assert ".pt" in said or "parameters" in said, said
+    assert sorted(path.read_bytes() for path in out.glob("*.pt")) == left
+    assert not (out.parent / "evil").exists()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
