@@ -244,16 +244,6 @@ def test_a_micro_batch_has_at_most_all_lanes(capsys):
     assert said[0] == said[1] == said[2]
 
 
-def test_muon_keeps_one_moment_of_its_matrices():
-    """Where Adam keeps two: four bytes less for each number of them, and all else is the same."""
-    config = presets.CONFIGS["laptop"]
-    matrices = sum(z.numel() for z in lesson_5.TransformerXL(config).layers.parameters()
-                   if z.dim() == 2)
-    adam, muon = (sum(estimate.bytes_of_run(config, 9**6, 16, 128, "bf16", 0, name).values())
-                  for name in ("adam", "muon"))
-    assert adam - muon == 4 * matrices
-
-
 # ---- hardware -----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("faster", ["float32", "bf16"])
@@ -286,14 +276,6 @@ def test_without_a_compiler_training_goes_on_with_one_line(monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "compiling the training step, up to two minutes",
         "not compiled: RuntimeError: no C++ compiler"]
-
-
-def test_logits_that_are_not_finite_cannot_be_sampled():
-    """One sentence; another error goes through."""
-    with pytest.raises(ValueError, match="logits are not finite"), machine.finite_logits():
-        torch.multinomial(torch.tensor([math.nan, 1.0]), 1)
-    with pytest.raises(RuntimeError, match="another"), machine.finite_logits():
-        raise RuntimeError("another")
 
 
 # ---- what a run says ----------------------------------------------------------------------------
