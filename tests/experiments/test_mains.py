@@ -206,7 +206,7 @@ def test_figures_5_to_7_read_valid_with_the_runs_clamp(world, monkeypatch, tmp_p
     assert figures.main(["--checkpoint", "x", "--memory", "5", "--queries", "16", "--position",
                          "700", "--out", str(tmp_path)]) == 0
     pieces, last = read
-    assert pieces[0].equal(world.corpus.valid[: pieces.shape[1]])
+    assert pieces[0].equal(world.corpus.valid[: 5 + 16 // figures.PIECES])
     assert last[0].equal(world.corpus.valid[700 - 2 * 5 : 701])
 
 
@@ -233,11 +233,14 @@ def test_optimizers_are_drawn_by_minutes(monkeypatch, tmp_path, capsys):
 
 
 def test_table_9_draws_tokens_per_second(world, monkeypatch, tmp_path):
-    monkeypatch.setattr(table9, "milliseconds_a_token", lambda size, given: {
-        "ours": [2.0], "plain": [4.0], "window": [5.0]})
+    sizes = []
+    monkeypatch.setattr(table9, "milliseconds_a_token", lambda size, given: (
+        sizes.append((size.eval_segment, size.eval_mem_len)),
+        {"ours": [2.0], "plain": [4.0], "window": [5.0]})[1])
     assert table9.main(["--size", "tiny", "--lengths", "5", "9", "--out", str(tmp_path)]) == 0
     assert [list(line.get_ydata()) for line in world.figure.axes[0].lines] == [
         [500, 500], [250, 250], [200, 200]]
+    assert sizes == [(table9.SEGMENT, 5), (table9.SEGMENT, 9)]
 
 
 def test_table_5_chooses_on_valid(world, monkeypatch, tmp_path):
