@@ -121,7 +121,9 @@ def test_a_main_trains_on_train_and_shows_on_valid(lesson, show, split, monkeypa
         ("train", tokens.unique().tolist())))
     for name in show:
         monkeypatch.setattr(lesson, name, lambda model, tokens, *rest, **more: read.append(
-            ("shown", tokens.unique().tolist())) or torch.ones(4).mean())
-    monkeypatch.setattr(lesson, "draw", lambda *given: None, raising=False)
+            ("shown", tokens.unique().tolist())) or torch.tensor(len(read)))
+    drawn = []
+    monkeypatch.setattr(lesson, "draw", lambda *given: drawn.extend(given), raising=False)
     lesson.main()
+    assert lesson is not lesson_1 or drawn == [2, 3]  # what the two have returned
     assert set(map(str, read)) == {"('train', [1])", "('shown', [2])"} and len(read) > len(show)

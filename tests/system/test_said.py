@@ -3,7 +3,7 @@
 The paper's presets stand in test_presets.py.
 """
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -115,8 +115,9 @@ def test_what_would_fit_by_hand(count, batch, room, said, monkeypatch):
     weight = SimpleNamespace(numel=lambda: 9)
     model = SimpleNamespace(u=SimpleNamespace(is_cuda=True, device="cuda"),
                             parameters=lambda: [weight])
-    found = estimate.too_large(None, model, presets.Run(steps=1, batch=batch))
-    assert said in found, found
+    run = presets.Run(steps=1, batch=batch)
+    assert said in (found := estimate.too_large(None, model, run)), found
+    assert "a shorter --segment" in estimate.too_large(None, model, replace(run, micro_batch=1))
 
 
 # ---- how a run begins, and what it calls --------------------------------------------------------
@@ -134,14 +135,14 @@ def flags_of(notes, **more):
 
 
 def test_a_run_says_what_is_done_and_continues_the_test_split(notes, monkeypatch):
-    """The log line comes after the step that it is about."""
-    done, shown = [], []
+    """The log line comes after the step that it is about; at the end the curve is drawn."""
+    done, shown, drawn = [], [], []
     monkeypatch.setattr(log.Log, "training", lambda *given: done.append(given[-1]))
-    monkeypatch.setattr(log, "draw", lambda *given: None)
+    monkeypatch.setattr(log, "draw", lambda path, corpus: drawn.append(path))
     monkeypatch.setattr(log, "report", lambda out, run, corpus, prompt, new: shown.append(
         corpora.decode(prompt, corpus.vocab)))
     assert train.train(flags_of(notes), torch.device("cpu")) == 0
-    assert done == [1 / 3, 2 / 3, 1]
+    assert done == [1 / 3, 2 / 3, 1] and drawn == [notes.parent / "run" / "metrics.tsv"]
     text = notes.read_text()
     assert text.endswith(shown[0]) and len(shown[0]) == len(text) // 20
 
