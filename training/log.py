@@ -187,6 +187,5 @@ def report(out, run, corpus, prompt, sample):
           f"try next: python train.py --sample TEXT --out {out}\n"
           f"          python train.py {source} --minutes 30 --out {out}-30    (from its beginning)")
     if corpus.unit == "bpc":
-        bits = compressed_bits(corpus.test, corpus.vocab)
-        print("the test bytes by compressors, which have not seen the training split: "
-              + ", ".join(f"{name} {value:.4f}" for name, value in bits.items()))
+        print("the test bytes by compressors: " + ", ".join(
+            f"{name} {bits:.4f}" for name, bits in compressed_bits(corpus).items()))

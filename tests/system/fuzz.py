@@ -94,7 +94,7 @@ def text(draw):
         corpus = corpora.load(Path("t.txt").resolve())
         splits = torch.cat([corpus.train, corpus.valid, corpus.test])
         assert corpora.as_bytes(splits, corpus.vocab) == data
-        corpora.compressed_bits(corpus.test, corpus.vocab)
+        corpora.compressed_bits(corpus)
     return data, act, ()
 
 

@@ -104,9 +104,10 @@ def test_compressed_bits_are_those_of_the_compressors():
     """8 bits times the compressed size, per byte: the text itself is compressed, not the tokens."""
     data = Path(lzma.__file__).read_bytes()  # some real text, on which zlib -6 and -9 differ
     vocab = list(range(255, -1, -1))
-    assert compressed_bits(encode(data.decode(), vocab), vocab) == {
-        "zlib": 8 * len(zlib.compress(data, 9)) / len(data),
-        "xz": 8 * len(lzma.compress(data)) / len(data)}
+    tokens = encode(data.decode(), vocab)
+    bits = compressed_bits(corpora.Corpus(tokens[:90], tokens[:90], tokens, vocab, "lzma.py"))
+    assert bits["zlib"] == 8 * len(zlib.compress(data, 9)) / len(data)
+    assert bits["xz"] == 8 * len(lzma.compress(data, preset=9)) / len(data)
 
 
 # ---- the built-in corpus ------------------------------------------------------------------------
@@ -252,12 +253,12 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch):
 
 # ---- the command --------------------------------------------------------------------------------
 
-def test_a_primed_xz_needs_nothing_for_what_it_has_read():
+def test_an_xz_that_has_read_a_text_needs_nothing_for_it():
     """It finds the test split in the text before it; one that is new costs as much as alone."""
     new, old = torch.randint(256, (2, 4000), dtype=torch.uint8)
     for test, low, high in ((old[500:3500], 0, 0.2), (new, 7.9, 8.4)):
         corpus = corpora.Corpus(old, old, test, list(range(256)), "made up")
-        assert low < corpora.primed_bits(corpus) < high
+        assert low < compressed_bits(corpus)["xz that has read the training text"] < high
 
 
 def test_main_prints_what_the_corpus_holds(tmp_path, capsys):
@@ -266,11 +267,9 @@ def test_main_prints_what_the_corpus_holds(tmp_path, capsys):
     corpora.main([str(path)])
     out = capsys.readouterr().out
     corpus = load(path)
-    bits = compressed_bits(corpus.test, corpus.vocab)
     for figure in ("notes.txt", f"{len(corpus.train):,}", f"{len(corpus.test):,}",
                    f"vocabulary {len(set(RAW))}", repr(RAW.decode()[:200]),
-                   f"{bits['zlib']:.3f}", f"{bits['xz']:.3f}",
-                   f"window: {corpora.primed_bits(corpus):.3f}"):
+                   *(f"{name} {z:.3f}" for name, z in compressed_bits(corpus).items())):
         assert figure in out
 
 
