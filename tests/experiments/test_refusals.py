@@ -44,6 +44,10 @@ REFUSED = {
         (RUN + "--top-k 0", "--top-k must be at least 1"),
         (RUN + "--seeds 2 2", "--seeds must be different"),
         (RUN + "--prompts 2 --n-tokens 9 --top-k 9 --out {short}", "another folder with --out")],
+    "dynamic_evaluation": [
+        ("--checkpoint nowhere", "no checkpoint at nowhere"),
+        ("--seeds 2 2", "--seeds must be different"),
+        ("--dataset nothing", "'nothing' is neither a file")],
     "figures5_to_7_attention": [
         ("--checkpoint nowhere", "no checkpoint at nowhere; "),
         (RUN + "--memory 0", "must be at least 1, got 0 and 4096"),
