@@ -3,7 +3,7 @@
     python tests/blank.py rel_shift          replace the body of rel_shift by its task
     python tests/blank.py --list             all exercises, and how far you are
     python tests/blank.py --undo rel_shift   put back what stood there
-    python tests/blank.py --all FOLDER       the student edition: all blank, no solution in it
+    python tests/blank.py --all FOLDER       the student edition: all blank
 
 Nothing is ever lost: a lesson is kept in tests/course/pristine before its first blank, and whatever
 is overwritten after that, an attempt of yours say, goes to .exercises/attempts.  No git is needed.
@@ -25,7 +25,8 @@ from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
 
 STORE = ROOT / ".exercises"  # ignored by git
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
-# what the student edition holds, and nothing else: no solution, and no test that shows one
+# what the student edition holds, and nothing else: what students open shows no solution; what must
+# know the answers lies in tests/course and says so
 EDITION = (
     "*.py", ".gitignore", "LICENSE", "requirements.txt", "support/*.py", "training/*.py",
     "tests/conftest.py", "tests/helpers.py", "tests/blank.py", "tests/test_*.py",
@@ -85,11 +86,11 @@ class Lesson:
         if not mode & stat.S_IWUSR:
             raise ValueError(f"{self.path} is read-only; allow writing to it, nothing was changed")
         text = "".join([*self.before, body, *self.after]).replace("\n", self.newline)
-        put(self.path, text)
+        write_whole(self.path, text)
         self.path.chmod(mode)
 
 
-def put(path, text):
+def write_whole(path, text):
     """Write a file beside its place and rename it: never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
@@ -103,7 +104,7 @@ def put(path, text):
 
 # ---- what the command does ----------------------------------------------------------------------
 
-def named(name):
+def exercise_called(name):
     """The exercise of this name, or of this function; ValueError with the closest match."""
     for exercise in EXERCISES:
         if name in (exercise.name, exercise.function):
@@ -115,7 +116,7 @@ def named(name):
 
 
 def is_student_edition():
-    """Written by --all: no solution was ever in it."""
+    """Written by --all, which leaves the teacher's grade.py out."""
     return not (ROOT / "tests" / "grade.py").exists()
 
 
@@ -124,14 +125,14 @@ def keep_attempt(lesson):
     folder, n = STORE / "attempts", 1
     while (path := folder / f"{lesson.exercise.name}-{n}.py").exists():
         n += 1
-    put(path, textwrap.dedent(lesson.function))
+    write_whole(path, textwrap.dedent(lesson.function))
     print(f"your attempt is kept in {path.relative_to(ROOT)}")
 
 
 def blank(name):
     """Replace the body of an exercise by its task."""
-    exercise = named(name)
-    lesson, kept = Lesson(exercise), pristine(exercise)
+    exercise = exercise_called(name)
+    lesson, kept = Lesson(exercise), lessons.kept_file(exercise.file, ROOT)
     if lesson.is_blank():
         print(f"{exercise.name} is blank already, in {lesson.path.name}")
     else:
@@ -144,26 +145,21 @@ def blank(name):
     print(f"write it (about {exercise.lines} lines), then run:  pytest -k {exercise.name}")
 
 
-def pristine(exercise):
-    """Where the lesson of an exercise is kept as it was before its first blank."""
-    return ROOT / "tests" / "course" / "pristine" / f"{exercise.file}.py"
-
-
 def undo(name):
     """Put back what the first blank replaced."""
-    exercise = named(name)
-    lesson, kept = Lesson(exercise), pristine(exercise)
+    exercise = exercise_called(name)
+    lesson, kept = Lesson(exercise), lessons.kept_file(exercise.file, ROOT)
     if is_student_edition() or not kept.exists():
         attempts = sorted((STORE / "attempts").glob(f"{exercise.name}-*.py"))
         where = f"; what you wrote is in {attempts[-1].relative_to(ROOT)}" if attempts else ""
-        raise ValueError((f"this is the student edition, which gives no solution of {exercise.name}"
+        raise ValueError((f"this is the student edition, which puts no solution of {exercise.name} back"
                           if is_student_edition() else f"{exercise.name} was not blanked here")
                          + f", so there is nothing to put back{where}")
     body = Lesson(exercise, kept).body
     if not lesson.is_blank() and lesson.body != body:
         keep_attempt(lesson)
     lesson.write(body)
-    if lessons.pristine(exercise.file, ROOT) == lesson.path.read_bytes().decode():
+    if lessons.pristine(exercise.file, ROOT) == lesson.path.read_text(encoding="utf-8"):
         kept.unlink()
     print(f"{exercise.function} in {lesson.path.name} is as it was before it was blanked")
 
@@ -195,7 +191,7 @@ def students_page(text):
 
 
 def write_edition(folder):
-    """A copy of the project with all exercises blank and no solution in it."""
+    """A copy of what students need, with all exercises blank."""
     if is_student_edition():
         raise ValueError("this is the student edition already; copy the folder")
     folder = Path(folder).resolve()
@@ -214,7 +210,7 @@ def write_edition(folder):
             if file.as_posix() not in NOT_THERE:
                 shutil.copy(path, part / file)
         shutil.copy(ROOT / PLAIN, part / FAST)
-        put(part / "README.md", students_page((ROOT / "tests" / "README.md").read_text()))
+        write_whole(part / "README.md", students_page((ROOT / "tests" / "README.md").read_text()))
         for file in LESSONS:
             lessons.keep_pristine(file, part)
         for exercise in EXERCISES:
@@ -237,7 +233,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         """Raise what main prints."""
-        raise ValueError(f"{message} (python tests/blank.py --help says how)")
+        raise ValueError(f"{message} (python tests/{self.prog} --help says how)")
 
 
 def main(argv=None):

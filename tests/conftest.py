@@ -12,6 +12,7 @@ which is still blank, or wrong, says nothing about itself: it is skipped, and wa
 """
 import difflib
 import os
+import re
 import sys
 import textwrap
 from collections import Counter
@@ -72,16 +73,20 @@ def pytest_sessionstart(session):
 def pytest_ignore_collect(collection_path, config):
     """An exercise alone needs one file."""
     files = [BY_NAME[name].test_file for name in chosen(config)]
-    return files and collection_path.name.startswith("test_") and (
-        collection_path.stem not in files) or None
+    if files and collection_path.name.startswith("test_") and collection_path.stem not in files:
+        return True
+    return None  # pytest decides
 
 
 def pytest_itemcollected(item):
-    """A rule is found by -m rule, by -k, and in a report by its exercise."""
+    """A rule is found by -m rule and -k; a report (--junitxml) notes its exercise, and later the
+    state of that."""
     if name := exercise_of(item):
         item.add_marker("rule")
         item.extra_keyword_matches.add(name)
         item.user_properties.append(("exercise", name))
+        if BY_NAME[name].file not in lessons.handed_in:
+            item.user_properties.append(("state", "missing"))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -104,7 +109,7 @@ def pytest_make_collect_report(collector):
     if report.failed and lessons.broken and collector.path.is_file():
         text = collector.path.read_text() + str(report.longrepr)
         for lesson, why in lessons.broken.items():
-            if lesson in text or f"import {lesson}" in text:
+            if re.search(rf"\b{lesson}\b", text):
                 waiting[why] += 1
                 report.outcome = "skipped"
                 report.longrepr = (str(collector.path), 0, f"Skipped: {why}")
@@ -208,7 +213,8 @@ def told(item, name, error):
     message = str(error)  # why there is no function to judge
     if function := item.funcargs.get(name):
         message = rules.message(name, item, function, error)
-    rules.states[name] = rules.named(item, message)
+    rules.states[name] = rules.state_of(item, message)
+    item.user_properties.append(("state", rules.states[name][0]))
     hint = BY_NAME[name].hint if item.config.getoption("hints") else f"pytest -k {name} --hints"
     diagnosis, *below = message.splitlines()
     wrapped = [part for line in below for part in (
@@ -225,7 +231,7 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.write_line(f"code under test: {'all else' if theirs else 'all'} of {ROOT}")
     words = config.option.keyword.split() if not rules.session[0].items else []
     for word in words:
-        if close := difflib.get_close_matches(word, BY_NAME, 1, 0.5):
+        if word not in BY_NAME and (close := difflib.get_close_matches(word, BY_NAME, 1, 0.5)):
             terminalreporter.write_line(f"no exercise is called {word}; did you mean {close[0]}?")
     for name, count in waiting.items():
         noun = "test waits" if count == 1 else "tests wait"

@@ -29,6 +29,7 @@ from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from blank import Parser
 from course import copies
 from course.exercises import EXERCISES, LESSONS
 
@@ -88,7 +89,7 @@ def grade(submission, seconds, stop):
     try:
         with copies.laid_over(submission) as copy:
             found = judged(copy, seconds, stop)
-            messages = [copy.named(text.split("hint:")[0]) for _, text in found.values()]
+            messages = [copy.with_own_names(text.split("hint:")[0]) for _, text in found.values()]
     except (ValueError, OSError) as error:
         return Row(clean(submission.name), nothing, [clean(str(error))])
     except Exception as error:  # whatever it is, the others must be graded
@@ -96,8 +97,10 @@ def grade(submission, seconds, stop):
             clean(f"the grader failed: {type(error).__name__}: {error}")])
     states = {name: state for name, (state, _) in found.items()}
     sentences = [clean(copies.first_sentence(text)) for text in messages if text]
-    told_once = {sentence.split(": ", 1)[-1]: sentence for sentence in reversed(sentences)}
-    return Row(clean(submission.name), states, [*told_once.values()][::-1] or ["all solved"])
+    told_once = {}  # one cause may break several exercises: the first tells it
+    for sentence in sentences:
+        told_once.setdefault(sentence.split(": ", 1)[-1], sentence)
+    return Row(clean(submission.name), states, [*told_once.values()] or ["all solved"])
 
 
 # ---- the class ----------------------------------------------------------------------------------
@@ -186,14 +189,6 @@ def reserve(path):
         raise ValueError(f"--csv {path}: {error.strerror}; name a file in a folder that exists and "
                          "can be written") from None
     return part
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, with one line for a mistake instead of the usage page."""
-
-    def error(self, message):
-        """Raise what main prints."""
-        raise ValueError(f"{message} (python tests/grade.py --help says how)")
 
 
 def parse(argv):

@@ -64,7 +64,7 @@ class Copy:
     root: Path
     files: dict  # lesson -> the student's own file
 
-    def named(self, text):
+    def with_own_names(self, text):
         """What pytest says there, with the names of the student's own files, and of ours."""
         for lesson, path in self.files.items():
             text = text.replace(str(self.root / f"{lesson}.py"), str(path))
@@ -90,7 +90,7 @@ class Copy:
                              text=True, errors="replace")
         try:
             for line in process.stdout:
-                show(self.named(line.rstrip("\n")))
+                show(self.with_own_names(line.rstrip("\n")))
             return process.wait()
         finally:
             kill(process)
@@ -149,19 +149,18 @@ def results(report):
     """
     found, skipped_files = {}, {}
     for case in ElementTree.parse(report).iter("testcase"):
-        name = next((z.get("value") for z in case.iter("property") if z.get("name") == "exercise"),
-                    None)
-        failure, skipped = case.find("failure"), case.find("skipped")
+        noted = {z.get("name"): z.get("value") for z in case.iter("property")}  # by conftest.py
+        name, skipped = noted.get("exercise"), case.find("skipped")
+        broken = next((z for z in case if z.tag in ("failure", "error")), None)
         if name is None:
             if skipped is not None:
                 skipped_files[case.get("name").split(".")[-1]] = skipped.text
-        elif failure is not None:
-            message = failure.text
-            found[name] = "blank" if message.startswith(f"{name} is blank") else "failing", message
+        elif broken is not None:
+            found[name] = noted.get("state", "failing"), broken.text
+        elif noted.get("state") == "missing":
+            found[name] = "missing", ""
         elif skipped is None:
             found.setdefault(name, ("solved", ""))
-        elif "not in XL_CODE" in skipped.get("message"):
-            found[name] = "missing", ""
     for exercise in EXERCISES:
         why = re.search(r"Skipped: (.*)['\"]\)", skipped_files.get(exercise.test_file, ""))
         why = why.group(1) if why else "was not tested"

@@ -4,7 +4,6 @@
 in tests/test_04_rel_shift.py and take `rel_shift` as an argument.
 """
 import ast
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -207,9 +206,3 @@ def find(source, function):
         node, body = found[-1], found[-1].body
     documented = ast.get_docstring(node) is not None
     return node, body[0].end_lineno + 1 if documented else body[0].lineno
-
-
-def text_of(source, node):
-    """A function as text, decorators too, without the indentation of its class."""
-    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    return textwrap.dedent("\n".join(source.splitlines()[first - 1 : node.end_lineno]) + "\n")

@@ -19,7 +19,7 @@ from pathlib import Path
 from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
 
 TESTS = ROOT / "tests"
-PRISTINE = TESTS / "course" / "pristine"  # lessons as they are shipped, where they are blank now
+PRISTINE = TESTS / "course" / "pristine"  # of lessons that are blank: as they were before that
 broken = {}  # lesson -> one sentence, if it cannot be imported
 handed_in = os.environ.get("XL_HANDED_IN", " ".join(LESSONS)).split()  # lessons that count
 
@@ -138,7 +138,11 @@ def problem_of(exercise):
 def imported_from_tests(path, seen=()):
     """The first name of tests/ that a source, or a file beside it, imports or opens; else ""."""
     ours = {p.stem for p in TESTS.rglob("*.py")} - set(LESSONS) | {"tests", "course", "system"}
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):  # a file beside the lesson that is no Python imports nothing
+        return ""
+    for node in nodes:
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -146,7 +150,7 @@ def imported_from_tests(path, seen=()):
             names = [node.module or ""]
         elif isinstance(node, ast.Call):
             names = [z.value for z in node.args if isinstance(z, ast.Constant)
-                     and ("import" in ast.unparse(node.func) or "course" in str(z.value))]
+                     and ("import" in ast.unparse(node.func) or "course/" in str(z.value))]
         for name in map(str, names):
             parts = name.replace("/", ".").split(".")
             beside = path.parent / f"{parts[0]}.py"
@@ -171,20 +175,26 @@ def blank_in(error):
 
 # ---- the shipped solutions ----------------------------------------------------------------------
 
-WARNING = "# SPOILERS: this lesson as it is shipped; the known mistakes are edits of it.\n"
+WARNING = "# SPOILERS: this lesson before it was blanked; the known mistakes are edits of it.\n"
+
+
+def kept_file(file, root=ROOT):
+    """Where a lesson is kept as it was before its first blank, or before a student's was laid over.
+    """
+    return root / PRISTINE.relative_to(ROOT) / f"{file}.py"
 
 
 def pristine(file, root=ROOT):
-    """The text of a lesson as it is shipped: kept aside where it is blank or a student's."""
-    kept = root / PRISTINE.relative_to(ROOT) / f"{file}.py"
+    """The text of a lesson as it is shipped, whether it is blank now or not."""
+    kept = kept_file(file, root)
     if kept.exists():
         return kept.read_text(encoding="utf-8").removeprefix(WARNING)
     return (root / f"{file}.py").read_text(encoding="utf-8")
 
 
-def keep_pristine(file, root=ROOT):
+def keep_pristine(file, root):
     """Lay the shipped text of a lesson aside, in this copy of the project."""
-    kept = root / PRISTINE.relative_to(ROOT) / f"{file}.py"
+    kept = kept_file(file, root)
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(WARNING + pristine(file), encoding="utf-8")
 

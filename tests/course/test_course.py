@@ -13,7 +13,7 @@ import torch
 
 from course import copies, lessons, mistakes, rules
 from course.diagnosis import outcome_of_mistake, side_by_side
-from course.exercises import BY_NAME, EXERCISES, find, text_of
+from course.exercises import BY_NAME, EXERCISES, find
 from course.rules import judge, rules_of, sentence_of, state
 
 NAMES = [exercise.name for exercise in EXERCISES]
@@ -104,7 +104,8 @@ def unusual(name):
     for path in sorted(RIGHT.glob("*.py")):
         text = path.read_text()
         try:
-            return text_of(text, find(text, BY_NAME[name].function)[0])
+            node, _ = find(text, BY_NAME[name].function)
+            return textwrap.dedent(ast.get_source_segment(text, node, padded=True)) + "\n"
         except KeyError:
             pass
     raise KeyError(f"right/ has no {name}")

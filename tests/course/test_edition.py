@@ -128,9 +128,12 @@ def test_an_answer_that_imports_from_tests_is_refused(tmp_path, line):
 
 
 def test_an_answer_may_import_what_is_its_own(tmp_path):
+    """And speak of the course; a file beside it that is no Python gives it nothing."""
     (tmp_path / "helpers.py").write_text("import math\n")
+    (tmp_path / "notes.py").write_text("these are :\n")
     (tmp_path / "mine.py").write_text("import torch, helpers\nfrom importlib import import_module\n"
-                                      "lesson_1 = import_module('01_vanilla_segments')\n")
+                                      "lesson_1 = import_module('01_vanilla_segments')\n"
+                                      "print('course')\nimport notes\n")
     assert lessons.imported_from_tests(tmp_path / "mine.py") == ""
 
 
@@ -241,6 +244,8 @@ def test_k_takes_exercises_by_their_names():
     assert ("test_01_vanilla_segments", "test_position_0") not in found and len(found) > 15
     _, out = pytest_in(ROOT, "-q", "-k", "lane_typo")
     assert "no exercise is called lane_typo; did you mean lanes?" in out
+    _, out = pytest_in(ROOT, "-q", "tests/test_02_recurrence.py", "-k", "lanes")
+    assert "did you mean" not in out
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import grade
-from course import lessons
+from course import copies, lessons
 from course.exercises import BY_NAME, LESSONS
 from helpers import wait_until
 
@@ -67,6 +67,10 @@ CLASS = {
     "two": ({f"{ONE}.py": lesson(ONE).replace("(b + 1) * L + 1", "(b + 1) * L"),
              f"{TWO}.py": lesson(TWO).replace("return T - 1 - token", "return T - token")}, 5,
             "reach: one too far"),
+    "beside": ({f"{FOUR}.py": lesson(FOUR, rel_shift="""try:
+    import notes
+except SyntaxError:
+    return x"""), "notes.py": "these are :\n"}, 1, "rel_shift: "),
     "borrows": ({f"{ONE}.py": lesson(ONE, lanes="from course import oracles")}, 0,
                 "imports course from tests/"),
 }
@@ -147,6 +151,16 @@ def test_no_child_is_left_running(graded):
                                capture_output=True).stdout.strip()
         return not state or state.startswith("Z")
     wait_until(is_gone, f"the end of child {child}", 10)
+
+
+def test_a_rule_that_could_not_begin_gives_no_point(tmp_path):
+    """pytest reports an error in its setup as <error>, not as <failure>."""
+    noted = '<properties><property name="exercise" value="lanes"/></properties>'
+    (tmp_path / "report.xml").write_text(
+        f"<testsuites><testsuite><testcase>{noted}<error>broken</error></testcase>"
+        f"<testcase>{noted}</testcase></testsuite></testsuites>")
+    found = copies.results(tmp_path / "report.xml")
+    assert found["lanes"] == ("failing", "broken") and found["reach"][0] == "untested"
 
 
 # ---- odd folders, the table, mistakes of the teacher --------------------------------------------
