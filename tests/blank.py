@@ -3,7 +3,9 @@
     python tests/blank.py rel_shift          replace the body of rel_shift by its task
     python tests/blank.py --list             all exercises, and how far you are
     python tests/blank.py --undo rel_shift   put back what stood there
+    python tests/blank.py --submit anna      pack the lesson files into anna.zip, to be handed in
     python tests/blank.py --all FOLDER       the student edition: all blank
+    python tests/blank.py --all FOLDER --exam    the same without the solutions and known mistakes
 
 Nothing is ever lost: a lesson is kept in tests/course/pristine before its first blank, and whatever
 is overwritten after that, an attempt of yours say, goes to .exercises/attempts.  No git is needed.
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import zipfile
 from pathlib import Path
 
 from course import copies, lessons
@@ -152,9 +155,8 @@ def undo(name):
     if is_student_edition() or not kept.exists():
         attempts = sorted((STORE / "attempts").glob(f"{exercise.name}-*.py"))
         where = f"; what you wrote is in {attempts[-1].relative_to(ROOT)}" if attempts else ""
-        raise ValueError((f"this is the student edition, which puts no solution of {exercise.name} back"
-                          if is_student_edition() else f"{exercise.name} was not blanked here")
-                         + f", so there is nothing to put back{where}")
+        why = "this is the student edition" if is_student_edition() else "it was not blanked here"
+        raise ValueError(f"{exercise.name}: {why}, so there is nothing to put back{where}")
     body = Lesson(exercise, kept).body
     if not lesson.is_blank() and lesson.body != body:
         keep_attempt(lesson)
@@ -174,14 +176,28 @@ def show_list():
             cwd=ROOT, text=True, capture_output=True)
         found = copies.results(report)
     print("\r" + " " * 40, end="\r", file=sys.stderr, flush=True)
-    rows = [(e.name, f"{e.file}.py", str(e.lines), found[e.name][0], e.idea) for e in EXERCISES]
-    rows = [("exercise", "file", "lines", "state", "idea"), *rows]
-    widths = [max(len(row[n]) for row in rows) for n in range(4)]
+    rows = [(e.name, e.lesson, str(e.lines), str(e.minutes), "*" * e.level, found[e.name][0],
+             f"{e.idea}; needs {e.before}") for e in EXERCISES]
+    rows = [("exercise", "lesson", "lines", "minutes", "level", "state", "idea"), *rows]
+    widths = [max(len(row[n]) for row in rows) for n in range(6)]
     for row in rows:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[4]]))
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[6]]))
+    hours = sum(exercise.minutes for exercise in EXERCISES) / 60
+    print(f"all together about {hours:.0f} hours (estimates: no class has measured them yet)")
     for problem in copies.problems(found):
         print(problem)
     print(said.stdout.splitlines()[-1])
+
+
+def submit(name):
+    """Pack the lesson files of this folder into NAME.zip, as grade.py takes it."""
+    path = Path(f"{name}.zip")
+    if path.exists():
+        raise ValueError(f"{path} is there already; move it away, or take another name")
+    with zipfile.ZipFile(path, "x") as archive:
+        for file in LESSONS:
+            archive.write(ROOT / f"{file}.py", f"{file}.py")
+    print(f"{path} holds your {len(LESSONS)} lesson files: hand it in as it is")
 
 
 def students_page(text):
@@ -190,8 +206,10 @@ def students_page(text):
     return f"# Transformer-XL, from scratch: the exercises\n{page.rstrip()}\n"
 
 
-def write_edition(folder):
-    """A copy of what students need, with all exercises blank."""
+def write_edition(folder, exam=False):
+    """A copy of what students need, with all exercises blank; for an exam nothing that knows a
+    solution or a mistake comes along, so a broken rule shows itself and what it compared.
+    """
     if is_student_edition():
         raise ValueError("this is the student edition already; copy the folder")
     folder = Path(folder).resolve()
@@ -207,11 +225,12 @@ def write_edition(folder):
         for path in sorted({path for pattern in EDITION for path in ROOT.glob(pattern)}):
             file = path.relative_to(ROOT)
             (part / file).parent.mkdir(parents=True, exist_ok=True)
-            if file.as_posix() not in NOT_THERE:
+            known = exam and file.name.startswith("mistakes_")
+            if file.as_posix() not in NOT_THERE and not known:
                 shutil.copy(path, part / file)
         shutil.copy(ROOT / PLAIN, part / FAST)
         write_whole(part / "README.md", students_page((ROOT / "tests" / "README.md").read_text()))
-        for file in LESSONS:
+        for file in () if exam else LESSONS:
             lessons.keep_pristine(file, part)
         for exercise in EXERCISES:
             lesson = Lesson(exercise, part / f"{exercise.file}.py")
@@ -245,14 +264,21 @@ def main(argv=None):
         what.add_argument("name", nargs="?", help="the exercise to blank")
         what.add_argument("--list", action="store_true", help="show all exercises")
         what.add_argument("--undo", metavar="NAME", help="put back what stood there")
+        what.add_argument("--submit", metavar="NAME", help="pack the lesson files into NAME.zip")
         what.add_argument("--all", metavar="FOLDER", help="write the student edition")
+        parser.add_argument("--exam", action="store_true",
+                            help="with --all: no solutions and no known mistakes")
         given = parser.parse_args(argv)
+        if given.exam and given.all is None:
+            raise ValueError("--exam goes with --all FOLDER")
         if given.list:
             show_list()
         elif given.undo is not None:
             undo(given.undo)
         elif given.all is not None:
-            write_edition(given.all)
+            write_edition(given.all, given.exam)
+        elif given.submit is not None:
+            submit(given.submit)
         else:
             blank(given.name)
     except (ValueError, OSError) as error:

@@ -1,13 +1,16 @@
 """Grade a class: one point for each exercise that a student has solved.
 
-    python tests/grade.py submissions/                     a table, progress on stderr
+    python tests/grade.py submissions/                     a table, and what the class found hard
+    python tests/grade.py submissions/ --only lanes,segments    this week's exercises
     python tests/grade.py submissions/ --all-mistakes      with every sentence, not only the first
     python tests/grade.py submissions/ --csv grades.csv    the table as a file, too
+    python tests/grade.py submissions/ --feedback out/     a page for each student
+    python tests/grade.py anna/ --gradescope results.json  one student, in Gradescope's form
 
-submissions/ holds one folder with lesson files for each student, or the flat download of a learning
-platform (smithanna_123_456_04_rel_shift-1.py; of several the last one counts).  Only what a student
-handed in can give points: where a lesson is missing, our own stands in for those that need it, but
-counts nothing.
+submissions/ holds one folder with lesson files for each student (or NAME.zip, which blank.py
+--submit packs), or the flat download of a learning platform (smithanna_123_456_04_rel_shift-1.py;
+of several the last one counts).  Only what a student handed in can give points: where a lesson is
+missing, our own stands in for those that need it, but counts nothing.
 
 Each submission is laid over a copy of the project, where pytest runs its rules in a process with
 limits of time, memory and file size.  If that process hangs or dies, each exercise gets a run of
@@ -16,6 +19,7 @@ This guards against accidents, not against a determined attacker: read what look
 """
 import argparse
 import csv
+import json
 import os
 import re
 import shutil
@@ -25,20 +29,44 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections import namedtuple
+import zipfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from blank import Parser
+from blank import Parser, exercise_called, write_whole
 from course import copies
-from course.exercises import EXERCISES, LESSONS
+from course.exercises import BY_NAME, LESSONS
 
-NAMES = [exercise.name for exercise in EXERCISES]
+NAMES = list(BY_NAME)
 HONEST = __doc__.strip().splitlines()[-1]
 LENGTH = 200  # of a sentence
 MARKS = {"solved": "1", "blank": "b", "failing": "0", "untested": "0", "missing": "-"}
 FLAT = re.compile(rf"(?P<who>[^_]+)_.*?(?P<lesson>{'|'.join(LESSONS)})(-(?P<n>\d+))?\.py")
-Row = namedtuple("Row", "name states sentences")  # states: exercise -> a key of MARKS
+ARCHIVE = 20 << 20  # bytes that a student's archive may hold
+
+
+@dataclass
+class Row:
+    """What became of one submission."""
+
+    name: str
+    states: dict  # exercise -> a key of MARKS
+    messages: dict  # exercise -> what pytest says of it; "" -> why nothing could be graded
+
+    def points(self):
+        """How many are solved."""
+        return list(self.states.values()).count("solved")
+
+    def sentences(self):
+        """The first sentence of each message; one cause may break several exercises."""
+        told = {}
+        for message in self.messages.values():
+            sentence = clean(copies.first_sentence(message))
+            told.setdefault(sentence.split(": ", 1)[-1], sentence)
+        return list(told.values()) or ["all solved"]
 
 
 # ---- one submission -----------------------------------------------------------------------------
@@ -68,39 +96,52 @@ def run_rules(copy, arguments, seconds, stop):
             f"ended the process (status {how})")  # -n: by signal n
 
 
-def judged(copy, seconds, stop):
+def judged(copy, names, seconds, stop):
     """{exercise: (state, message)} of a submission."""
-    found, _ = run_rules(copy, ["-m", "rule", *copies.RULES], seconds, stop)
+    rules = ["-m", "rule", *copies.RULES] if names == NAMES else ["-k", " or ".join(names)]
+    found, _ = run_rules(copy, rules, seconds, stop)
     if found:
-        return found
+        return {name: found[name] for name in names}
     found = {}
-    for exercise in EXERCISES:  # one of them has hung or died
-        found[exercise.name] = "missing", ""
-        if exercise.file in copy.files and not stop.is_set():
-            one, how = run_rules(copy, ["-k", exercise.name], seconds / 4, stop)
-            failed = "failing", f"{exercise.name}: {how}"
-            found[exercise.name] = one[exercise.name] if one else failed
+    for name in names:  # one of them has hung or died
+        found[name] = "missing", ""
+        if BY_NAME[name].file in copy.files and not stop.is_set():
+            one, how = run_rules(copy, ["-k", name], seconds / 4, stop)
+            found[name] = one[name] if one else ("failing", f"{name}: {how}")
     return found
 
 
-def grade(submission, seconds, stop):
+def grade(submission, names, seconds, stop):
     """The row of one submission."""
-    nothing = dict.fromkeys(NAMES, "missing")
     try:
-        with copies.laid_over(submission) as copy:
-            found = judged(copy, seconds, stop)
-            messages = [copy.with_own_names(text.split("hint:")[0]) for _, text in found.values()]
+        with unpacked(submission) as folder, copies.laid_over(folder) as copy:
+            found = judged(copy, names, seconds, stop)
+            messages = {name: copy.with_own_names(text.split("hint:")[0].rstrip())
+                        for name, (_, text) in found.items() if text}
     except (ValueError, OSError) as error:
-        return Row(clean(submission.name), nothing, [clean(str(error))])
+        found, messages = {}, {"": str(error)}
     except Exception as error:  # whatever it is, the others must be graded
-        return Row(clean(submission.name), nothing, [
-            clean(f"the grader failed: {type(error).__name__}: {error}")])
-    states = {name: state for name, (state, _) in found.items()}
-    sentences = [clean(copies.first_sentence(text)) for text in messages if text]
-    told_once = {}  # one cause may break several exercises: the first tells it
-    for sentence in sentences:
-        told_once.setdefault(sentence.split(": ", 1)[-1], sentence)
-    return Row(clean(submission.name), states, [*told_once.values()] or ["all solved"])
+        found, messages = {}, {"": f"the grader failed: {type(error).__name__}: {error}"}
+    states = {name: found.get(name, ("missing",))[0] for name in names}
+    return Row(clean(submission.name), states, messages)
+
+
+@contextmanager
+def unpacked(submission):
+    """The folder of a submission that is an archive; any other as it is.  ValueError."""
+    if submission.suffix != ".zip":
+        yield submission
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with zipfile.ZipFile(submission) as archive:
+                if sum(file.file_size for file in archive.infolist()) > ARCHIVE:
+                    raise ValueError(f"{submission.name} holds more than {ARCHIVE >> 20} MB; hand "
+                                     "in the lesson files alone")
+                archive.extractall(folder)
+        except zipfile.BadZipFile:
+            raise ValueError(f"{submission.name} is damaged; pack it anew") from None
+        yield Path(folder)
 
 
 # ---- the class ----------------------------------------------------------------------------------
@@ -130,11 +171,11 @@ def find_submissions(folder, sorted_into):
     return sorted(found, key=lambda path: path.name)
 
 
-def grade_all(submissions, jobs, seconds):
+def grade_all(submissions, names, jobs, seconds):
     """The rows, in the order of the submissions; progress on stderr."""
     stop, pool = threading.Event(), ThreadPoolExecutor(jobs)
     try:
-        futures = [pool.submit(grade, path, seconds, stop) for path in submissions]
+        futures = [pool.submit(grade, path, names, seconds, stop) for path in submissions]
         for k, future in enumerate(as_completed(futures), 1):
             print(f"{k} of {len(futures)}: {future.result().name}", file=sys.stderr, flush=True)
         return [future.result() for future in futures]
@@ -143,39 +184,65 @@ def grade_all(submissions, jobs, seconds):
         pool.shutdown(cancel_futures=True)
 
 
-def points(row):
-    return list(row.states.values()).count("solved")
-
-
-def table(rows, all_mistakes=False):
+def table(rows, names, all_mistakes=False):
     """What is printed: for each submission the marks and below them its sentences; the legend."""
-    numbers = "".join(f"{i:3}" for i in range(1, len(NAMES) + 1))
+    numbers = "".join(f"{i:3}" for i in range(1, len(names) + 1))
     lines = [f"{'submission':<30} {'points':>6} {numbers}"]
     for row in rows:
-        marks = "".join(f"{MARKS[row.states[name]]:>3}" for name in NAMES)
-        lines += textwrap.wrap(row.name, 100)[:-1]
-        name = textwrap.wrap(row.name, 100)[-1]
+        marks = "".join(f"{MARKS[row.states[name]]:>3}" for name in names)
+        *above, name = textwrap.wrap(row.name, 100)
         if len(name) > 30:
-            lines, name = [*lines, name], ""
-        lines += [f"{name:<30} {f'{points(row)}/{len(NAMES)}':>6} {marks}"]
-        for sentence in row.sentences if all_mistakes else row.sentences[:1]:
+            above, name = [*above, name], ""
+        lines += [*above, f"{name:<30} {f'{row.points()}/{len(names)}':>6} {marks}"]
+        for sentence in row.sentences() if all_mistakes else row.sentences()[:1]:
             lines += textwrap.wrap(sentence, 96, initial_indent="    ", subsequent_indent="      ")
-    legend = ", ".join(f"{i}={name}" for i, name in enumerate(NAMES, 1))
+    legend = ", ".join(f"{i}={name}" for i, name in enumerate(names, 1))
     meaning = "1 solved, 0 wrong, b blank, - not handed in."
-    lines += ["", *textwrap.wrap(f"{meaning}  {legend}", 100), HONEST]
+    return "\n".join([*lines, "", *textwrap.wrap(f"{meaning}  {legend}", 100), HONEST])
+
+
+def summary(rows, names):
+    """For each exercise how many of those who handed it in have solved it, and what the others are
+    told most often."""
+    lines = ["the class: solved, and the commonest mistake"]
+    for name in names:
+        states = [row.states[name] for row in rows if row.states[name] != "missing"]
+        told = Counter(clean(copies.first_sentence(row.messages[name])) for row in rows
+                       if row.states[name] == "failing")
+        (sentence, count), = told.most_common(1) or [("", 0)]
+        often = f"{count} x {sentence.partition(': ')[2]}" if count else ""
+        solved = f"{states.count('solved')}/{len(states)}"
+        lines += textwrap.wrap(f"{name:<20} {solved:>6}  {often}", 100, subsequent_indent=" " * 29)
     return "\n".join(lines)
 
 
-def write_csv(path, rows):
+def page(row, names):
+    """What one student is given: the points, and all that pytest says."""
+    parts = [f"{row.name}: {row.points()} of {len(names)} exercises solved"]
+    parts += [f"{name}: {row.states[name]}" for name in names if name not in row.messages]
+    return "\n\n".join([*parts, *row.messages.values()]) + "\n"
+
+
+def gradescope(row, names):
+    """Gradescope's results.json: a test for each exercise, of one point."""
+    tests = [{"name": name, "score": float(row.states[name] == "solved"), "max_score": 1.0,
+              "output": row.messages.get(name, row.states[name]), "visibility": "visible"}
+             for name in names]
+    said = f"{row.points()} of {len(names)} exercises solved"
+    return {"output": row.messages.get("", said), "visibility": "visible", "tests": tests}
+
+
+def write_csv(path, rows, names):
     """The rows as a file; a cell that a spreadsheet would take for a formula gets a ' in front."""
     def text(cell):
         return f"'{cell}" if cell.startswith(tuple("=+-@")) else cell
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["submission", "points", *NAMES, "sentences"])
+        writer.writerow(["submission", "points", *names, "sentences"])
         for row in rows:
-            marks = [MARKS[row.states[name]].strip("-") for name in NAMES]
-            writer.writerow([text(row.name), points(row), *marks, text(" | ".join(row.sentences))])
+            marks = [MARKS[row.states[name]].strip("-") for name in names]
+            writer.writerow([text(row.name), row.points(), *marks, text(" | ".join(
+                row.sentences()))])
 
 
 def reserve(path):
@@ -196,9 +263,14 @@ def parse(argv):
     parser = Parser(prog="grade.py", description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="folder of the class")
+    parser.add_argument("--only", metavar="NAME,NAME", help="these exercises alone")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there, too")
     parser.add_argument("--all-mistakes", action="store_true",
                         help="print a sentence for each exercise that is not solved")
+    parser.add_argument("--feedback", type=Path, metavar="FOLDER",
+                        help="write a page for each student there")
+    parser.add_argument("--gradescope", type=Path, metavar="FILE",
+                        help="SUBMISSIONS is one student's folder: write results.json")
     parser.add_argument("--jobs", type=int, metavar="N", default=os.cpu_count() or 1,
                         help="submissions at a time (default: the cores, %(default)s)")
     parser.add_argument("--seconds", type=int, metavar="S", default=120,
@@ -208,22 +280,45 @@ def parse(argv):
     if given.jobs < 1 or given.seconds < 12:
         raise ValueError(f"--jobs {given.jobs} --seconds {given.seconds}: at least 1 job and 12 "
                          "seconds are needed")
+    asked = {exercise_called(name.strip()).name for name in (given.only or "").split(",") if name}
+    given.names = [name for name in NAMES if name in asked or not asked]
     return given
+
+
+def grade_one(given):
+    """One student's folder for Gradescope: whatever happens, there is a file."""
+    row = grade(given.folder, given.names, given.seconds, threading.Event())
+    write_whole(given.gradescope, json.dumps(gradescope(row, given.names), indent=1))
+    print(page(row, given.names), end="")
+
+
+def grade_class(given):
+    """Print the table and the summary of a class, and write what is asked for."""
+    with tempfile.TemporaryDirectory() as temporary:
+        submissions = find_submissions(given.folder, Path(temporary))
+        part = given.csv and reserve(given.csv)
+        try:
+            rows = grade_all(submissions, given.names, given.jobs, given.seconds)
+            print(table(rows, given.names, given.all_mistakes))
+            print(f"\n{summary(rows, given.names)}")
+            for row in rows if given.feedback else ():
+                write_whole(given.feedback / f"{row.name}.txt", page(row, given.names))
+            if part:
+                write_csv(part, rows, given.names)
+                os.replace(part, given.csv)
+        finally:
+            if part:
+                part.unlink(missing_ok=True)
 
 
 def main(argv=None):
     """Grade the class.  Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
-    part = None
     try:
         given = parse(argv)
-        with tempfile.TemporaryDirectory() as temporary:
-            submissions = find_submissions(given.folder, Path(temporary))
-            part = given.csv and reserve(given.csv)
-            rows = grade_all(submissions, given.jobs, given.seconds)
-        print(table(rows, given.all_mistakes))
-        if part:
-            write_csv(part, rows)
-            os.replace(part, given.csv)
+        if given.gradescope:
+            grade_one(given)
+        else:
+            grade_class(given)
         return 0
     except (ValueError, OSError) as error:
         print(f"grade.py: {error}", file=sys.stderr)
@@ -231,9 +326,6 @@ def main(argv=None):
     except KeyboardInterrupt:
         print("\ngrade.py: stopped, and nothing was written", file=sys.stderr)
         return 130
-    finally:
-        if part:
-            part.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

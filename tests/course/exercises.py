@@ -20,7 +20,10 @@ class Exercise:
     file: str  # the lesson
     function: str  # there: a function, or Class.method
     lines: int  # of the shipped solution
+    minutes: int  # an estimate, until a class has measured it
+    level: int  # 1 to 3: how difficult
     idea: str
+    before: str  # what must be known
     task: str  # three sentences
     hint: str  # shown by --hints
     tests: str = ""  # the test file of its rules, if it is not that of the lesson
@@ -38,14 +41,16 @@ class Exercise:
 
 EXERCISES = (
     Exercise(
-        "lanes", "01_vanilla_segments", "lanes", 6, "one stream, B contiguous lanes",
+        "lanes", "01_vanilla_segments", "lanes", 6, 15, 1,
+        "one stream, B contiguous lanes", "slices, stack",
         "Cut the stream into B contiguous lanes of L + 1 tokens, where L = (n - 1) // B. The "
         "last column of a lane is the first of the next lane: it is only a target. Refuse B < 1 "
         "and a stream too short for one input a lane with a ValueError.",
         "Where does lane b begin in the stream, and where does it end if one token more than "
         "its L inputs belongs to it?"),
     Exercise(
-        "segments", "01_vanilla_segments", "segments", 8, "inputs and their next tokens, in order",
+        "segments", "01_vanilla_segments", "segments", 8, 15, 1,
+        "inputs and their next tokens, in order", "yield",
         "Go through the columns of the lanes, T at a time from `start` on, and yield x and y, "
         "both (B, T) int64, y one column further than x. The last segment may be shorter, but "
         "no target is lost, and the last column is never an input. Refuse T < 1 with a "
@@ -54,7 +59,8 @@ EXERCISES = (
         "x ends and at which y ends. `yield`, do not return a list: train.py asks for one at a "
         "time."),
     Exercise(
-        "sinusoid", "01_vanilla_segments", "sinusoid", 6, "a position as sines and cosines",
+        "sinusoid", "01_vanilla_segments", "sinusoid", 6, 15, 1,
+        "a position as sines and cosines", "broadcasting",
         "Encode each position as D/2 sines, then D/2 cosines, in float64. Frequency k (k = 0, "
         "1, ...) is 10000^(-2k/D): the first is 1, and they fall. Refuse an odd D with a "
         "ValueError.",
@@ -62,21 +68,24 @@ EXERCISES = (
         "its cosine are joined, all sines first. Make positions and frequencies float64 before "
         "you multiply them."),
     Exercise(
-        "update_memory", "02_recurrence", "update_memory", 3, "first in, first out, no gradient",
+        "update_memory", "02_recurrence", "update_memory", 3, 10, 1,
+        "first in, first out, no gradient", "cat, detach",
         "Join the memory (B, m, D) and the hidden states h (B, T, D) along time and keep the "
         "last M of them, or all if there are fewer. The result carries no gradient, and the "
         "arguments stay as they were. M may be 0: then nothing is kept.",
         "In Python rows[-0:] is everything, and rows[k:] with a negative k counts from the end. "
         "Compute the first row that stays, and never let it be below 0."),
     Exercise(
-        "causal_mask", "02_recurrence", "causal_mask", 3, "the future, after a memory of m keys",
+        "causal_mask", "02_recurrence", "causal_mask", 3, 15, 1,
+        "the future, after a memory of m keys", "comparing rows with columns",
         "Return (T, m + T) bool, True where a query must NOT look. The first m keys are the "
         "memory, so query i of the segment is itself key m + i. It sees the whole memory, "
         "itself, and nothing after itself.",
         "Compare a row of key numbers with a column of the queries' own key numbers. How many "
         "True has the last row?"),
     Exercise(
-        "reach", "02_recurrence", "reach", 5, "how far back N layers see",
+        "reach", "02_recurrence", "reach", 5, 25, 2,
+        "how far back N layers see", "whole numbers alone",
         "Return how many tokens back the last token of a segment can see through N layers. In "
         "one layer a token sees its own segment up to itself and M tokens before the start of "
         "its SEGMENT. The token reached there belongs to an earlier segment, where the next layer "
@@ -84,7 +93,8 @@ EXERCISES = (
         "Put the query's segment at 0, the query at T - 1. What is the first token that one "
         "layer sees? In which segment does that token stand, and where does that segment start?"),
     Exercise(
-        "stream_losses", "02_recurrence", "stream_losses", 6, "the memory handed on",
+        "stream_losses", "02_recurrence", "stream_losses", 6, 10, 1,
+        "the memory handed on", "a loop that hands something on",
         "Read x (B, n) in segments of T tokens, in order. The first call of the model gets no "
         "memory, None; each later one gets the memory that the call before has returned. Return "
         "the losses of all tokens, (B, n): lesson_1.token_losses(logits, y) gives those of a "
@@ -92,7 +102,8 @@ EXERCISES = (
         "model(x, memory) returns two things, logits and the new memory. x.split(T, dim=1) cuts "
         "x into segments, and torch.cat(..., dim=1) joins losses along time."),
     Exercise(
-        "four_terms", "03_relative_attention", "four_terms", 12, "the score, term by term",
+        "four_terms", "03_relative_attention", "four_terms", 12, 35, 2,
+        "the score, term by term", "dot products; the lesson's table",
         "For one head, fill a NumPy array (4, T, K) with the terms (a) to (d) of the table "
         "above. Query i is key m + i with m = K - T, and the distance to key j is m + i - j; R "
         "is indexed by that distance. Future keys have no distance: leave NaN there, and do not "
@@ -100,14 +111,16 @@ EXERCISES = (
         "Two loops, over i and over the j that are not in the future: 0 ... m + i. "
         "W_kR @ R[distance] occurs in two of the terms."),
     Exercise(
-        "rel_shift_by_index", "04_rel_shift", "rel_shift_by_index", 5, "the shift as one gather",
+        "rel_shift_by_index", "04_rel_shift", "rel_shift_by_index", 5, 25, 2,
+        "the shift as one gather", "gather",
         "Compute for every cell (i, j) of the result the column of x that it comes from, as one "
         "(T, K) tensor of indices. Gather along the last axis. Where that column would lie "
         "beyond the end (the future) take the last one, distance 0.",
         "rel_shift_loops says which column: read it off there. torch.gather wants an index of "
         "the shape of x, and expand makes one without copying."),
     Exercise(
-        "rel_shift", "04_rel_shift", "rel_shift", 4, "the shift by pad and reshape",
+        "rel_shift", "04_rel_shift", "rel_shift", 4, 25, 3,
+        "the shift by pad and reshape", "how a matrix lies in memory; view",
         "Put one cell in front of every row, read the same numbers again in rows of T, drop one "
         "of these rows, and read the rest as (T, K). Row i has then moved left by T - 1 - i. "
         "Any number of leading dimensions may come first.",
@@ -115,8 +128,8 @@ EXERCISES = (
         "matrix begins with a pad cell and holds nothing that is needed: the first or the last? "
         "If it is right for one matrix only: x.shape[-2:] is T and K, the rest stays in front."),
     Exercise(
-        "attention_mask", "05_full_model", "attention_mask", 6,
-        "same_length: every query sees M + 1 keys",
+        "attention_mask", "05_full_model", "attention_mask", 6, 20, 2,
+        "same_length: every query sees M + 1 keys", "causal_mask",
         "Return a mask (T, m + T), bool, True where a query must NOT look, for a memory of m "
         "hidden states; query i is key m + i. Hidden is the future. With same_length also "
         "every key that is more than M back, so that each query sees itself and at most M keys "
@@ -124,15 +137,16 @@ EXERCISES = (
         "Make the matrix of distances first: it answers both questions. A key that is exactly M "
         "back is still seen."),
     Exercise(
-        "distance_encoding", "05_full_model", "distance_encoding", 4, "clamp: no unknown distance",
+        "distance_encoding", "05_full_model", "distance_encoding", 4, 15, 1,
+        "clamp: no unknown distance", "sinusoid, clamp",
         "Return the sinusoids R (K, D) of the distances K - 1, ..., 1, 0 in this order. With a "
         "clamp_len above 0 every distance beyond it is encoded as clamp_len itself. With 0 or "
         "less there is no clamp.",
         "torch.arange can count down. Clamp the distances, not their places in the tensor and not "
         "the encoding."),
     Exercise(
-        "relative_attention", "05_full_model", "RelativeAttention.attend", 5,
-        "attention by content and distance",
+        "relative_attention", "05_full_model", "RelativeAttention.attend", 5, 30, 3,
+        "attention by content and distance", "four_terms, rel_shift",
         "Score each query against each key by lesson 4's relative_score, divide by sqrt(C), and "
         "give the keys that `mask` names the score -inf. Take the softmax over the keys, then "
         "self.dropout_attention of these probabilities, then the weighted sum of the values. Join "
@@ -140,8 +154,8 @@ EXERCISES = (
         "Write the shape beside every line: score and probability (B, H, T, K), weighted sum (B, "
         "H, T, C). A reshape alone never exchanges two axes: bring H next to C first."),
     Exercise(
-        "layer", "05_full_model", "Layer.forward", 4,
-        "attention, add, norm; feed-forward, add, norm",
+        "layer", "05_full_model", "Layer.forward", 4, 15, 1,
+        "attention, add, norm; feed-forward, add, norm", "residual connections, layer norm",
         "Add to h what self.attention(h, memory, R, u, v, mask) gives, after dropout_output, and "
         "normalise the SUM with norm_1. Add to that what the feed-forward network makes of it "
         "(W_1, ReLU, dropout_inner, W_2), after dropout_ff, and normalise the sum with norm_2. "
@@ -149,7 +163,8 @@ EXERCISES = (
         "h = norm(h + dropout(block(h))), twice. The second block reads what the first norm "
         "gave."),
     Exercise(
-        "sample_top_k", "05_full_model", "sample_top_k", 9, "draw from the k most probable tokens",
+        "sample_top_k", "05_full_model", "sample_top_k", 9, 20, 2,
+        "draw from the k most probable tokens", "topk, softmax, multinomial",
         "Draw one token for each row of the logits (B, V) from its top_k most probable ones, with "
         "probabilities softmax(logits / temperature) among these, using `generator`. Return token "
         "numbers of the vocabulary, (B, 1). Refuse top_k outside 1..V and a temperature that is "
@@ -158,7 +173,8 @@ EXERCISES = (
         "must be translated back into the vocabulary.",
         "test_05_generation"),
     Exercise(
-        "generate", "05_full_model", "generate", 9, "sampling with memory",
+        "generate", "05_full_model", "generate", 9, 25, 2,
+        "sampling with memory", "update_memory, sample_top_k",
         "Read the prompt (B, P) once, then one token at a time: sample_top_k draws from the "
         "logits of the LAST position, and the memory stands for all that was read before. Return "
         "the new tokens only, (B, n_tokens). If the vocabulary has fewer than top_k tokens, draw "
@@ -168,7 +184,8 @@ EXERCISES = (
         "it.",
         "test_05_generation"),
     Exercise(
-        "train_step", "train", "train_step", 18, "one update, the memory handed on",
+        "train_step", "train", "train_step", 18, 40, 3,
+        "one update, the memory handed on", "backward, clipping, update_memory",
         "For each slice of micro_batches(B, run.micro_batch) call the model with x, memory and y "
         "of these lanes under machine.autocast(run, x.device.type): it gives losses (B, T) and the "
         "new memory; then send the gradient of their share of the MEAN over all lanes backward, "
@@ -179,7 +196,8 @@ EXERCISES = (
         "Begin without the parts: one call with all lanes, loss.backward(), clip, step. "
         "clip_grad_norm_ clips in place and returns the norm of before; a float is loss.item()."),
     Exercise(
-        "evaluate", "train", "evaluate", 12, "every token counted once",
+        "evaluate", "train", "evaluate", 12, 30, 2,
+        "every token counted once", "no_grad, segments",
         "Cut the tokens, on model.u.device (a Reader has no parameters()), into one lane and into "
         "segments of reading_length(run), and read them in order inside `with evaluating(model, "
         "run)`, under machine.autocast, the memory handed on. Add up the losses of ALL tokens in "

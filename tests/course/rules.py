@@ -115,9 +115,10 @@ def replaced(owner, **names):
 # ---- the rules of an exercise -------------------------------------------------------------------
 
 # A rule may be asked for that is not in this run: by the last line that pytest prints, by a test
-# that waits for an exercise of another file, by a diagnosis, which tries all rules on a mistake.  So
-# each file with rules is collected once more, apart from the run, and its rules are called as plain
-# functions.  `passed` and `states`, below, hold what the run has found: that is not asked again.
+# that waits for an exercise of another file, by a diagnosis, which tries all rules on a mistake.
+# So each file with rules is collected once more, apart from the run, and its rules are called as
+# plain functions.  `passed` and `states`, below, hold what the run has found: that is not asked
+# again.
 session = []  # pytest's, put here when it starts
 
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import zipfile
 
 import pytest
 
@@ -110,6 +111,33 @@ def test_its_fast_form_is_the_plain_one(edition):
     asked = set(re.findall(r"\bfast\.(\w+)\(", "".join(path.read_text() for path in (
         edition / "train.py", *(edition / "training").glob("*.py")))))
     assert asked and all(names[name](model) is model for name in asked)
+
+
+def test_an_exam_has_no_solution_and_no_mistake(tmp_path, capsys):
+    """A broken rule shows itself, and what it compared; nothing names a mistake."""
+    assert blank.main(["--all", str(tmp_path / "exam"), "--exam"]) == 0
+    course = tmp_path / "exam" / "tests" / "course"
+    assert not (course / "pristine").exists() and not list(course.glob("mistakes_*"))
+    path = tmp_path / "exam" / "02_recurrence.py"
+    exercise = BY_NAME["reach"]
+    solve(tmp_path / "exam", exercise, "return T - 1 - token", "return T - token")
+    assert "return T - token" in path.read_text()
+    status, out = pytest_in(tmp_path / "exam", "-k", "reach")
+    assert status == 1 and "reach: One layer: the last token" in out and "expected    got" in out
+    assert "one too far" not in out and "Traceback" not in out
+    assert blank.main(["--exam", "--undo", "reach"]) == 1
+    assert "--exam goes with --all" in capsys.readouterr().err
+
+
+def test_what_is_handed_in_is_one_archive(tmp_path, monkeypatch, capsys):
+    """All lesson files, as grade.py takes them; what is there is not overwritten."""
+    monkeypatch.chdir(tmp_path)
+    assert blank.main(["--submit", "anna"]) == 0
+    with zipfile.ZipFile("anna.zip") as archive:
+        archive.extractall("out")
+    assert list(copies.find_lessons(tmp_path / "out")) == list(LESSONS)
+    assert blank.main(["--submit", "anna"]) == 1
+    assert "is there already" in capsys.readouterr().err
 
 
 # ---- an answer must be the student's own --------------------------------------------------------
@@ -229,7 +257,7 @@ def test_one_broken_line_is_said_once(tmp_path):
     path.write_text(path.read_text().replace("def reach(N, T, M):", "def reach(N, T, M)"))
     done = subprocess.run([sys.executable, "tests/blank.py", "--list"], cwd=folder, text=True,
                           capture_output=True, timeout=60)
-    states = [line.split()[3] for line in done.stdout.splitlines()[1 : COUNT + 1]]
+    states = [line.split()[5] for line in done.stdout.splitlines()[1 : COUNT + 1]]
     assert states == ["solved", "blank", "blank"] + ["untested"] * (COUNT - 3)
     assert done.stdout.count("02_recurrence.py, line") == 1
     assert last_line(done.stdout) == "1 of 18 exercises solved; next: segments (01)"

@@ -4,10 +4,13 @@
     pytest -m slow tests/course/test_grade.py     a class of nine, and Ctrl-C
 """
 import csv
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -163,6 +166,20 @@ def test_a_rule_that_could_not_begin_gives_no_point(tmp_path):
     assert found["lanes"] == ("failing", "broken") and found["reach"][0] == "untested"
 
 
+def test_the_recipes_of_the_classroom_fit_the_project():
+    """Their commands are accepted, the scripts that they name are there; the notebook is clean."""
+    folder = lessons.TESTS / "classroom"
+    line = re.search(r"grade.py (.*) \\\n", (folder / "run_autograder").read_text()).group(1)
+    assert grade.parse([*line.split(), "--only", "lanes"]).gradescope.name == "results.json"
+    cells = json.loads((folder / "colab.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+    assert sum("REPOSITORY =" in text for text in code) == 1
+    for text in (*code, (folder / "exercises.yml").read_text()):
+        for script in re.findall(r"python (\S+\.py)", text):
+            assert (lessons.ROOT / script).exists(), script
+
+
 # ---- odd folders, the table, mistakes of the teacher --------------------------------------------
 
 def test_a_flat_download_is_sorted_by_student(tmp_path):
@@ -182,25 +199,84 @@ def test_a_flat_download_is_sorted_by_student(tmp_path):
 
 
 def test_what_cannot_be_graded_has_a_row(tmp_path):
-    """An archive, as learning platforms hand it over: its author must not be lost."""
+    """A damaged archive, one that is too large, one of another kind: no author is lost."""
     (tmp_path / "gina.zip").write_bytes(b"PK")
-    (path,) = grade.find_submissions(tmp_path, tmp_path)
-    row = grade.grade(path, 60, None)
-    assert grade.points(row) == 0 and "unpack archives" in row.sentences[0]
+    (tmp_path / "hugo.tar").write_bytes(b"x")
+    with zipfile.ZipFile(tmp_path / "ida.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("train.py", "#" * (grade.ARCHIVE + 1))
+    rows = [grade.grade(path, NAMES, 60, None)
+            for path in grade.find_submissions(tmp_path, tmp_path)]
+    assert [row.points() for row in rows] == [0, 0, 0]
+    for row, words in zip(rows, ("is damaged", "unpack archives", "more than 20 MB")):
+        assert words in row.sentences()[0]
+
+
+def test_a_class_in_short(capsys):
+    """Of those who handed an exercise in how many solved it, and what the others are told most."""
+    rows = [grade.Row(name, {"lanes": state, "reach": "missing"}, {"lanes": message}) for
+            name, state, message in (
+                ("a", "failing", "lanes: one too far\n  the rule"), ("b", "failing", "lanes: blue"),
+                ("c", "failing", "lanes: one too far\n  other numbers"), ("d", "solved", ""),
+                ("e", "blank", "lanes is blank: write it"), ("f", "missing", ""))]
+    assert [line.split() for line in grade.summary(rows, ["lanes", "reach"]).splitlines()[1:]] == [
+        "lanes 1/5 2 x one too far".split(), ["reach", "0/0"]]
+
+
+@pytest.mark.slow
+def test_a_page_for_each_student_of_some_exercises(tmp_path, capsys):
+    """--only and --feedback: the page has what pytest says there, with the numbers."""
+    hand_in(tmp_path / "in", {"two": CLASS["two"]})
+    argv = [str(tmp_path / "in"), "--only", "reach, lanes", "--feedback", str(tmp_path / "out")]
+    assert grade.main(argv) == 0
+    assert "two 0/2 0 0" in " ".join(capsys.readouterr().out.split())
+    (path,) = (tmp_path / "out").iterdir()
+    text = path.read_text()
+    assert path.name == "two.txt" and text.startswith("two: 0 of 2 exercises solved\n\nlanes: ")
+    assert "reach: one too far" in text and "the rule: " in text and "got" in text
+
+
+GRADESCOPE = {"name": str, "score": float, "max_score": float, "output": str, "visibility": str}
+
+
+@pytest.mark.slow
+def test_one_student_in_gradescopes_form(tmp_path, capsys):
+    """From the archive that blank.py --submit packs; the fields and kinds that it documents."""
+    names = ["rel_shift_by_index", "rel_shift"]
+    with zipfile.ZipFile(tmp_path / "anna.zip", "w") as archive:
+        archive.writestr(f"{FOUR}.py", lesson(FOUR, rel_shift="return x"))
+    path = tmp_path / "results" / "results.json"
+    assert grade.main([str(tmp_path / "anna.zip"), "--gradescope", str(path), "--only",
+                       ",".join(names)]) == 0
+    found = json.loads(path.read_text())
+    assert found["output"] == "1 of 2 exercises solved" and found["visibility"] == "visible"
+    for test, name, score in zip(found["tests"], names, (1, 0), strict=True):
+        assert {key: type(z) for key, z in test.items()} == GRADESCOPE
+        assert (test["name"], test["score"]) == (name, score)
+    assert "rel_shift: " in test["output"] and "expected" in test["output"]
+
+
+def test_gradescope_gets_a_file_whatever_is_handed_in(tmp_path):
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "results.json"
+    assert grade.main([str(tmp_path / "in"), "--gradescope", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert "holds no lesson file" in found["output"] and len(found["tests"]) == len(NAMES)
+    assert not any(test["score"] for test in found["tests"])
 
 
 def test_the_table_is_at_most_100_columns_wide():
     """One sentence for each student, or all of them; a long name is not cut."""
-    rows = [grade.Row("x" * 80, dict.fromkeys(NAMES, "solved"), [grade.clean("y " * 500), "last"]),
-            grade.Row("b", dict.fromkeys(NAMES, "missing"), ["holds no exercise"]),
-            grade.Row("c", dict.fromkeys(NAMES, "blank"), ["lanes is blank"])]
-    lines = grade.table(rows).splitlines()
+    rows = [grade.Row("x" * 80, dict.fromkeys(NAMES, "failing"), {
+                "lanes": "lanes: " + "y " * 500, "reach": "reach: last"}),
+            grade.Row("b", dict.fromkeys(NAMES, "missing"), {"": "holds no exercise"}),
+            grade.Row("c", dict.fromkeys(NAMES, "blank"), {"lanes": "lanes is blank"})]
+    lines = grade.table(rows, NAMES).splitlines()
     assert max(map(len, lines)) <= 100 and lines[-1] == grade.HONEST
-    assert lines[1] == "x" * 80 and lines[2].split() == ["18/18"] + ["1"] * len(NAMES)
+    assert lines[1] == "x" * 80 and lines[2].split() == ["0/18"] + ["0"] * len(NAMES)
     for name, mark in (("b", "-"), ("c", "b")):
         row = next(line for line in lines if line.startswith(f"{name} "))
         assert row.split() == [name, f"0/{len(NAMES)}"] + [mark] * len(NAMES)
-    assert "    last" in grade.table(rows, all_mistakes=True).splitlines()
+    assert "    reach: last" in grade.table(rows, NAMES, True).splitlines()
 
 
 @pytest.mark.parametrize("make, words", [
@@ -212,6 +288,7 @@ def test_the_table_is_at_most_100_columns_wide():
     (lambda tmp: [], "SUBMISSIONS"),
     (lambda tmp: [tmp, "--jobs", "0"], "at least 1 job"),
     (lambda tmp: [tmp, "--seconds", "few"], "--seconds"),
+    (lambda tmp: [tmp, "--only", "lanes,raech"], "did you mean reach?"),
     (lambda tmp: [tmp, "--csv", tmp / "nowhere" / "a.csv"], "--csv"),
     (lambda tmp: [tmp, "--csv", tmp / "none"], "is a folder"),
 ])
