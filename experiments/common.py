@@ -151,7 +151,7 @@ def choose_dtype(model, run, folder):
 
 
 class Training:
-    """What `fit` asks for: here train.py's way, in regularisers.py another one."""
+    """What `fit` asks for: here train.py's way, in table5_ptb.py another one."""
 
     def __init__(self, model, run):
         self.model, self.run, self.recipe = fast.prepare(model), run, ""

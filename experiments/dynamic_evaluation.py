@@ -13,12 +13,13 @@ Two steps are compared.  g is the gradient of the segment that was just read, W_
 weights, s the root of the mean square that the gradient of each weight has on the training text:
 
     sgd    W <- W - rate * g                   the norm of g clipped to 1
-    rms    W <- W - rate * g / (s + EPSILON) + decay * s / mean(s) * (W_0 - W)
+    rms    W <- W - rate * g / (s + epsilon) + decay * s / mean(s) * (W_0 - W)
 
-The second is the authors': all weights learn about equally fast, and those that move most easily
-are drawn back most to where training had left them.
+The second is the authors': all weights learn about equally fast, but those that hardly ever had a
+gradient (of rare words) do not leap, and those that move most easily are drawn back most to where
+training had left them.
 
-Rate, decay, T and M are chosen with the first seed, on the beginning of the validation split; the
+Rate, epsilon, decay, T and M are chosen with the first seed, on the beginning of the validation split; the
 test split is read once by each model in each way.  Beside it stand compressors: xz, and xz that has
 the training and validation text in its window (bytes only).  What is finished is kept in --out.
 """
@@ -35,7 +36,6 @@ from common import corpora, lesson_1, train
 from training import checkpoint, fast
 
 NAME = "dynamic_evaluation"
-EPSILON = 1e-5  # keeps weights that hardly ever had a gradient from leaping
 STATISTICS = 200  # segments of the training text for s
 VALIDATION = 100_000  # tokens of the validation text that settings are chosen on
 STRETCHES = 12  # of the test text, in the figure
@@ -50,10 +50,11 @@ class Way:
     M: int
     rate: float = 0.0
     decay: float = 0.0
+    epsilon: float = 1e-5
 
     def __str__(self):
-        return "-".join(f"{name}{value:g}" if name != "step" else value
-                        for name, value in vars(self).items() if value)
+        names = {"none": "TM", "sgd": ["T", "M", "rate"]}.get(self.step, list(vars(self))[1:])
+        return "-".join([self.step, *(f"{name}{getattr(self, name):g}" for name in names)])
 
 
 NAMES = {"none": "reading alone", "sgd": "learning while reading, sgd",
@@ -62,8 +63,8 @@ NAMES = {"none": "reading alone", "sgd": "learning while reading, sgd",
 # what is tried on the validation split, one setting after the other; the first is the start
 TRIED = {
     "sgd": {"T": (32, 16, 64), "rate": (0.05, 0.025, 0.1, 0.2), "M": (384, 256, 512)},
-    "rms": {"T": (32, 16, 64), "rate": (1e-4, 5e-5, 2e-4, 4e-4), "decay": (1e-3, 0.0, 3e-3, 1e-2),
-            "M": (384, 256, 512)}}
+    "rms": {"epsilon": (1e-5, 1e-4, 1e-3), "T": (32, 16, 64), "rate": (1e-4, 5e-5, 2e-4, 4e-4),
+            "decay": (1e-3, 0.0, 3e-3, 1e-2), "M": (384, 256, 512)}}
 
 
 # ---- one step -----------------------------------------------------------------------------------
@@ -76,13 +77,18 @@ def sgd_step(weights, way):
             W -= way.rate * W.grad
 
 
-def rms_step(weights, way, trained, s):
-    """The authors' step, from gradients, the trained weights and s, a tensor for each weight."""
+def paces(s, way):
+    """How fast each weight of the rms step follows its gradient, and how fast it goes back."""
     mean = sum(z.mean() for z in s) / len(s)
+    return ([way.rate / (z + way.epsilon) for z in s],
+            [(way.decay * z / mean).clamp(max=1) for z in s])  # not beyond W_0
+
+
+def rms_step(weights, trained, forward, back):
+    """The authors' step, from the gradients, the trained weights and the two paces."""
     with torch.no_grad():
-        for W, W_0, z in zip(weights, trained, s):
-            back = (way.decay * z / mean).clamp(max=1)  # not beyond W_0
-            W += back * (W_0 - W) - way.rate * W.grad / (z + EPSILON)
+        for W, W_0, pace, pull in zip(weights, trained, forward, back):
+            W += pull * (W_0 - W) - pace * W.grad
 
 
 def segments_with_gradients(model, tokens, way, run, label):
@@ -120,13 +126,14 @@ def read(model, corpus, tokens, way, run, label=""):
                                     clamp_len=run.eval_clamp_len)[0]
     weights = list(model.parameters())
     trained, losses = [W.detach().clone() for W in weights], []
-    s = gradient_sizes(model, corpus, way, run) if way.step == "rms" else None
+    if way.step == "rms":
+        forward, back = paces(gradient_sizes(model, corpus, way, run), way)
     for loss in segments_with_gradients(model, tokens, way, run, label or "reading, learning"):
         losses.append(loss.cpu())
         if way.step == "sgd":
             sgd_step(weights, way)
         else:
-            rms_step(weights, way, trained, s)
+            rms_step(weights, trained, forward, back)
     with torch.no_grad():
         for W, W_0 in zip(weights, trained):
             W.copy_(W_0)

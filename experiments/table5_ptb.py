@@ -2,22 +2,21 @@
 
 The paper says "variational dropout and weight average" and nothing more, and no script for it was
 published.  This is the published architecture, W_kR included, within 24.1 million parameters, with
-the parts of regularisers.py, and the search for how strong each should be.
+these two parts, and the effect of each.
 
     python experiments/table5_ptb.py --what effects        each part's effect, small: hours
     python experiments/table5_ptb.py --size whole          train.py's small model, the whole text
-    python experiments/table5_ptb.py --size paper --what effects   the effects at full size; a GPU
-    python experiments/table5_ptb.py --size paper --test   the recipe: train, choose, test; a GPU
+    python experiments/table5_ptb.py --size paper --test   train, choose, test; a GPU
 
-A run is a recipe and a seed, in a folder of its own under --out; a run that was stopped goes on (to
-the bit on a CPU; on a GPU sums come in any order).  Another model, length, batch or rate needs
-another --out.  Several processes may work in one --out: each takes the next run that nobody works
-on, so that small runs share a GPU, or the cores (with OMP_NUM_THREADS=1, else they are slow).
+Variational dropout (Gal & Ghahramani 2016; Merity, Keskar and Socher 2017, 4.2) draws one mask for
+all time steps of a segment: a feature that is dropped is absent for all of it, and cannot be read
+off the neighbouring word.  Here it stands at the input and the output, as in that work on LSTMs;
+inside the layers, where it hurts (results.md), each number is dropped by itself.  The weight
+average is the mean of the weights after each step of the run's last part, at a constant rate.
 
-The model of a run is its last weights, or the average of those of its last part, rounded to bf16.
-Memory length, clamp and temperature of its evaluation are chosen on the validation split.  Only
-with --test is the test split read: as one lane, every token, once for each finished model.
-result.json in the run's folder has the choice and what was read.
+The model of a run is that average.  Memory length, clamp and temperature of its evaluation are
+chosen on the validation split.  Only with --test is the test split read: as one lane, every token,
+once for each finished model.  result-SEED.json says what was chosen, and when what was read.
 """
 import hashlib
 import json
@@ -25,20 +24,36 @@ import math
 import statistics
 import sys
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
+import torch.nn as nn
+import torch.nn.functional as F
 from matplotlib.figure import Figure
+from torch.optim.swa_utils import AveragedModel
 
 import common
-from common import checkpoint, fast, lesson_1, lesson_5, presets, train
-from regularisers import Recipe, Regularised, changed, ppl
+from common import checkpoint, fast, lesson_1, lesson_5, log, presets, train
 
 NAME = "table5_ptb"
 TEMPERATURES = (0.9, 0.95, 1.0, 1.05, 1.1, 1.15)
+ppl = partial(log.in_unit, unit="ppl")  # of a mean loss in nats
 
 
 # ---- what is trained ----------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Recipe:
+    """How strongly a model is regularised; the defaults are: not at all."""
+
+    input: float = 0.0  # dropout rates: of the embedded words,
+    inside: float = 0.0  # of R, after the attention, inside and after the feed-forward network,
+    attention: float = 0.0  # of the attention probabilities,
+    output: float = 0.0  # of the last hidden state
+    locked: bool = True  # input and output have one mask for all time steps
+    average_from: float = 1.0  # where the weight average begins, as a part of the run; 1: none
+
 
 @dataclass(frozen=True)
 class Size:
@@ -52,71 +67,121 @@ class Size:
     part: int = 1  # train on the first 1/part of the text
 
 
-# the authors' later code has 16 layers of 380 without W_kR; 12 of 384 suit a GPU's multiples of 64
-MODELS = {"16x380": replace(presets.CONFIGS["ptb"], dropout=0.0, dropout_attention=0.0),
-          "12x384": replace(presets.CONFIGS["ptb"], n_layer=12, d_model=384, n_head=6, d_head=64,
-                            d_inner=1152, dropout=0.0, dropout_attention=0.0)}
-RECIPE = Recipe(word=0.2, input=0.6, inside=0.2, attention=0.2, output=0.5, alpha=0.2, beta=0.1,
-                decay=1.2e-6, decoupled=False, average="equal", average_from=0.7, average_rate=0.5)
-SMALL = Recipe(word=0.1, input=0.3, inside=0.1, attention=0.1, output=0.3, alpha=0.2, beta=0.1,
-               decay=0.1, average="equal", average_from=0.7, average_rate=0.5)
-MILD = Recipe(input=0.1, inside=0.1, attention=0.1, output=0.2, alpha=0.1, beta=0.05,
-              average="equal", average_from=0.7, average_rate=0.5)
 RUN = presets.Run("ptb", tokens=1, eval_segment=64)
 SIZES = {
     "tiny": Size(lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16,
                                  mem_len=8),
                  replace(RUN, batch=4, segment=8, lr=3e-3, warmup=5, eval_mem_len=16,
                          eval_every=10, eval_tokens=200),
-                 epochs=2, recipe=SMALL, part=10, memories=(8, 16)),
+                 epochs=2, recipe=Recipe(0.3, 0.1, 0.1, 0.3, average_from=0.7), part=10,
+                 memories=(8, 16)),
     "laptop": Size(lesson_5.Config(2, n_layer=4, d_model=96, n_head=3, d_head=32, d_inner=192,
                                    mem_len=32),
                    replace(RUN, batch=16, segment=32, lr=2e-3, warmup=200, eval_mem_len=64,
                            eval_every=227, eval_tokens=20_000),
-                   epochs=18, recipe=SMALL, part=12, memories=(32, 64, 128, 256)),
+                   epochs=18, recipe=Recipe(0.3, 0.1, 0.1, 0.3, average_from=0.7), part=12,
+                   memories=(32, 64, 128, 256)),
     "whole": Size(replace(presets.CONFIGS["laptop-words"], dropout=0.0, cutoffs=()),
                   replace(RUN, batch=16, segment=64, lr=2e-3, warmup=400, eval_mem_len=128,
                           eval_every=907, eval_tokens=20_000),
-                  epochs=6, recipe=MILD, memories=(64, 128, 256, 512)),
-    "paper": Size(MODELS["12x384"],
+                  epochs=6, recipe=Recipe(0.1, 0.1, 0.1, 0.2, average_from=0.7),
+                  memories=(64, 128, 256, 512)),
+    # 12 layers of 384 suit a GPU's multiples of 64; the authors' later code has 16 of 380
+    "paper": Size(replace(presets.CONFIGS["ptb"], n_layer=12, d_model=384, n_head=6, d_head=64,
+                          d_inner=1152, dropout=0.0, dropout_attention=0.0),
                   replace(RUN, batch=20, segment=70, lr=3e-4, warmup=3000, eval_segment=512,
                           eval_mem_len=140, eval_every=1992, eval_tokens=0),
-                  epochs=150, recipe=RECIPE, memories=(70, 140, 280, 560, 1120))}
-BASELINES = {"nothing": Recipe(), "only independent dropout": Recipe(
-    input=0.2, inside=0.2, attention=0.2, output=0.2, locked=False)}
+                  epochs=150, recipe=Recipe(0.6, 0.2, 0.2, 0.5, average_from=0.7),
+                  memories=(70, 140, 280, 560, 1120))}
 EFFECTS = {  # what each changes in the recipe
-    "no word dropout": {"word": 0.0}, "no input dropout": {"input": 0.0},
-    "no inside dropout": {"inside": 0.0}, "no attention dropout": {"attention": 0.0},
-    "no output dropout": {"output": 0.0}, "not locked": {"locked": False},
-    "locked inside": {"locked_inside": True}, "DropConnect 0.1": {"connect": 0.1},
-    "no AR, no TAR": {"alpha": 0.0, "beta": 0.0}, "no decay": {"decay": 0.0},
-    "decay 0.1 beside": {"decay": 0.1, "decoupled": True},
-    "decay 1.2e-6 inside": {"decay": 1.2e-6, "decoupled": False}, "random lengths": {"vary": True},
-    "no average": {"average": "", "average_from": 1.0, "average_rate": 1.0},
-    "exponential average": {"average": "ema"}, "embedding rate x 2": {"embedding_rate": 2.0},
-    "embedding rate x 1": {"embedding_rate": 1.0}}
+    "recipe": {}, "no input dropout": {"input": 0.0}, "no inside dropout": {"inside": 0.0},
+    "no attention dropout": {"attention": 0.0}, "no output dropout": {"output": 0.0},
+    "not locked": {"locked": False}, "no average": {"average_from": 1.0},
+    "nothing": vars(Recipe())}
 
 
-def effects(recipe):
-    """{name: recipe}: itself, the baselines, each of EFFECTS; without those that change nothing."""
-    others = {name: replace(recipe, **changes) for name, changes in EFFECTS.items()}
-    return {"recipe": recipe} | {
-        name: other for name, other in (BASELINES | others).items() if other != recipe}
+class LockedDropout(nn.Module):
+    """Dropout with one mask for all time steps of a call: (B, T, D), mask (B, 1, D)."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.p = p
+
+    def forward(self, z):
+        """(B, T, D) -> (B, T, D), the mean kept; in evaluation z itself."""
+        return F.dropout1d(z.mT, self.p, self.training).mT
 
 
-# ---- one run: training, evaluation --------------------------------------------------------------
+def regularise(model, recipe):
+    """Put the recipe's dropouts in the place of lesson 5's -> the model."""
+    kind = LockedDropout if recipe.locked else nn.Dropout
+    model.dropout_embedding, model.dropout_final = kind(recipe.input), kind(recipe.output)
+    model.dropout_R = nn.Dropout(recipe.inside)
+    for layer in model.layers:
+        layer.dropout_output, layer.dropout_inner, layer.dropout_ff = (
+            nn.Dropout(recipe.inside) for _ in range(3))
+        layer.attention.dropout_attention = nn.Dropout(recipe.attention)
+    return model
 
-def fit(config, run, recipe, corpus, folder, device, mode=None):
-    """Train in a folder, or go on there -> the model with the weights that are kept, its curve.
 
-    mode is torch.compile's; None: not compiled.
+class Averaging(common.Training):
+    """What common.fit asks for: training by a recipe, with a curve of validations.
+
+    A row of the curve: tokens, and the validation loss in nats of the weights and of their average.
     """
+
+    def __init__(self, model, run, recipe, corpus):
+        super().__init__(regularise(model, recipe), run)
+        self.recipe, self.mean = recipe, AveragedModel(model)
+        self.valid, self.curve = train.validation_tokens(corpus, run), []
+
+    def rate(self, step, done, T):
+        """The cosine ends where the average begins, at a third of run.lr; half of that from there.
+        """
+        run, begin = self.run, self.recipe.average_from
+        if begin == 1:
+            return super().rate(step, done, T)
+        warm = run.lr * (step + 1) / max(1, run.warmup)
+        cosine = train.learning_rate(replace(run, warmup=0), step, min(1.0, done / begin))
+        return min(warm, (run.lr + 2 * cosine) / 3) * (0.5 if done >= begin else 1.0)
+
+    def after_step(self, state, loss, done):
+        """Average, and every eval_every steps a row of the curve."""
+        if done >= self.recipe.average_from:
+            self.mean.update_parameters(self.model)
+        if state.step % self.run.eval_every == 0 or state.tokens >= self.run.tokens:
+            averaged = self.validate(self.mean.module) if self.mean.n_averaged else math.inf
+            self.curve.append((state.tokens, self.validate(self.model), averaged))
+
+    def validate(self, model):
+        """The validation loss in nats."""
+        return train.evaluate(fast.Reader(model), self.valid, self.run, "validating")
+
+    def keep(self, finished):
+        """A finished model becomes the average, if there is one."""
+        if finished and self.mean.n_averaged:
+            self.model.load_state_dict(self.mean.module.state_dict())
+        more = {} if finished else {"mean": self.mean.state_dict()}
+        return super().keep(finished) | more | {"curve": self.curve}
+
+    def restore(self, content):
+        """The same back."""
+        super().restore(content)
+        self.curve = content["curve"]
+        if "mean" in content:
+            self.mean.load_state_dict(content["mean"])
+
+
+def fit(config, run, recipe, corpus, path, device):
+    """Train what is saved at path, or what is left of it -> the model that is kept, its curve."""
     torch.manual_seed(run.seed)
     model = lesson_5.TransformerXL(config).to(device)
-    training = Regularised(model, run, recipe, corpus, folder, mode)
-    common.fit(model, corpus, run, folder / "model.pt", training)
+    training = Averaging(model, run, recipe, corpus)
+    common.fit(model, corpus, run, path, training)
     return model, training.curve
 
+
+# ---- evaluation ---------------------------------------------------------------------------------
 
 @torch.no_grad()
 def losses_by_temperature(model, tokens, run, temperatures=TEMPERATURES, known=None):
@@ -178,8 +243,8 @@ def result_of(model, corpus, run, memories, path, test):
         result["readings"].append(time.strftime("%Y-%m-%d %H:%M:%S"))
         note(result)
         at = replace(run, eval_mem_len=result["M"], eval_clamp_len=result["clamp"])
-        found = losses_by_temperature(model, corpus.test, at, (result["temperature"], 1.0))
-        result["test"], result["test at temperature 1"] = map(ppl, found)
+        result["test"] = ppl(*losses_by_temperature(model, corpus.test, at,
+                                                    (result["temperature"],)))
         note(result)
     return result
 
@@ -189,66 +254,38 @@ def describe(result, corpus):
     line = (f"valid {result['valid']:.2f} ppl (M {result['M']}, clamp {result['clamp'] or 'none'}, "
             f"temperature {result['temperature']})")
     if "test" in result:
-        line += (f" | test {result['test']:.2f} ppl, {result['test at temperature 1']:.2f} at "
-                 f"temperature 1, {len(corpus.test) - 1:,} predictions, read "
+        line += (f" | test {result['test']:.2f} ppl, {len(corpus.test) - 1:,} predictions, read "
                  + ", after an interruption ".join(result["readings"]))
     return line
 
 
-# ---- many runs, and what came out ---------------------------------------------------------------
-
-def each_run(jobs, out, work):
-    """work(job, folder) for every job, (name, seed), that no other process works on.
-
-    Returns {job: what it returned}, and the jobs that failed: why is printed at once.
-    """
-    results, failed = {}, []
-    for name, seed in jobs:
-        folder = out / f"{'-'.join(name.replace(',', '').split())}-{seed}"
-        folder.mkdir(parents=True, exist_ok=True)
-        with checkpoint.Lock(folder) as lock:
-            try:
-                lock.take()
-            except ValueError:  # another process is at it
-                continue
-            try:
-                results[name, seed] = work((name, seed), folder)
-            except ValueError as error:
-                print(f"{folder.name} failed: {error}", flush=True)
-                failed.append((name, seed))
-    return results, failed
-
+# ---- what came out ------------------------------------------------------------------------------
 
 def points(curve, epochs):
     """[(epochs, validation perplexity)], of the weights or, where it is lower, their average."""
-    return [(epochs * row["tokens"] / curve[-1]["tokens"],
-             ppl(min(row["valid"], row["averaged"] or math.inf))) for row in curve]
+    return [(epochs * tokens / curve[-1][0], ppl(min(losses))) for tokens, *losses in curve]
 
 
-def report(curves, kept, base, epochs):
+def report(curves, kept, epochs):
     """A line for each recipe: its validation curve in perplexity, and the best of it; and for each
-    seed the loss of the model that is kept, over known words, in nats above that of `base`.
+    seed the loss of the model that is kept, over known words, in nats above that of the recipe.
     """
     marks = [epochs * k / 6 for k in range(1, 7)]
     print(f"{'valid ppl after epochs':26}" + "".join(f"{mark:7.3g}" for mark in marks)
-          + f"{'best':>8} | kept, nats above {base!r}, known words")
+          + f"{'best':>8} | kept, nats above the recipe, known words")
     for name in dict.fromkeys(name for name, _ in curves):
         seeds = [seed for other, seed in curves if other == name]
         drawn = [points(curves[name, seed], epochs) for seed in seeds]
         line = [statistics.mean(min(z, key=lambda one: abs(one[0] - mark))[1] for z in drawn)
                 for mark in marks]
         best = statistics.mean(min(value for _, value in z) for z in drawn)
-        above = [kept[name, seed] - kept[base, seed] for seed in seeds if (base, seed) in kept]
+        above = [kept[name, seed] - kept["recipe", seed] for seed in seeds]
         print(f"{name:26}" + "".join(f"{z:7.0f}" for z in line) + f"{best:8.1f} | "
               + "  ".join(f"{z:+.3f}" for z in above))
-    for (name, seed), curve in curves.items():
-        if name == base and curve[-1]["averaged"] is not None:
-            print(f"averaging, seed {seed}: {ppl(curve[-1]['valid']):.2f} ppl with the last "
-                  f"weights, {ppl(curve[-1]['averaged']):.2f} with their average")
 
 
 def draw(curves, path, epochs, title):
-    """A panel for each recipe: validation perplexity over epochs, the first recipe in grey."""
+    """A panel for each recipe: validation perplexity over epochs, the recipe itself in grey."""
     names = list(dict.fromkeys(name for name, _ in curves))
     low = min(value for curve in curves.values() for _, value in points(curve, epochs))
     columns = min(4, len(names))
@@ -257,7 +294,7 @@ def draw(curves, path, epochs, title):
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
     for axes, name in zip(panels, names):
         for (other, _), curve in curves.items():
-            if other in (names[0], name):
+            if other in ("recipe", name):
                 color = "tab:blue" if other == name else "0.6"
                 axes.plot(*zip(*points(curve, epochs)), color=color)
         axes.set_title(name, fontsize=10)
@@ -273,94 +310,54 @@ def draw(curves, path, epochs, title):
 
 # ---- the command line ---------------------------------------------------------------------------
 
-def flags():
-    """Those of all experiments, and our own."""
+def parse(argv):
+    """The command line, checked.  ValueError."""
     parser = common.make_flags(NAME, __doc__, SIZES, dataset="ptb")
-    add = parser.add_argument
-    add("--what", choices=("recipe", "effects"), default="recipe")
-    add("--test", action="store_true", help="read the test split, with --what recipe")
-    add("--only", nargs="+", metavar="NAME", help="of the effects, these")
-    add("--model", choices=MODELS, help="with --size paper (default: 12x384)")
-    add("--set", nargs="+", default=[], metavar="PART=VALUE",
-        help=f"change the recipe: {', '.join(field.name for field in fields(Recipe))}")
-    add("--epochs", type=int, metavar="N")
-    add("--lr", type=float, help="highest learning rate")
-    add("--warmup", type=int, help="steps until it is reached")
-    add("--batch", type=int, metavar="B", help="lanes")
-    add("--compile", nargs="?", const="default", choices=("default", "reduce-overhead"),
-        help="compile the training step, for a GPU; reduce-overhead: with CUDA graphs")
-    return parser
-
-
-def asked(given):
-    """What the flags ask for -> Size with its run and epochs, {name: recipe}.  ValueError."""
-    if given.model and given.size != "paper":
-        raise ValueError("--model is for --size paper; the others have a model of their own")
+    parser.add_argument("--what", choices=("recipe", "effects"), default="recipe")
+    parser.add_argument("--test", action="store_true", help="read the test split")
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=EFFECTS, default=EFFECTS,
+                        help=f"of the effects, these: {', '.join(EFFECTS)}")
+    parser.add_argument("--epochs", type=int, metavar="N")
+    given = parser.parse_args(argv)
     if given.epochs is not None and given.epochs < 1:
         raise ValueError(f"--epochs must be at least 1, got {given.epochs}")
-    if given.test and given.what == "effects":
+    if given.what == "effects" and given.test:
         raise ValueError("--test is for --what recipe: nothing is to be chosen by the test split")
-    if given.only and given.what == "recipe":
-        raise ValueError("--only is for --what effects")
-    size = SIZES[given.size]
-    typed = {name: getattr(given, name) for name in ("batch", "lr", "warmup")
-             if getattr(given, name) is not None}
-    size = replace(size, config=MODELS.get(given.model, size.config),
-                   run=replace(size.run, **typed), epochs=given.epochs or size.epochs)
-    recipe = changed(size.recipe, given.set)
-    recipes = effects(recipe) if given.what == "effects" else {
-        " ".join(["recipe", *given.set]): recipe}
-    if unknown := set(given.only or ()) - set(recipes):
-        raise ValueError(f"--only {' '.join(map(repr, sorted(unknown)))}: the effects are "
-                         f"{', '.join(map(repr, recipes))}")
-    recipes = {name: z for name, z in recipes.items() if name in (given.only or recipes)}
-    if given.compile and any(z.vary for z in recipes.values()):
-        raise ValueError("--compile compiles for one length of segments: leave 'random lengths' "
-                         "out (--only names what remains), or --compile")
-    return size, recipes
+    return given
 
 
 @common.command
 def main(argv):
     """Train what is missing, print, draw; for the recipe choose the evaluation and test."""
-    given = flags().parse_args(argv)
-    size, recipes = asked(given)
-    given, corpus = common.begin(given, NAME, lock=False)  # each run has a lock of its own
+    given, corpus = common.begin(parse(argv), NAME)
+    size = SIZES[given.size]
+    epochs = given.epochs or size.epochs
     corpus = replace(corpus, train=corpus.train[: len(corpus.train) // size.part])
     config = replace(size.config, vocab_size=len(corpus.vocab))
     epoch = lesson_1.lanes(corpus.train, size.run.batch)[:, 1:].numel()  # predictions
-    run = replace(size.run, tokens=size.epochs * epoch)
+    run = replace(size.run, tokens=epochs * epoch)
     run = common.choose_dtype(lesson_5.TransformerXL(config).to(given.device), run, given.out)
     print(f"{presets.count_parameters(config):,} parameters, {len(corpus.train):,} tokens of "
-          f"training, {size.epochs} epochs, {run.batch} lanes of {run.segment}, {run.dtype}",
-          flush=True)
-    kept, valid = {}, train.validation_tokens(corpus, run)
+          f"training, {epochs} epochs, {run.batch} lanes of {run.segment}, {run.dtype}", flush=True)
+    curves, kept, valid = {}, {}, train.validation_tokens(corpus, run)
     known = torch.bincount(corpus.train, minlength=len(corpus.vocab)) > 0  # of a part: not all
-
-    def work(job, folder):
-        name, seed = job
-        model, curve = fit(config, replace(run, seed=seed), recipes[name], corpus, folder,
-                           given.device, given.compile)
-        if given.what == "recipe":
-            result = result_of(model, corpus, run, size.memories, folder / "result.json",
-                               given.test)
-            print(f"{folder.name}: {describe(result, corpus)}", flush=True)
-        else:
-            kept[job], = losses_by_temperature(model, valid, run, (1.0,), known)
-        return curve
-
-    jobs = [(name, seed) for name in recipes for seed in given.seeds]
-    curves, failed = each_run(jobs, given.out, work)
-    if curves and given.what == "effects":
-        report(curves, kept, jobs[0][0], size.epochs)
-    if missing := len(jobs) - len(curves) - len(failed):
-        print(f"{missing} of {len(jobs)} runs belong to other processes; the same command again "
-              "shows all")
-    elif curves:
-        draw(curves, given.out / f"{given.what}.png", size.epochs,
-             f"Penn Treebank, {len(corpus.train):,} tokens of training; grey: {jobs[0][0]}")
-    if failed:
-        raise ValueError(f"{len(failed)} of {len(jobs)} runs failed; why is said above")
+    names = ["recipe"] if given.what == "recipe" else dict.fromkeys(["recipe", *given.only])
+    for name in names:
+        recipe = replace(size.recipe, **EFFECTS[name])
+        for seed in given.seeds:
+            path = given.out / f"{'-'.join(name.split())}-{seed}.pt"
+            model, curves[name, seed] = fit(config, replace(run, seed=seed), recipe, corpus, path,
+                                            given.device)
+            if given.what == "effects":
+                kept[name, seed], = losses_by_temperature(model, valid, run, (1.0,), known)
+            else:
+                result = result_of(model, corpus, run, size.memories,
+                                   given.out / f"result-{seed}.json", given.test)
+                print(f"seed {seed}: {describe(result, corpus)}", flush=True)
+    if given.what == "effects":
+        report(curves, kept, epochs)
+    draw(curves, given.out / f"{given.what}.png", epochs,
+         f"Penn Treebank, {len(corpus.train):,} tokens of training; grey: the recipe")
 
 
 if __name__ == "__main__":

@@ -86,9 +86,9 @@ def test_rms_scales_by_the_training_gradients_and_goes_back():
     for W, gradient in zip(weights, (0.4, 0.9)):
         W.grad = torch.full_like(W, gradient)
     s = [torch.tensor([2.0]), torch.tensor([[6.0]])]
-    dynamic.rms_step(weights, Way("rms", 1, 1, 0.1, 0.8), trained, s)
-    first = 1 - 0.1 * 0.4 / (2 + dynamic.EPSILON) + 0.8 * 2 / 4 * (2 - 1)
-    second = 5 - 0.1 * 0.9 / (6 + dynamic.EPSILON) + 1.0 * (7 - 5)  # 0.8 * 6 / 4 is above 1
+    dynamic.rms_step(weights, trained, *dynamic.paces(s, Way("rms", 1, 1, 0.1, 0.8, 0.5)))
+    first = 1 - 0.1 * 0.4 / (2 + 0.5) + 0.8 * 2 / 4 * (2 - 1)
+    second = 5 - 0.1 * 0.9 / (6 + 0.5) + 1.0 * (7 - 5)  # 0.8 * 6 / 4 is above 1
     assert [z.item() for z in weights] == pytest.approx([first, second])
 
 

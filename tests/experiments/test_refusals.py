@@ -26,14 +26,8 @@ REFUSED = {
     "memory_length": [(SMALL, "10 tokens, 77 are needed")],
     "table9_eval_speed": [("--lanes 0", "at least 1")],
     "table5_ptb": [
-        (PTB + "--model 16x380", "--model is for --size paper"), (PTB + "--epochs 0", "--epochs"),
-        (PTB + "--what effects --only no-luck", "no-luck"), (PTB + "--text a", "unrecognized"),
-        (PTB + "--what effects --test", "--test is for"), (PTB + "--only nothing", "--only is for"),
-        (PTB + "--compile --set vary=True", "one length"),
-        (PTB + "--set luck=1", "no such part; the parts are word, input,"),
-        (PTB + "--set word=much", "could not convert"),
-        (PTB + "--set locked=1", "True or False"), (PTB + "--set word=1", "word must be in [0, 1)"),
-        (PTB + "--set average_from=1", "average_from in (0, 1)"), (PTB + "--lr -1", "--lr"),
+        (PTB + "--epochs 0", "--epochs"), (PTB + "--what effects --only no-luck", "no-luck"),
+        (PTB + "--text a", "unrecognized"), (PTB + "--what effects --test", "--test is for"),
         (PTB + "--out /dev/null/x", "another folder with --out")],
     "appendix_e_generation": [
         ("--checkpoint nowhere", "no checkpoint at nowhere"),

@@ -3,6 +3,7 @@
     pytest tests/experiments/test_table5_ptb.py
 """
 import json
+import math
 import time
 from dataclasses import replace
 from importlib import import_module
@@ -11,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+
+from helpers import randomized
 
 ptb, lesson_5 = import_module("table5_ptb"), import_module("05_full_model")
 common, train, checkpoint = ptb.common, ptb.train, ptb.checkpoint
@@ -27,10 +30,9 @@ def setting(words, monkeypatch):
             replace(TINY.run, tokens=800, dtype="float32"), corpus)
 
 
-def fit(setting, recipe, out):
+def fit(setting, recipe, path):
     config, run, corpus = setting
-    out.mkdir(exist_ok=True)
-    return ptb.fit(config, run, recipe, corpus, out, "cpu")
+    return ptb.fit(config, run, recipe, corpus, path, "cpu")
 
 
 def stop_at(monkeypatch, n):
@@ -50,12 +52,74 @@ def stop_at(monkeypatch, n):
 # ---- what is trained ----------------------------------------------------------------------------
 
 def test_the_published_architecture_within_24_1_million():
-    """The exact counts; W_kR is there."""
-    counts = {name: ptb.presets.count_parameters(config) for name, config in ptb.MODELS.items()}
-    assert counts == {"16x380": 23_965_064, "12x384": 23_351_824}
-    for config in ptb.MODELS.values():
-        small = replace(config, n_layer=1, vocab_size=5)
-        assert "layers.0.attention.W_kR.weight" in lesson_5.TransformerXL(small).state_dict()
+    """The exact count; W_kR is there."""
+    config = ptb.SIZES["paper"].config
+    assert ptb.presets.count_parameters(config) == 23_351_824
+    small = replace(config, n_layer=1, vocab_size=5)
+    assert "layers.0.attention.W_kR.weight" in lesson_5.TransformerXL(small).state_dict()
+
+
+def test_locked_one_mask_for_all_time_steps():
+    """Each lane has one, over features; entries are 0 or 1 / (1 - p), p of them 0."""
+    drop = ptb.LockedDropout(0.4)
+    mask = drop(torch.ones(50, 7, 60))  # (B, T, D)
+    assert (mask == mask[:, :1]).all(), "a mask changes with time"
+    assert {round(z, 5) for z in mask.unique().tolist()} == {0.0, round(1 / 0.6, 5)}
+    share = (mask[:, 0] == 0).double().mean().item()
+    assert abs(share - 0.4) < 5 * math.sqrt(0.24 / 3000), share
+    assert len({tuple(row.tolist()) for row in mask[:, 0]}) == 50, "lanes share a mask"
+    assert (drop(torch.ones(50, 7, 60)) != mask).any(), "calls share a mask"
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_where_what_is_dropped(locked):
+    """The rate of each of lesson 5's dropouts, and whether it is locked; in eval mode none."""
+    config = replace(TINY.config, vocab_size=11)
+    plain, model = (randomized(lesson_5.TransformerXL(config)) for _ in "ab")
+    model.load_state_dict(plain.state_dict())
+    ptb.regularise(model, ptb.Recipe(0.1, 0.2, 0.3, 0.4, locked))
+    wanted = {"dropout_embedding": (0.1, locked), "dropout_final": (0.4, locked),
+              "dropout_R": (0.2, False)}
+    for n in (0, 1):
+        wanted |= {f"layers.{n}.{name}": (0.2, False)
+                   for name in ("dropout_output", "dropout_inner", "dropout_ff")}
+        wanted[f"layers.{n}.attention.dropout_attention"] = 0.3, False
+    assert wanted == {name: (module.p, isinstance(module, ptb.LockedDropout))
+                      for name, module in model.named_modules() if "dropout" in name}
+    x = torch.arange(24).view(2, 12) % 11
+    assert model.eval()(x)[0].equal(plain.eval()(x)[0])
+    assert not model.train()(x)[0].equal(model(x)[0])
+
+
+def test_the_rate_falls_to_a_third_and_is_halved_where_the_average_begins(setting):
+    """By hand: warm-up of 5 steps, the cosine's end at 0.4 of the run; without averaging lr's own.
+    """
+    config, run, corpus = setting
+    run, model = replace(run, lr=0.3, warmup=5), lesson_5.TransformerXL(config)
+    training = ptb.Averaging(model, run, ptb.Recipe(average_from=0.4), corpus)
+    found = [training.rate(step, done, 8) for step, done in (
+        (0, 0.0), (9, 0.0), (9, 0.2), (9, 0.39999999), (9, 0.4), (9, 1.0))]
+    assert found == pytest.approx([0.06, 0.3, 0.2, 0.1, 0.05, 0.05], abs=1e-6)
+    training = ptb.Averaging(model, run, ptb.Recipe(), corpus)
+    assert training.rate(9, 0.5, 8) == pytest.approx(0.15)
+
+
+def test_the_average_is_the_mean_of_the_last_weights(setting, tmp_path, monkeypatch):
+    """Of those after each step from average_from on; the finished model is it."""
+    seen, update = [], ptb.AveragedModel.update_parameters
+
+    def watched(mean, model):
+        seen.append(model.u.detach().clone())
+        update(mean, model)
+
+    monkeypatch.setattr(ptb.AveragedModel, "update_parameters", watched)
+    model, curve = fit(setting, ptb.Recipe(average_from=0.5), tmp_path / "m.pt")
+    steps = 26
+    assert len(seen) in (steps // 2, steps // 2 + 1)
+    assert torch.allclose(model.u, torch.stack(seen).mean(0), atol=1e-6)
+    tokens, last, averaged = curve[-1]
+    valid = train.validation_tokens(setting[2], setting[1])
+    assert averaged == pytest.approx(train.evaluate(model, valid, setting[1]), abs=1e-5)
 
 
 # ---- going on -----------------------------------------------------------------------------------
@@ -64,8 +128,8 @@ def test_going_on_to_the_bit(setting, tmp_path, monkeypatch):
     """Stopped within the averaging, a run goes on to the same weights and curve; then it is
     finished, and nothing is trained.  Another recipe is refused.
     """
-    recipe = replace(ptb.SMALL, average_from=0.3, word=0.2, vary=True, connect=0.1)
-    whole, curve = fit(setting, recipe, tmp_path / "a")
+    recipe = replace(TINY.recipe, average_from=0.3)
+    whole, curve = fit(setting, recipe, tmp_path / "a.pt")
     ticks = iter(range(0, 10**9, 100))  # a clock by which saving takes 100 s: every 21 steps
     monkeypatch.setattr(common, "EVERY", 0)
     with monkeypatch.context() as patch:
@@ -73,22 +137,21 @@ def test_going_on_to_the_bit(setting, tmp_path, monkeypatch):
         patch.setattr(common, "time", SimpleNamespace(
             monotonic=lambda: next(ticks), perf_counter=time.perf_counter))
         with pytest.raises(KeyboardInterrupt):
-            fit(setting, recipe, tmp_path / "b")
-    saved = checkpoint.read(tmp_path / "b" / "model.pt")
+            fit(setting, recipe, tmp_path / "b.pt")
+    saved = checkpoint.read(tmp_path / "b.pt")
     at = saved["state"]["step"]
     assert 0 < at < 24 and saved["mean"]["n_averaged"] and "optimizer" in saved
     torch.manual_seed(99)  # what happened in between must not matter
     steps = stop_at(monkeypatch, None)
-    for left in (curve[-1]["step"] - at, 0):
+    for left in (26 - at, 0):
         steps.clear()
-        found, found_curve = fit(setting, recipe, tmp_path / "b")
+        found, found_curve = fit(setting, recipe, tmp_path / "b.pt")
         assert len(steps) == left and not found.training
         for (name, a), b in zip(whole.state_dict().items(), found.state_dict().values()):
             assert torch.equal(a, b), name
-        assert [{**row, "seconds": 0} for row in curve] == [
-            {**row, "seconds": 0} for row in found_curve]
+        assert curve == found_curve
     with pytest.raises(ValueError, match="other settings"):
-        fit(setting, replace(recipe, input=0.1), tmp_path / "b")
+        fit(setting, replace(recipe, input=0.1), tmp_path / "b.pt")
 
 
 # ---- evaluation ---------------------------------------------------------------------------------
@@ -178,29 +241,3 @@ def test_the_test_split_is_read_once(setting, tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="result.json is damaged, or about another model"):
             result(True, seed)
         assert path.read_text() == text and len(seen) == 5
-
-
-# ---- many runs ----------------------------------------------------------------------------------
-
-def test_each_run_is_done_by_one_process(tmp_path, capsys):
-    """One that somebody works on is passed over; one that fails is said, and keeps no other from
-    being done.  Afterwards the others are free again.
-    """
-    jobs, done = [("a", 0), ("b, c", 0), ("d", 1)], []
-    held = tmp_path / "a-0"
-    held.mkdir()
-    other = checkpoint.Lock(held)
-    other.take()
-
-    def work(job, folder):
-        done.append(folder.name)
-        if folder.name == "b-c-0":
-            raise ValueError("why")
-        return job
-
-    found = ptb.each_run(jobs, tmp_path, work)
-    assert found == ({jobs[2]: jobs[2]}, [jobs[1]])
-    assert done == ["b-c-0", "d-1"] and capsys.readouterr().out == "b-c-0 failed: why\n"
-    other.file.close()  # the other process ends
-    assert ptb.each_run(jobs, tmp_path, work) == (
-        {job: job for job in (jobs[0], jobs[2])}, [jobs[1]])
