@@ -13,7 +13,6 @@ is overwritten after that, an attempt of yours say, goes to .exercises/attempts.
 import argparse
 import difflib
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -24,7 +23,7 @@ import zipfile
 from pathlib import Path
 
 from course import copies, lessons
-from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
+from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find, in_lines
 
 STORE = ROOT / ".exercises"  # ignored by git
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
@@ -74,9 +73,8 @@ class Lesson:
     def stub(self):
         """The task as a comment, and an error that says it is blank."""
         name = self.exercise.name
-        text = re.sub(r" ([-+*/=.]|//) ", r"~\1~", self.exercise.task)  # keep formulas in one line
-        task = textwrap.wrap(f"EXERCISE {name}: {text}", WIDTH - 2 - len(self.indent))
-        lines = [f"# {line}".replace("~", " ") for line in task] + [
+        task = in_lines(f"EXERCISE {name}: {self.exercise.task}", WIDTH - 2 - len(self.indent))
+        lines = [f"# {line}" for line in task] + [
             f"# Test it with: pytest -k {name}",
             "raise NotImplementedError(",
             f'    "{name} is blank: write it here, "',

@@ -14,7 +14,6 @@ import difflib
 import os
 import re
 import sys
-import textwrap
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -25,7 +24,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[1:1] = [str(ROOT), str(ROOT / "experiments")]  # after tests/: its helpers are ours
 from course import copies, lessons, rules
-from course.exercises import BY_NAME, EXERCISES, LESSONS
+from course.exercises import BY_NAME, EXERCISES, LESSONS, in_lines
 from course.rules import exercise_of
 
 torch.set_num_threads(1)  # the tensors are tiny, and sums must not depend on the number of cores
@@ -218,17 +217,17 @@ def told(item, name, error):
     hint = BY_NAME[name].hint if item.config.getoption("hints") else f"pytest -k {name} --hints"
     diagnosis, *below = message.splitlines()
     wrapped = [part for line in below for part in (
-        textwrap.wrap(line, 96, subsequent_indent="  ") if len(line) > 100 else [line])]
-    return "\n".join([*textwrap.wrap(diagnosis, 96), *wrapped, *textwrap.wrap(f"hint: {hint}", 96)])
+        in_lines(line, 96, subsequent_indent="  ") if len(line) > 100 else [line])]
+    return "\n".join([*in_lines(diagnosis, 96), *wrapped, *in_lines(f"hint: {hint}", 96)])
 
 
 # ---- what is said at the end --------------------------------------------------------------------
 
 def pytest_terminal_summary(terminalreporter, config):
-    theirs = [] if len(lessons.handed_in) == len(LESSONS) else lessons.handed_in
-    for file in theirs:
-        terminalreporter.write_line(f"code under test: {ROOT / file}.py")
-    terminalreporter.write_line(f"code under test: {'all else' if theirs else 'all'} of {ROOT}")
+    if len(lessons.handed_in) < len(LESSONS):
+        for file in lessons.handed_in:
+            terminalreporter.write_line(f"code under test: {ROOT / file}.py")
+        terminalreporter.write_line(f"code under test: all else of {ROOT}")
     words = config.option.keyword.split() if not rules.session[0].items else []
     for word in words:
         if word not in BY_NAME and (close := difflib.get_close_matches(word, BY_NAME, 1, 0.5)):

@@ -7,6 +7,8 @@ TABLE = (
       ("joined[:, first:]", "joined[:, -M:]"), bug=16),
     M("update_memory", "old and new have changed places: time runs from the memory into the "
       "segment, so the old rows come first", ("[memory, h]", "[h, memory]"), bug=15),
+    M("update_memory", "lanes are joined, should be time: that is dimension 1 of (B, m, D)",
+      ("dim=1", "dim=0")),
     M("update_memory", "as many rows are kept as the segment is long: M says how many, not T",
       ("shape[1] - M", "shape[1] - h.shape[1]"), bug=18),
     M("update_memory", "there are fewer than M rows, and a negative index counts from the end: "

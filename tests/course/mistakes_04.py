@@ -69,6 +69,11 @@ def rel_shift_by_index(x):
       "then drop the first of these rows", ("*batch, K + 1, T", "*batch, T, K + 1")),
     M("rel_shift", "a row was padded in place of a cell: F.pad counts from the last axis, and one "
       "cell in front of each row is (1, 0)", ("(1, 0)", "(0, 0, 1, 0)")),
+    M("rel_shift", "the cell was padded behind each row, should be in front: F.pad's (1, 0) is one "
+      "cell before and none after", ("(1, 0)", "(0, 1)")),
+    M("rel_shift", "one row is dropped of all matrices together, should be one of each: keep the "
+      "leading dimensions", ("x.reshape(*batch, K + 1, T)", "x.reshape(-1, T)"),
+      ("x[..., 1:, :].reshape(*batch, T, K)", "x[1:].reshape(*batch, T, K)")),
     M("rel_shift", "right for one matrix, wrong with leading dimensions: the matrices were mixed",
       ("*batch, T, K = x.shape", "T, K = x.shape[-2:]"),
       ("x.reshape(*batch, K + 1, T)", "x.reshape(K + 1, -1)"),

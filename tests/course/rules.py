@@ -166,7 +166,8 @@ def place_of(rule):
     """test_04_rel_shift.py, line 31, T = 3, m = 2"""
     given = [f"{name} = {value}" for name, value in parameters_of(rule).items()
              if isinstance(value, (int, float, str, bool, tuple))]
-    line = rule.function.__code__.co_firstlineno
+    lines, first = inspect.getsourcelines(rule.function)  # decorators stand above the `def`
+    line = first + next(n for n, text in enumerate(lines) if text.startswith("def "))
     return ", ".join([f"{rule.path.name}, line {line}", *given])
 
 
@@ -254,10 +255,10 @@ def progress_line():
 
 
 def line_of(name):
-    """rel_shift is solved; 9 of 18 exercises are blank, next: attention_mask (05)"""
+    """rel_shift is solved; next: attention_mask (05), one of 8 that are blank"""
     if why := lessons.broken.get(BY_NAME[name].file, ""):
         return f"{name} cannot be tested: {why}"
     found, blank = state(name)[0], [e for e in EXERCISES if lessons.is_blank(e)]
     return f"{name} is {found}" + (
-        f"; {len(blank)} of {len(EXERCISES)} exercises are blank, next: {blank[0].name} "
-        f"({blank[0].lesson})" if blank and found == "solved" else "")
+        f"; next: {blank[0].name} ({blank[0].lesson}), one of {len(blank)} that are blank"
+        if blank and found == "solved" else "")
