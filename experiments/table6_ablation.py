@@ -15,13 +15,16 @@
 The model is lesson 5's, with its recurrence, encoding and loss to be switched:
 
     ours       R_i-j, a sinusoid of the distance, through W_kR; all four terms     lessons 3 and 4
+    ours-c     the same without term (c): u stays 0.  ours-d: (d), v; ours-cd: both
     shaw       a learned vector for each distance, in terms (a) and (b) only       lesson 3, preface
-    vaswani    a sinusoid of the place in the segment, added to the embedding      lesson 1
-    al-rfou    a learned vector for each place, added to the input of each layer
+    vaswani    a sinusoid of the position in the segment, added to the embedding   lesson 1
+    al-rfou    a learned vector for each position, added to the input of each layer
 
 Shaw et al. (2018) learn K vectors, those of training; what is farther counts as the farthest.  Of
 Al-Rfou et al. (2018) the two auxiliary losses are missing, as in the paper's row.  Recurrence is a
-mem_len above 0, and needs distances (lesson 2).
+mem_len above 0.  It needs distances (lesson 2); one row, vaswani with recurrence, does without, and
+shows what temporal confusion costs: a token of the memory says the position that it had in its own
+segment.  Rows that the paper does not have show a dash in its columns.
 
 Each model reads pieces of the validation split with many attention lengths L.  With recurrence each
 query sees L keys, itself included, and N layers reach N (L - 1) tokens back; without, a window of L
@@ -29,9 +32,8 @@ tokens moves on by a quarter of L.  "trained" is evaluated with the lengths of t
 recurrence: windows of T, which is kinder than segments of T); "best" is the best of all, "at" the
 shortest length within 0.001 nats of it, chosen on the same tokens.
 
-Losses are in nats a token.  "above" is how far a row lies above the first, for the paper
-ln(perplexity / that of the first row).  Order and sign compare with ours, size does not: there a
-token is a word, about five bytes.
+Losses are in nats a token.  "above" is how far a row lies above the first.  Its order compares with
+the paper's, its size does not: there a token is a word, about five bytes.
 """
 import math
 import sys
@@ -55,13 +57,13 @@ NAME = "table6_ablation"
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the paper: its table, the model, perplexity as trained and best, best length."""
+    """A row of a table: the model; the paper's perplexity as trained and best, its best length."""
 
     table: int
     recurrence: bool
     encoding: str
     loss: str
-    paper: tuple
+    paper: tuple = None
 
     def __str__(self):
         return f"{self.encoding}, {self.loss}, {'recurrence' if self.recurrence else 'none'}"
@@ -77,13 +79,21 @@ ROWS = (
     Row(6, False, "shaw", "half", (30.50, 30.50, 120)),
     Row(6, False, "vaswani", "half", (30.97, 30.97, 120)),
     Row(6, False, "al-rfou", "half", (31.16, 31.16, 120)),
+    Row(6, True, "vaswani", "full"),
+    Row(6, False, "vaswani", "full"),
+    Row(6, False, "al-rfou", "full"),
+    Row(6, True, "ours-c", "full"),
+    Row(6, True, "ours-d", "full"),
+    Row(6, True, "ours-cd", "full"),
     Row(7, True, "ours", "full", (25.2, 25.2, "-")),
     Row(7, True, "shaw", "full", (25.7, 25.7, "-")),
     Row(7, False, "ours", "full", (27.1, 27.1, "-")),
     Row(10, True, "ours", "full", (27.02, 26.77, 500)),
-    Row(10, False, "ours", "full", (27.98, 27.98, 400)),
+    Row(10, True, "ours", "half", (28.69, 28.33, 460)),
+    Row(10, False, "ours", "full", (28.43, 27.98, 400)),
     Row(10, False, "ours", "half", (28.83, 28.83, 120)))
-COLORS = {"ours": "tab:blue", "shaw": "tab:orange", "vaswani": "tab:green", "al-rfou": "tab:red"}
+COLORS = {"ours": "tab:blue", "shaw": "tab:orange", "vaswani": "tab:green", "al-rfou": "tab:red",
+          "ours-c": "tab:cyan", "ours-d": "tab:purple", "ours-cd": "tab:brown"}
 
 # 128M and 0.3B parameters as in the paper, which names no dimensions: these are ours
 WT103 = replace(presets.CONFIGS["wt103-standard"], d_model=350, d_head=35, d_inner=2150)
@@ -91,9 +101,9 @@ LM1B = replace(presets.CONFIGS["lm1b-base"], n_layer=20, d_inner=2048)
 SIZES = {
     "tiny": Setting(lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16),
                     presets.Run(batch=4, segment=8, steps=6), (4, 8, 16, 24), count=2, n=30),
-    "laptop": Setting(lesson_5.Config(2, n_layer=3, d_model=128, n_head=4, d_head=32, d_inner=512),
-                      presets.Run(batch=64, segment=16, steps=1000),
-                      (8, 16, 24, 32, 48, 64, 96, 128, 192, 256), count=16, n=960),
+    "laptop": Setting(presets.CONFIGS["laptop"],
+                      replace(presets.RUNS["laptop"], minutes=0.0, steps=1300),
+                      (64, 128, 192, 256, 384, 512, 768, 1024), count=16, n=960),
     "copies": Setting(lesson_5.Config(2, n_layer=2, d_model=64, n_head=4, d_head=32, d_inner=128),
                       presets.Run(batch=16, segment=64, steps=700),
                       (16, 24, 32, 48, 64, 72, 96, 128), count=16, n=960),
@@ -147,9 +157,11 @@ class AblationModel(nn.Module):
             config)
         self.layers = nn.ModuleList(lesson_5.Layer(config) for _ in range(config.n_layer))
         self.u = self.v = self.places = None
-        if encoding == "ours":
-            self.u, self.v = (nn.Parameter(torch.randn(config.n_head, config.d_head) * 0.02)
-                              for _ in range(2))
+        if encoding.startswith("ours"):
+            for name, term in ("u", "c"), ("v", "d"):
+                trained = term not in encoding.partition("-")[2]
+                bias = trained * torch.randn(config.n_head, config.d_head) * 0.02
+                setattr(self, name, nn.Parameter(bias, requires_grad=trained))
         else:
             distances = config.mem_len + T if encoding == "shaw" else 0
             for layer in self.layers:
@@ -259,49 +271,64 @@ def best(as_trained, losses):
 
 
 def report(table, rows, results, sizes):
-    """Print one table beside the paper's -> [(row, above the first in nats by seed, paper's)]."""
+    """Print one table beside the paper's -> [(row, above the first in nats by seed, paper's)].
+
+    The order of a row and the first is the paper's ("same") or not ("reversed"), where the seeds of
+    the two do not overlap; else it is "inconclusive".
+    """
     print(f"\ntable {table}, nats a token: mean ± half the range over the seeds\n"
           f"{'recurrence':11}{'encoding':9}{'loss':5}{'parameters':>11}{'trained':>15}{'best':>15}"
-          f"{'at':>8}{'above row 1':>17} | paper{'best':>8}{'at':>5}{'above':>7}")
+          f"{'at':>8}{'above row 1':>17} | paper, ppl{'best':>8}{'at':>5}  order")
     lowest = {row: [best(*result)[0] for result in results[row]] for row in rows}  # by seed
     points = []
     for row in rows:
         trained, tables = zip(*results[row])
         above = [mine - first for mine, first in zip(lowest[row], lowest[rows[0]])]
-        paper = math.log(row.paper[1] / rows[0].paper[1])
+        theirs = row.paper or ("-", "-", "-")
+        paper = math.log(row.paper[1] / rows[0].paper[1]) if row.paper else None
+        order = status(lowest[rows[0]], lowest[row], paper) if row.paper and row != rows[0] else ""
         print(f"{'yes' if row.recurrence else 'no':11}{row.encoding:9}{row.loss:5}{sizes[row]:11,}"
               f"{common.spread(trained):>15}{common.spread(lowest[row]):>15}"
               f"{best(mean(trained), common.mean_table(tables))[1]:>8}{common.spread(above):>17} | "
-              f"{row.paper[0]:5}{row.paper[1]:8}{row.paper[2]:>5}{paper:7.3f}")
+              f"{theirs[0]:>10}{theirs[1]:>8}{theirs[2]:>5}  {order}".rstrip())
         points.append((row, above, paper))
     count_order(points, lowest)
     return points
 
 
+def status(first, other, paper):
+    """Whether the losses of the seeds have the order of the paper, which has `other` so far above.
+    """
+    if max(first) < min(other) or max(other) < min(first):
+        return "same" if (mean(other) > mean(first)) == (paper > 0) else "reversed"
+    return "inconclusive"
+
+
 def count_order(points, lowest):
-    """Print how many pairs of rows the seeds tell apart, and how many of these as the paper."""
+    """Print how many pairs of rows the seeds separate, and how many of these as the paper."""
+    points = [point for point in points if point[2] is not None]
     apart = [(paper, other) for (a, _, paper), (b, _, other) in permutations(points, 2)
              if max(lowest[a]) < min(lowest[b])]
     pairs, seeds = math.comb(len(points), 2), len(points[0][1])
-    chance = 2 / math.comb(2 * seeds, seeds)  # that equal models are told apart
-    print(f"of {pairs} pairs of rows the seeds, which do not overlap, tell {len(apart)} apart "
-          f"(by chance {chance * pairs:.0f}), {sum(paper < other for paper, other in apart)} of "
-          "them in the paper's order")
+    chance = 2 / math.comb(2 * seeds, seeds)  # that those of equal models do not overlap
+    agree = sum(paper < other for paper, other in apart)
+    print(f"of {pairs} pairs of the paper's rows {len(apart)} have seeds that do not overlap (by "
+          f"chance {chance * pairs:.0f}), {agree} of them in the paper's order")
 
 
 def draw(points, results, path, title):
-    """Left: how far each row lies above the first, beside the paper's.  Right: over the length."""
+    """Left: how far each row lies above the first.  Right: the loss over the attention length."""
     figure = Figure(figsize=(12, 1.8 + 0.32 * max(6, len(points))), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for row, above, paper in points:
-        left.plot(above, [str(row)] * len(above), "o", color=COLORS[row.encoding], alpha=0.7)
-        left.plot([paper], [str(row)], "k|", markersize=14)
+    for row, above, _ in points:
+        color = COLORS[row.encoding]
+        left.plot(above, [str(row)] * len(above), "o", color=color, alpha=0.7)
         by_length = common.mean_table([table for _, table in results[row]])
-        right.plot(*zip(*by_length.items()), "o-" if row.recurrence else "^:",
-                   color=COLORS[row.encoding], markersize=4,
-                   fillstyle="full" if row.loss == "full" else "none", label=str(row))
+        right.plot(*zip(*by_length.items()), "o-" if row.recurrence else "^:", color=color,
+                   markersize=4, fillstyle="full" if row.loss == "full" else "none",
+                   linewidth=2.5 if row.recurrence and row.loss == "full" else 1, label=str(row))
     left.invert_yaxis()
-    left.set(title=title, xlabel="nats above the first row; dots: seeds, bar: paper")
+    left.set(title=title, xlabel="nats a token above the first row; a dot for each seed")
     left.grid(axis="x", alpha=0.4)
     lowest = min(min(z.values()) for row, *_ in points for _, z in results[row])
     highest = max(0.05, *(max(above) for _, above, _ in points))

@@ -58,7 +58,7 @@ STYLES = dict(zip(MODELS, ("o-", "s-", "^:", "v:", "x--")))
 FRACTIONS = (0.1, 0.5, 1.0)
 # contexts; windows that are read side by side; stretches of the text, and windows in each.  Models
 # and training are table 6's
-SIZES = {"tiny": (range(4, 25, 4), 8, 2, 20), "laptop": (range(16, 257, 16), 100, 8, 500),
+SIZES = {"tiny": (range(4, 25, 4), 8, 2, 20), "laptop": (range(32, 1025, 32), 100, 8, 500),
          "copies": (range(24, 145, 24), 100, 8, 250), "paper": (range(100, 1601, 100), 16, 8, 250)}
 
 

@@ -67,6 +67,34 @@ def test_dropout_stands_where_lesson_5_has_it():
     assert rates[0] == rates[1] and set(rates[0].values()) == {0.3, 0.2}
 
 
+@pytest.mark.parametrize("encoding, u, v", [("ours-c", 0, 1), ("ours-d", 1, 0), ("ours-cd", 0, 0)])
+def test_a_term_that_is_left_out_stays_out(encoding, u, v):
+    """(c) is u's, (d) is v's: 0 from the beginning, and no step moves it."""
+    model = table6.AblationModel(CONFIG, 4, encoding)
+    assert [bool(z.any()) for z in (model.u, model.v)] == [u, v]
+    assert [z.requires_grad for z in (model.u, model.v)] == [u, v]
+    x, y = torch.randint(11, (2, 2, 4))
+    model(x, None, y)[0].mean().backward()
+    run = common.presets.Run(steps=1, optimizer="muon")
+    optimizer = common.optimizer_of(model, run)
+    optimizer.step()
+    assert [bool(z.any()) for z in (model.u, model.v)] == [u, v]
+
+
+def test_absolute_positions_in_a_memory_are_those_of_its_own_segment():
+    """Vaswani's with recurrence: the second segment begins at position 0 again, and no distance
+    tells its tokens from those of the memory."""
+    model = randomized(table6.AblationModel(CONFIG, 4, "vaswani")).eval()
+    inputs = []
+    model.layers[0].register_forward_pre_hook(lambda module, given: inputs.append(given[:2]))
+    x, y = torch.randint(11, (2, 1, 4))
+    _, memory = model(x, None, y)
+    model(x, memory, y)
+    (first, _), (second, past) = inputs
+    assert_close(second, first, "the second segment's input")
+    assert_close(past, first, "its memory")
+
+
 def test_vaswani_is_lesson_1():
     """Absolute places, no memory: the baseline of lesson 1 with the same weights."""
     ours = made("vaswani")
@@ -161,7 +189,7 @@ def test_shuffled_lines_are_the_same_lines(notes):
 def test_equal_memory_is_measured():
     """Without recurrence there is room for longer segments, and not for one step longer still."""
     setting = table6.SIZES["tiny"]
-    with_memory, without, _ = (row for row in table6.ROWS if row.table == 10)
+    with_memory, _, without, _ = (row for row in table6.ROWS if row.table == 10)
     T, limit = table6.longest_segment(with_memory, setting, ON_CPU)
     longer, MiB = table6.longest_segment(without, setting, ON_CPU)
     assert T == setting.run.segment < longer and 0.8 * limit < MiB <= limit
@@ -202,5 +230,7 @@ def test_order_is_counted_against_the_paper(capsys):
     assert [above for _, above, _ in points] == [
         pytest.approx(z) for z in ([0, 0], [0.2, 0.25], [0.02, 0.35])]
     out = capsys.readouterr().out
-    assert "of 3 pairs of rows the seeds, which do not overlap, tell 1 apart (by chance 1), 1 of " \
+    assert "of 3 pairs of the paper's rows 1 have seeds that do not overlap (by chance 1), 1 of " \
            "them in the paper's order" in out and "1.250 ± 0.050" in out
+    assert [line.split()[-1] for line in out.splitlines()[3:6]] == ["-", "same", "inconclusive"]
+    assert table6.status([1.0, 1.1], [0.8, 0.9], 0.1) == "reversed"
