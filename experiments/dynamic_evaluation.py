@@ -19,9 +19,10 @@ The second is the authors': all weights learn about equally fast, but those that
 gradient (of rare words) do not leap, and those that move most easily are drawn back most to where
 training had left them.
 
-Rate, epsilon, decay, T and M are chosen with the first seed, on the beginning of the validation split; the
-test split is read once by each model in each way.  Beside it stand compressors: xz, and xz that has
-the training and validation text in its window (bytes only).  What is finished is kept in --out.
+Rate, epsilon, decay, T and M are chosen with the first seed, on the beginning of the validation
+split; the test split is read once by each model in each way.  Beside it stand compressors: xz, and
+xz that has the training and validation text in its window (bytes only).  What is finished is kept
+in --out.
 """
 import math
 import sys
@@ -208,6 +209,28 @@ def draw(lines, ends, unit, path):
     common.save_figure(axes.figure, path)
 
 
+def report(losses, corpus, out):
+    """Print the table, and draw the figure, of {way: [the test text's losses of each seed, (n,)]}.
+    """
+    n = len(corpus.test) - 1
+    ends = [n * (i + 1) // STRETCHES for i in range(STRETCHES)]
+    unit = math.log(2) if corpus.unit == "bpc" else 1.0
+    lines = {}
+    for way, seeds in losses.items():
+        stretches = torch.stack(seeds).mean(0).split(widths(ends))
+        lines[NAMES[way.step]] = [stretch.mean().item() / unit for stretch in stretches]
+    print(f"{corpus.name}: test split, {n:,} predictions, {corpus.unit}; mean and half the range "
+          "of the seeds")
+    for way, seeds in losses.items():
+        values = [float(in_unit(z.mean(), corpus)) for z in seeds]
+        print(f"{NAMES[way.step]:34} {common.spread(values)}   {values}   {way}")
+    if corpus.unit == "bpc":
+        lines |= compressed(corpus, ends)
+        for name in list(lines)[-2:]:
+            print(f"{name:34} {sum(map(math.prod, zip(lines[name], widths(ends)))) / n:.4f}")
+    draw(lines, ends, corpus.unit, out / f"{NAME}.png")
+
+
 @common.command
 def main(argv):
     """Train what is missing, choose on validation, read the test text, print, draw."""
@@ -239,25 +262,6 @@ def main(argv):
             losses.setdefault(way, []).append(found)
             print(f"test, seed {run.seed}, {way}: {in_unit(found.mean(), corpus)}", flush=True)
     report(losses, corpus, out)
-
-
-def report(losses, corpus, out):
-    """Print the table and draw the figure of {way: [the test text's losses (n - 1,), each seed]}."""
-    n = len(corpus.test) - 1
-    ends = [n * (i + 1) // STRETCHES for i in range(STRETCHES)]
-    unit = math.log(2) if corpus.unit == "bpc" else 1.0
-    lines = {f"{NAMES[way.step]}": [part.mean().item() / unit for part in torch.stack(
-        seeds).mean(0).split(widths(ends))] for way, seeds in losses.items()}
-    print(f"{corpus.name}: test split, {n:,} predictions, {corpus.unit}; mean and half the range of "
-          "the seeds")
-    for way, seeds in losses.items():
-        values = [float(in_unit(z.mean(), corpus)) for z in seeds]
-        print(f"{NAMES[way.step]:34} {common.spread(values)}   {values}   {way}")
-    if corpus.unit == "bpc":
-        lines |= compressed(corpus, ends)
-        for name in list(lines)[-2:]:
-            print(f"{name:34} {sum(map(math.prod, zip(lines[name], widths(ends)))) / n:.4f}")
-    draw(lines, ends, corpus.unit, out / f"{NAME}.png")
 
 
 if __name__ == "__main__":

@@ -108,7 +108,8 @@ def test_s_is_the_root_of_the_mean_square_on_the_training_text(model, monkeypatc
     assert torch.allclose(found, squares.sqrt(), rtol=1e-5)
 
 
-def test_settings_are_chosen_on_valid_and_test_is_read_once(model, monkeypatch, tmp_path, capsys):
+def test_settings_are_chosen_on_valid_and_test_is_read_once(
+        model, monkeypatch, tmp_path, capsys):
     """For each setting in its turn the best of those tried stays; then each way reads test, with
     the weights of each seed; a second call reads nothing again."""
     corpus, asked = a_corpus(), []
@@ -142,8 +143,9 @@ def test_a_run_is_read_from_its_folder(run_folder, monkeypatch, tmp_path, capsys
     drawn, save = [], dynamic.common.save_figure
     monkeypatch.setattr(dynamic.common, "save_figure", lambda figure, path: (
         drawn.append(figure), save(figure, path)))
-    monkeypatch.setattr(dynamic, "TRIED", {step: {
-        name: values[:1] for name, values in tried.items()} for step, tried in dynamic.TRIED.items()})
+    first = {step: {name: values[:1] for name, values in tried.items()}
+             for step, tried in dynamic.TRIED.items()}
+    monkeypatch.setattr(dynamic, "TRIED", first)
     assert dynamic.main(["--checkpoint", str(run_folder), "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     model, run, corpus, _ = dynamic.common.open_run(run_folder, "data")
