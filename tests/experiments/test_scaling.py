@@ -8,7 +8,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import torch
 
 scaling = import_module("scaling")
 PAGE = Path(scaling.__file__).with_name("results.md").read_text(encoding="utf-8")
@@ -52,26 +51,3 @@ def test_the_page_shows_what_the_command_prints(flags, capsys, tmp_path, monkeyp
     else:
         assert below.split("    python experiments/scaling.py")[0].strip().startswith(
             printed.strip()), f"the page is stale; now it prints\n{printed}"
-
-
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # of views; nothing is done in place
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
-def test_the_page_shards_our_model(tmp_path):
-    """Its lines run, on one process here, and leave the loss and the gradient as they are."""
-    lines, = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    x, losses = torch.randint(205, (2, 16)), []
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        for sharded in (False, True):
-            torch.manual_seed(0)
-            model = scaling.lesson_5.TransformerXL(scaling.lesson_5.CONFIGS["tiny"])
-            if sharded:
-                exec(lines, {"model": model, "device": "cpu", "n": 1})
-            loss = model(x, model(x)[1], x)[0].mean()
-            loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            losses.append((loss.item(), float(getattr(norm, "full_tensor", lambda: norm)())))
-    finally:
-        torch.distributed.destroy_process_group()
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

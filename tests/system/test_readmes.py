@@ -12,7 +12,8 @@ from training import presets
 from training.flags import parse, settings
 
 READMES = [ROOT / name for name in ("README.md", "training/README.md", "tests/README.md",
-                                    "tests/course/answers.md", "experiments/results.md")]
+                                    "tests/course/answers.md", "experiments/results.md",
+                                    "experiments/questions.md")]
 SOURCES = "--nnodes --nproc-per-node --max-restarts" + "".join(  # those of torchrun
     path.read_text(encoding="utf-8") for pattern in (
         "*.py", "training/*.py", "experiments/*.py", "tests/[bcg]*.py", "tests/system/[cf]*.py")
