@@ -32,11 +32,11 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 
 import common
-import optimizers
 from common import lesson_1, lesson_5, presets, train
 from training import fast
 from support.progress import progress
 
+ADAM = "--optimizer adam --lr 3e-3 --warmup 100 --schedule cosine --clip 0.25".split()
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -264,8 +264,8 @@ def compare_dtypes(_, given):
     axes, curves = figure.subplots(), []
     for name, style in (("float32", "-"), ("bf16", "--")):
         out = lesson_1.RUNS / f"dtype-{name}"
-        common.train_run(out, [*optimizers.FLAGS["adam"], "--steps", "2000", "--device",
-                               given.device, *given.others, "--dtype", name])
+        common.train_run(out, [*ADAM, "--steps", "2000", "--device", given.device, *given.others,
+                               "--dtype", name])
         rows = common.log.read_metrics(out / "metrics.tsv")
         curve = [(int(row["step"]), float(row["train"])) for row in rows if row["train"]]
         axes.plot(*zip(*curve), style, label=name)

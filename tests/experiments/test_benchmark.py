@@ -3,7 +3,6 @@
     pytest tests/experiments/test_benchmark.py
 """
 import math
-import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -15,12 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import assert_close, gradients, randomized
 from training import fast
-from training import presets
-from training.flags import Flags
-from training.run import read_corpus, restored
 
-benchmark, baselines, parts, common, optimizers, table9 = map(import_module, (
-    "benchmark", "baselines", "benchmark_parts", "common", "optimizers", "table9_eval_speed"))
+benchmark, baselines, parts, common, table9 = map(import_module, (
+    "benchmark", "baselines", "benchmark_parts", "common", "table9_eval_speed"))
 lesson_5 = import_module("05_full_model")
 
 
@@ -223,42 +219,6 @@ def test_table_9_stops_where_memory_ends(monkeypatch):
     given.lanes = [4, 8]
     with pytest.raises(ValueError, match="length 32 already with 4 lanes"):
         table9.milliseconds_a_token(benchmark.SIZES["tiny"], given)
-
-
-def test_adam_and_muon_and_what_a_memory_brings(tmp_path, monkeypatch, capsys):
-    """The printed losses are those of the models; a second call trains nothing."""
-    monkeypatch.setattr(common.lesson_1, "RUNS", tmp_path)
-    monkeypatch.setattr(optimizers, "MEMORIES", (0, 16, 120))
-    notes = tmp_path / "notes.txt"
-    notes.write_text("the cat sat on the mat, and then the other cat. " * 60)
-    argv = ["--seeds", "3", "--steps", "6", "--model", "tiny", "--log-every", "2", "--text",
-            str(notes), "--device", "cpu", "--n-tokens", "5", "--dtype", "float32"]
-    assert optimizers.main(argv) == 0
-    rows = re.findall(r"^(\d+) +(\(c\))? +(\S+) +(\S+)$", capsys.readouterr().out, re.MULTILINE)
-    assert [row[:2] for row in rows] == [("0", ""), ("16", ""), ("120", ""), ("120", "(c)")]
-    train = optimizers.train
-    corpus = read_corpus(Flags(), presets.Run(text=str(notes), steps=1))
-    for column, name in ((2, "adam"), (3, "muon")):
-        content = common.checkpoint.best(tmp_path / "optimizers" / f"{name}-3")
-        assert content["run"]["optimizer"] == name
-        model, _, _ = restored(content, "cpu")
-        for M, clamped, *_ in rows:
-            model.config = replace(model.config, mem_len=int(M), same_length=True,
-                                   clamp_len=31 if clamped else 0)  # M + T - 1 = 16 + 16 - 1
-            losses, _ = model(corpus.valid[None, :-1].long(), None, corpus.valid[None, 1:].long())
-            found = next(row for row in rows if row[:2] == (M, clamped))
-            assert float(found[column]) == pytest.approx(losses.mean().item() / math.log(2),
-                                                         abs=6e-5)
-    read, real = set(), train.evaluate
-    monkeypatch.setattr(train, "train_step", None)
-    monkeypatch.setattr(train, "evaluate", lambda model, tokens, run, label="", skip=0: (
-        read.add((label, run.eval_mem_len, run.eval_clamp_len)),
-        real(model, tokens, run, label, skip))[1])
-    assert optimizers.main(argv) == 0
-    for name in ("adam-3", "muon-3"):
-        assert {z[1:] for z in read if z[0].startswith(name)} == {
-            (0, 0), (16, 0), (120, 0), (120, 31)}
-    assert (tmp_path / "optimizers" / "optimizers.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("left", [(), ("checkpoint.pt",), ("previous.pt",)])

@@ -2,6 +2,7 @@
 
 Nothing is trained here: stubs note what they are handed.  Every split is a text of its own.
 """
+import math
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn as nn
 
+from helpers import assert_close
 from support.corpora import Corpus
 from training import presets
 
@@ -221,15 +223,58 @@ def test_kneser_ney_is_tested_on_test(world, monkeypatch):
     assert kneser_ney.main([]) == 0 and read == [(4000, 20, 5), 9]
 
 
-def test_optimizers_are_drawn_by_minutes(monkeypatch, tmp_path, capsys):
-    rows, drawn = [{"step": "1", "seconds": "90", "train": "2"},
-                   {"step": "2", "seconds": "180", "train": ""}], []
-    monkeypatch.setattr(common, "train_run", lambda *_: None)
-    monkeypatch.setattr(optimizers.log, "read_metrics", lambda path: rows)
-    monkeypatch.setattr(optimizers, "losses_over_memory", lambda *_: {(0, False): 1.0})
-    monkeypatch.setattr(optimizers, "draw", lambda curves, *_: drawn.append(curves))
-    assert optimizers.main(["--out", str(tmp_path), "--seeds", "0"]) == 0
-    assert set(map(tuple, drawn[0].values())) == {((1.5, 2.0),)}
+def test_adam_and_muon_differ_in_nothing_else(world, monkeypatch):
+    """Same weights and text, equal trials on valid with M = T; the best of each trains all seeds."""
+    runs, weights = [], []
+
+    def fit(model, corpus, run, path):
+        runs.append(run)
+        weights.append(next(model.parameters()).sum().item())
+        model.loss = abs(math.log(run.lr / 0.006)) + (run.schedule == "sqrt")  # 0.006 is best
+        assert corpus is world.corpus and paths.setdefault(path, run) == run
+        return model.eval()
+    paths, asked = {}, []
+    monkeypatch.setattr(common, "fit", fit)
+    monkeypatch.setattr(common, "memory_losses", lambda model, tokens, before, T, **lengths: (
+        asked.append((world.last, T, lengths)), torch.full((2, 30), model.loss))[1])
+    monkeypatch.setattr(optimizers, "spectra", lambda *_, **__: {"gradient": torch.ones(3)})
+    assert optimizers.main(["--size", "tiny", "--seeds", "3", "4"]) == 0
+    trials, chosen = runs[:16], runs[16:]
+    assert len(set(weights[:17])) == 1 and {run.seed for run in trials} == {3}
+    by_name = {name: [run for run in trials if run.optimizer == name] for name in ("adam", "muon")}
+    assert [run.schedule for run in by_name["adam"]] == [run.schedule for run in by_name["muon"]]
+    same = {replace(run, optimizer="adam", lr=1.0, muon_lr=1.0) for run in trials}
+    assert len(same) == 2  # the schedules
+    assert [(z.optimizer, z.lr, z.schedule, z.seed) for z in chosen] == [
+        (name, pytest.approx(0.006), "cosine", seed) for name in by_name for seed in (3, 4)]
+    assert {run.muon_lr for run in chosen if run.optimizer == "muon"} == {0.01}
+    assert asked == [("valid", 16, {"mem_len": M, "same_length": True})
+                     for M in (*[16] * 16, *(8, 16, 32) * 4)]
+
+
+def test_singular_values_of_a_gradient_and_of_both_steps(monkeypatch):
+    """After one gradient Adam's step is nearly its sign, and Muon's a matrix without favourites."""
+    torch.manual_seed(0)
+    config = lesson_5.Config(20, n_layer=2, d_model=12, n_head=2, d_head=8, d_inner=9, mem_len=8)
+    model, run = lesson_5.TransformerXL(config).eval(), presets.Run(batch=4, segment=8, steps=1)
+    corpus = World().corpus
+    corpus.train[:] = torch.randint(20, (4000,))
+    before = [z.clone() for z in model.parameters()]
+    batches, memory, gradients = optimizers.Batches(corpus, run, torch.device("cpu")), None, []
+    for _ in range(3):
+        x, y = next(batches)
+        losses, memory = model(x, memory, y)
+        gradients += torch.autograd.grad(losses.mean(), model.layers[1].attention.W_q.weight)
+    first, later = (optimizers.spectra(model, corpus, run, steps) for steps in (1, 3))
+    a, b, c = gradients
+    mean = (0.81 * a + 0.9 * b + c) / 2.71  # Adam's, with its beta of 0.9, then of 0.999
+    square = (0.999**2 * a**2 + 0.999 * b**2 + c**2) / (0.999**2 + 0.999 + 1)
+    for found, name, matrix in ((first, "gradient", a), (first, "adam", a / (a.abs() + 1e-8)),
+                                (later, "gradient", c), (later, "adam", mean / square.sqrt())):
+        values = torch.linalg.svdvals(matrix)
+        assert_close(found[name], values / values[0], name, 0.01)
+    assert first["muon"].median() > 0.5 > first["gradient"].median()
+    assert all(map(torch.equal, model.parameters(), before))
 
 
 def test_table_9_draws_tokens_per_second(world, monkeypatch, tmp_path):

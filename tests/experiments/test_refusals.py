@@ -9,7 +9,7 @@ import pytest
 import torch
 
 common, train = import_module("common"), import_module("train")
-WITHOUT_OUT = "scaling", "kneser_ney", "benchmark", "optimizers"
+WITHOUT_OUT = "scaling", "kneser_ney", "benchmark"
 SMALL = "--size tiny --text {short} "
 RUN, PTB = "--checkpoint {run} ", "--size tiny --data-dir {words} "
 REFUSED = {
@@ -60,8 +60,8 @@ REFUSED = {
                   ("--device cuda", "no CUDA device"), ("--model huge", "unrecognized arguments"),
                   ("--what softmax --size tiny", "no adaptive softmax"),
                   ("--what dtype --model huge", "unknown model 'huge'")],
-    "optimizers": [("--optimizer sgd", "--optimizer must be adam or muon"),
-                   ("--seeds 1 1", "--seeds must be different")]}
+    "optimizers": [("--size paper", "invalid choice"), ("--text {short}", "unrecognized"),
+                   ("--size tiny --seeds 1 1", "--seeds must be different")]}
 
 
 @pytest.mark.parametrize("script, flags, part", [
