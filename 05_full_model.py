@@ -70,7 +70,7 @@ class Config:
     tie_projections: bool = True  # one matrix leads into a band and out of it
     untie_r: bool = False  # u and v for each layer, not one pair (the authors' name)
     same_length: bool = False  # each query sees itself and M keys before it
-    clamp_len: int = 0  # the largest distance told apart; 0 or less: no clamp
+    clamp_len: int = 0  # the largest distance that is distinguished; 0 or less: none
 
     def __post_init__(self):
         validate.config(self)

@@ -1,4 +1,4 @@
-"""Appendix E of the paper: does a generated text come back to what its prompt introduced?
+"""Appendix E of the paper: do the names of a prompt recur in the text generated after it?
 
 The problem.  Section 4.4 and appendix E show samples that keep to their subject for 1,000 tokens,
 drawn from the 40 best symbols after a prompt of 512 test tokens.  A sample can convince by chance.
@@ -111,7 +111,7 @@ def measure(prompts, texts, frequent, T):
 
 
 def measure_names(prompts, new, corpus, T):
-    """What comes back in real text: names of the columns, and a row for each kind of text, the
+    """What recurs in real text: names of the columns, and a row for each kind of text, the
     columns of each seed; new {kind: (B, n) for each seed}, prompts (B, P).
     """
     def texts_of(rows):

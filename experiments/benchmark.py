@@ -9,7 +9,7 @@ that both meet the same machine; baselines.py makes the plain form, as public co
     python experiments/benchmark.py --what eval --against experiments/baselines.py
     python experiments/benchmark.py --what window      evaluation beside the sliding window
     python experiments/benchmark.py --size wt103-large --dtype bf16 --device cuda --micro-batch 32
-    python experiments/benchmark.py --what parts       also reading, softmax, dtype: the comparisons
+    python experiments/benchmark.py --what parts       also reading, softmax: the comparisons
                                                        of benchmark_parts.py
 
 All memories are full; printed is the middle of the repetitions after a warm-up and, in brackets,
@@ -79,8 +79,7 @@ METHODS = {"train": "step", "eval": "evaluate", "generate": "generate", "window"
 # comparisons inside our model, and the size that each is for
 INSIDE = {"parts": (benchmark_parts.compare_parts, "S"),
           "reading": (benchmark_parts.compare_reading, "enwik8-12L"),
-          "softmax": (benchmark_parts.compare_softmax, "wt103-large"),
-          "dtype": (benchmark_parts.compare_dtypes, "S")}
+          "softmax": (benchmark_parts.compare_softmax, "wt103-large")}
 # tokens in a row: what one implementation leaves in the caches is of no use to the other, as it is
 # to the next token of its own
 IN_A_ROW = 16
@@ -278,17 +277,14 @@ def main(argv):
     flags.set_defaults(device="cpu")
     flags.add_argument("--what", choices=[*METHODS, *INSIDE], default="train")
     flags.add_argument("--size", choices=SIZES, help="default: S; with --what reading enwik8-12L, "
-                       "softmax wt103-large; dtype takes train.py's flags instead")
+                       "softmax wt103-large")
     flags.add_argument("--threads", type=int, default=torch.get_num_threads())
     flags.add_argument("--repetitions", type=int, default=15)
     flags.add_argument("--micro-batch", type=int, default=0, help="lanes at a time in training")
     flags.add_argument("--compile", action="store_true", help="both models, in --what train")
     flags.add_argument("--against", nargs="*", default=[], metavar="FILE.py",
                        type=os.path.abspath)  # so that it is none of OWN
-    given, others = flags.parse_known_args(argv)
-    given.others = others
-    if others and given.what != "dtype":
-        flags.error(f"unrecognized arguments: {' '.join(others)}")
+    given = flags.parse_args(argv)
     comparison, usual_size = INSIDE.get(given.what, (compare, "S"))
     given.size = given.size or usual_size
     common.machine.check(given.device)

@@ -7,15 +7,10 @@
     python experiments/benchmark.py --what reading    and without gradients: the layout of weights
                                                       and distances, queries in blocks
     python experiments/benchmark.py --what softmax    what the adaptive softmax saves
-    python experiments/benchmark.py --what dtype      does bf16 cost anything?
 
 parts and reading compare forms that give the same numbers and gradients.  softmax trains one lane
 with a softmax over all words, and with the adaptive one, on a CPU in float32, without Adam's
 moments, 8 more bytes for each parameter (about a minute, 10 GB).
-
-dtype makes the same run of train.py twice, in float32 and with bf16 autocast: 2,000 steps of the
-default model with Adam, from the same seed; further flags are train.py's.  The runs are kept in
-runs/dtype-*, and a command that was stopped goes on.
 """
 import math
 import multiprocessing
@@ -29,14 +24,12 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from matplotlib.figure import Figure
 
 import common
-from common import lesson_1, lesson_5, presets, train
+from common import lesson_5, presets, train
 from training import fast
 from support.progress import progress
 
-ADAM = "--optimizer adam --lr 3e-3 --warmup 100 --schedule cosine --clip 0.25".split()
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -254,30 +247,3 @@ def compare_softmax(size, given):
         print(f"{name:8}  {parameters:11,} parameters  {seconds:5.2f} s forward and backward  peak "
               f"{peak:.1f} GB (weights and gradients {8 * parameters / 1e9:.1f})  "
               f"largest activation {shape}, {4 * math.prod(shape) / 1e6:.0f} MB")
-
-
-# ---- --what dtype -------------------------------------------------------------------------------
-
-def compare_dtypes(_, given):
-    """Two runs of train.py with given.others: the last validations, and how far the curves part."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes, curves = figure.subplots(), []
-    for name, style in (("float32", "-"), ("bf16", "--")):
-        out = lesson_1.RUNS / f"dtype-{name}"
-        common.train_run(out, [*ADAM, "--steps", "2000", "--device", given.device, *given.others,
-                               "--dtype", name])
-        rows = common.log.read_metrics(out / "metrics.tsv")
-        curve = [(int(row["step"]), float(row["train"])) for row in rows if row["train"]]
-        axes.plot(*zip(*curve), style, label=name)
-        curves.append(curve)
-        valid = [row["valid"] for row in rows if row["valid"]][-1]
-        print(f"{name:8} validation {valid} after {rows[-1]['step']} steps, "
-              f"{float(rows[-1]['seconds']):.0f} s of training")
-    apart = [abs(a - b) for (_, a), (_, b) in zip(*curves)]
-    print("largest distance of the training curves after the first tenth: "
-          f"{max(apart[len(apart) // 10 :]):.4f}")
-    axes.set(xlabel="step", ylabel="training loss (bits per byte)", xlim=(0, None),
-             ylim=(0, None), title="The same run in two dtypes")
-    axes.grid(alpha=0.4)
-    axes.legend()
-    common.save_figure(figure, lesson_1.RUNS / "dtype.png")

@@ -20,9 +20,9 @@ gradient (of rare words) do not leap, and those that move most easily are drawn 
 training had left them.
 
 Rate, epsilon, decay, T and M are chosen with the first seed, on the beginning of the validation
-split; the test split is read once by each model in each way.  Beside it stand compressors: xz, and
-xz that has the training and validation text in its window (bytes only).  What is finished is kept
-in --out.
+split; the test split is read once by each model in each way.  It is compared with compressors:
+xz, and xz that has the training and validation text in its window (bytes only).  What is finished
+is kept in --out.
 """
 import math
 import sys

@@ -259,7 +259,7 @@ def describe(result, corpus):
     return line
 
 
-# ---- what came out ------------------------------------------------------------------------------
+# ---- the outcome --------------------------------------------------------------------------------
 
 def points(curve, epochs):
     """[(epochs, validation perplexity)], of the weights or, where it is lower, their average."""

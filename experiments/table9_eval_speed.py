@@ -8,7 +8,7 @@ keys and values projected (training/fast.py); the plain form projects the whole 
     python experiments/table9_eval_speed.py                       a few minutes on two cores
     python experiments/table9_eval_speed.py --size enwik8-12L --repetitions 3      half an hour
     python experiments/table9_eval_speed.py --size paper --dtype bf16 --device cuda \\
-        --lanes 1 4 10 16 32                                      the paper's 24 layers, on a GPU
+        --lanes 1 4 10 16 32                                      enwik8-24L, on a GPU
 
 Nothing is extrapolated: each length is measured, turn by turn, with random tokens and weights, and
 each side has as many lanes as pay most for it, up to the number at which one runs out of memory.
@@ -93,7 +93,7 @@ def main(argv):
     print(f"milliseconds a token, median of {given.repetitions}; {name} (N "
           f"{config.n_layer}, D {config.d_model}), {given.dtype}, {given.device}, T {SEGMENT}, "
           f"best of {given.lanes} lanes\nlength      ours     plain    window  window / ours  "
-          "[range]          arithmetic allows  paper (24 layers, GPU)")
+          "[range]          arithmetic allows  paper (on a GPU)")
     for length in given.lengths:
         times = milliseconds_a_token(replace(size, eval_mem_len=length), given)
         middle = {side: statistics.median(z) for side, z in times.items()}
@@ -101,7 +101,7 @@ def main(argv):
         print(f"{length:6}" + "".join(f"{z:10.3f}" for z in middle.values())
               + f"{middle['window'] / middle['ours']:15,.0f}  "
               f"{f'[{low:,.0f} ... {high:,.0f}]':15}{allowed(config, length):19,.0f}"
-              f"{PAPER.get(length, '-'):>24}", flush=True)
+              f"{PAPER.get(length, '-'):>18}", flush=True)
         middles.append(middle)
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
     for side, (*_, style, label) in SIDES.items():

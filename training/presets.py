@@ -33,7 +33,7 @@ class Run:
     warmup: int = setting(100, "steps until it is reached")
     eval_segment: int = setting(512, "least T of evaluation; a longer one gives equal losses")
     eval_mem_len: int = setting(512, "memory length M of evaluation")
-    eval_clamp_len: int = setting(0, "the largest distance told apart there; 0: no clamp")
+    eval_clamp_len: int = setting(0, "the largest distance distinguished there; 0: no clamp")
     optimizer: str = setting("adam", "muon is for the matrices of the layers, with adam for all "
                              "else", ("adam", "muon"))
     muon_lr: float = setting(0.02, "highest learning rate of Muon; lr is Adam's")
