@@ -217,7 +217,7 @@ def draw(changes, T, M):
                         aspect="auto", extent=(0, n, 4.5, -0.5))
     axes.set(xlabel=f"distance from the changed token (a segment is {T} tokens wide)",
              ylabel="layers N", yticks=range(5), xticks=range(0, n + 1, T),
-             yticklabels=("4, M = 0", 1, 2, 3, 4),
+             yticklabels=("4, no memory", 1, 2, 3, 4),
              title=f"White: a change of exactly 0.  Each layer reaches M = {M} further")
     axes.figure.colorbar(image, label="log10 of the change (nats)")
     lesson_1.save(axes.figure, "02_reach.png")

@@ -10,14 +10,15 @@ with a memory of M.  Each segment is predicted and its losses are counted; only 
 take one gradient step on the mean of these losses.  So nothing is learned before it was predicted.
 
 Two steps are compared.  g is the gradient of the segment that was just read, W_0 the trained
-weights, s the root of the mean square that the gradient of each weight has on the training text:
+weights, s the root of the mean square that the gradient of each weight has on the first 200
+segments of the training text:
 
     sgd    W <- W - rate * g                   the norm of g clipped to 1
     rms    W <- W - rate * g / (s + epsilon) + decay * s / mean(s) * (W_0 - W)
 
-The second is the authors': all weights learn about equally fast, but those that hardly ever had a
-gradient (of rare words) do not leap, and those that move most easily are drawn back most to where
-training had left them.
+The second is the authors': all weights move about equally fast, but those that hardly ever had a
+gradient (of rare words) do not leap, and those on which the loss depends most are drawn back most
+to where training had left them (at most all the way).  mean(s) is that of the tensors' means.
 
 Rate, epsilon, decay, T and M are chosen with the first seed, on the beginning of the validation
 split; the test split is read once by each model in each way.  It is compared with compressors:
@@ -224,7 +225,7 @@ def report(losses, corpus, out):
     for way, seeds in losses.items():
         values = [float(in_unit(z.mean(), corpus)) for z in seeds]
         print(f"{NAMES[way.step]:34} {common.spread(values)}   {values}   {way}")
-    if corpus.unit == "bpc":
+    if corpus.unit == "bpc" and len(corpus.train) < 1 << 25:  # else no window holds it
         lines |= compressed(corpus, ends)
         for name in list(lines)[-2:]:
             print(f"{name:34} {sum(map(math.prod, zip(lines[name], widths(ends)))) / n:.4f}")

@@ -191,7 +191,7 @@ def test_float64_is_returned(sinusoid):
 
 def test_float64_before_the_product(sinusoid):
     """Nearly right, but far out digits are lost: make positions and frequencies float64 *before*
-    they are multiplied. float32 has seven digits, too few for angles beyond 1000."""
+    they are multiplied, the frequencies from the first power on. float32 has seven digits."""
     far = [1000, 123456]
     assert same(sinusoid(torch.tensor(far), 10), oracles.unit_circle(far, 10), tolerance=1e-8)
 

@@ -176,7 +176,7 @@ def counted(compared):
     if got.shape != wanted.shape:
         return f"the shape is {tuple(got.shape)}, should be {tuple(wanted.shape)}"
     if nothing_but_nan(got) and not nothing_but_nan(wanted):
-        return "every number is NaN: 0 * inf or inf - inf on the way"
+        return "every number is NaN: 0 / 0, 0 * inf or inf - inf on the way"
     if not wanted.dim():
         return f"the result is {got.item():.6g}, should be {wanted.item():.6g}"
     wrong = (got.double() - wanted.double()).abs().gt(compared.tolerance)

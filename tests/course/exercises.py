@@ -80,8 +80,8 @@ EXERCISES = (
     Exercise(
         "causal_mask", "02_recurrence", "causal_mask", 3, 15, 1,
         "the future, after a memory of m keys", "comparing rows with columns",
-        "Return (T, m + T) bool, True where a query must NOT look. The first m keys are the "
-        "memory, so query i of the segment is itself key m + i. It sees the whole memory, "
+        "Return (T, m + T) bool on `device`, True where a query must NOT look. The first m keys "
+        "are the memory, so query i of the segment is itself key m + i. It sees the whole memory, "
         "itself, and nothing after itself.",
         "Compare a row of key numbers with a column of the queries' own key numbers. How many "
         "True has the last row?"),
@@ -132,10 +132,10 @@ EXERCISES = (
     Exercise(
         "attention_mask", "05_full_model", "attention_mask", 6, 20, 2,
         "same_length: every query sees M + 1 keys", "causal_mask",
-        "Return a mask (T, m + T), bool, True where a query must NOT look, for a memory of m "
-        "hidden states; query i is key m + i. Hidden is the future. With same_length also "
-        "every key that is more than M back, so that each query sees itself and at most M keys "
-        "before it.",
+        "Return a mask (T, m + T), bool, on `device`, True where a query must NOT look, for a "
+        "memory of m hidden states; query i is key m + i. Hidden is the future. With same_length "
+        "also every key that is more than M back, so that each query sees itself and at most M "
+        "keys before it.",
         "Make the matrix of distances first: it answers both questions. A key that is exactly M "
         "back is still seen."),
     Exercise(
@@ -202,11 +202,13 @@ EXERCISES = (
         "every token counted once", "no_grad, segments",
         "Cut the tokens, on model.u.device (a Reader has no parameters()), into one lane and into "
         "segments of reading_length(run), and read them in order inside `with evaluating(model, "
-        "run)`, under machine.autocast, the memory handed on. Add up the losses of ALL tokens in "
-        "float64, but for the first `skip`. Return the sum divided by the number of predictions in "
-        "it, a float; the last segment may be shorter.",
-        "n tokens are n - 1 predictions. A mean of the segments' means is not the mean over the "
-        "tokens. progress(items, label, total) shows how far the loop is."),
+        "run)`, under machine.autocast(run, device.type): model(x, memory, y) gives losses (1, T) "
+        "and the new memory. Add up the losses of ALL tokens in float64, but for the first `skip` "
+        "of the whole text. Return the sum divided by the number of predictions in it, a float; "
+        "the last segment may be shorter.",
+        "n tokens are n - 1 predictions, and of these the first `skip`, not those of each segment, "
+        "are left out. A mean of the segments' means is not the mean over the tokens. "
+        "progress(items, label, total) shows how far the loop is."),
 )
 BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
 

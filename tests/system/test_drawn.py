@@ -44,7 +44,7 @@ def test_lesson_2_draws_a_row_for_each_depth_and_white_for_exact_zeros(saved):
     nan = math.nan
     wanted = torch.tensor([[0, nan], [0, -1], [0, -2], [0, nan], [1, 0]])
     assert shown.allclose(wanted, equal_nan=True)
-    assert [z.get_text() for z in axes.get_yticklabels()] == ["4, M = 0", "1", "2", "3", "4"]
+    assert [z.get_text() for z in axes.get_yticklabels()] == ["4, no memory", "1", "2", "3", "4"]
     assert axes.images[0].get_extent() == [0, 2, 4.5, -0.5]  # row N around y = N, from 0 down
 
 

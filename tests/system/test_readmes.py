@@ -61,7 +61,7 @@ def test_what_is_named_exists(path):
             own = re.search(r"NN?\b|\.\./|[A-Z]{3,}|runs/|\*", word)  # a name of the reader's own
             assert own or [*ROOT.glob(word), *path.parent.glob(word), *(ROOT / "tests").rglob(
                 word), *(ROOT / "support").glob(word)], word
-        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", code):
+        for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", code)) - {"--index-url"}:  # pip's
             field = flag[2:].replace("-", "_")  # train.py's flags are fields of dataclasses
             assert re.search(rf"{flag}\b|^    {field}: ", SOURCES, re.MULTILINE), flag
         for name in re.findall(r"(?:blank\.py (?:--undo )?|pytest -k )([a-z]\w+)", code):
