@@ -110,14 +110,14 @@ class LSTM(nn.Module):
         D = config.d_model
         width = max(w for w in range(8, 4096, 8)  # two layers, and a matrix back to D
                     if 4 * w * (D + 3 * w + 4) + w * D <= parameters)
-        self.lstm = nn.LSTM(D, width, num_layers=2, batch_first=True)
+        self.layers = nn.LSTM(D, width, num_layers=2, batch_first=True)  # named as in lesson 5
         self.out = nn.Linear(width, D, bias=False)
 
     def forward(self, x, memory, y):
         """As the other models; memory is a list of two states and two cells, each (B, width)."""
         h = self.embedding(x) * self.config.d_model**0.5
         state = memory and tuple(torch.stack(z) for z in (memory[:2], memory[2:]))
-        h, state = self.lstm(h, state)
+        h, state = self.layers(h, state)
         return self.embedding.losses(self.out(h), y), [z.detach() for part in state for z in part]
 
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from helpers import assert_close, randomized, run_examples
+from training import presets
+from training.optimizers import optimizer_of
 
 table8, common = import_module("table8_recl"), import_module("common")
 AblationModel = import_module("table6_ablation").AblationModel
@@ -98,3 +100,11 @@ def test_losses_are_after_exactly_so_many_tokens(kind):
             with common.evaluating_with(model, mem_len=29, same_length=True):
                 wanted = model(x, None, y)[0][0, -1]
             assert_close(found[i, k].double(), wanted, f"position {t} after {c}", 1e-5)
+
+
+def test_the_lstm_trains_with_the_optimizer_of_the_others():
+    """Muon takes its matrices, as it takes those of our layers."""
+    model = table8.LSTM(CONFIG, 2000)
+    muon = optimizer_of(model, replace(presets.RUNS["laptop"], steps=1, minutes=0.0)).parts[1]
+    assert {id(z) for z in muon.param_groups[0]["params"]} == {
+        id(z) for z in model.layers.parameters() if z.dim() == 2}
