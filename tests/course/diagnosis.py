@@ -179,13 +179,15 @@ def counted(compared):
         return "every number is NaN: 0 / 0, 0 * inf or inf - inf on the way"
     if not wanted.dim():
         return f"the result is {got.item():.6g}, should be {wanted.item():.6g}"
-    wrong = (got.double() - wanted.double()).abs().gt(compared.tolerance)
-    wrong = wrong | (got.isnan() != wanted.isnan())
+    apart = (got.double() - wanted.double()).abs()
+    wrong = apart.gt(compared.tolerance) | (got.isnan() != wanted.isnan())
     if seen is not None:
         wrong = wrong & seen
     first = wrong.nonzero()[0].tolist()
     count = wrong.numel() if seen is None else int(seen.expand_as(wrong).sum())
-    return (f"{int(wrong.sum())} of {count} entries are wrong, the first at "
+    largest = apart[wrong].max()
+    little = f", by {largest:.0e} at most" * bool(largest < 0.01)  # two digits may not show it
+    return (f"{int(wrong.sum())} of {count} entries are wrong{little}, the first at "
             f"[{', '.join(map(str, first))}]")
 
 

@@ -7,12 +7,13 @@ import ast
 import re
 import textwrap
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from course import copies, lessons, mistakes, rules
-from course.diagnosis import outcome_of_mistake, side_by_side
+from course.diagnosis import counted, outcome_of_mistake, side_by_side
 from course.exercises import BY_NAME, EXERCISES, find
 from course.rules import judge, rules_of, sentence_of, state
 
@@ -167,6 +168,13 @@ def test_what_is_cut_of_a_long_print_is_said():
     """The first twenty lines, and how many more there were."""
     assert rules.beginning("a\n" * 20) == "\n".join("a" * 20)
     assert rules.beginning("a\n" * 23).splitlines()[19:] == ["a", "... (3 more lines)"]
+
+
+@pytest.mark.parametrize("by, words", [(3e-5, " wrong, by 3e-05 at most,"), (0.5, " wrong, the")])
+def test_a_difference_too_small_to_be_seen_is_said(by, words):
+    wanted = torch.arange(4.0, dtype=torch.float64).view(2, 2)
+    given = SimpleNamespace(wanted=wanted, found=wanted + by, seen=None, tolerance=1e-8)
+    assert f"4 of 4 entries are{words}" in counted(given)
 
 
 def test_the_shape_of_a_row_of_numbers_is_told_as_it_is():

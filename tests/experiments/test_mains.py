@@ -128,7 +128,7 @@ def test_the_lstm_by_its_own_equations():
     x, y = torch.randint(7, (2, 2, 3))
     _, memory = model(x, None, y)
     losses, _ = model(x, memory, y)
-    lstm, width = model.lstm, model.lstm.hidden_size
+    lstm, width = model.layers, model.layers.hidden_size
     size = sum(z.numel() for part in (lstm, model.out) for z in part.parameters())
     more = width + 8
     assert size <= 2000 < 4 * more * (4 + 3 * more + 4) + more * 4
