@@ -150,15 +150,16 @@ def losses_by_context(model, tokens, contexts, attention, side_by_side):
     windows = tokens.unfold(0, most + 1, step).long()  # (W, most + 1)
     P = len(windows) - I + 1
 
-    def read(windows):
+    def read(windows, segment=64):
         for part in windows.split(side_by_side):
-            yield common.memory_losses(model, part, 0, 64, mem_len=attention - 1, same_length=True)
+            yield common.memory_losses(model, part, 0, segment, mem_len=attention - 1,
+                                       same_length=True)
 
     if getattr(model, "encoding", "") == "al-rfou":  # it has T places: the last T tokens
         seen, by_length = [min(c, model.T) for c in contexts], {}
         for L in set(seen):
             last = tokens[I * step - L :].unfold(0, L + 1, step)[:P].long()  # (P, L + 1)
-            by_length[L] = torch.cat([losses[:, -1] for losses in read(last)])
+            by_length[L] = torch.cat([losses[:, -1] for losses in read(last, L)])  # in one piece
         return torch.stack([by_length[L] for L in seen])
     table = torch.cat([losses[:, step - 1 :: step] for losses in read(windows)])  # (W, I)
     # the loss of window w at column i is that of position w + i + 1, counted in steps
