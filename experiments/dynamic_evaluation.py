@@ -35,7 +35,7 @@ from matplotlib.figure import Figure
 
 import common
 from common import corpora, lesson_1, train
-from training import checkpoint, fast
+from training import checkpoint, fast, log
 
 NAME = "dynamic_evaluation"
 STATISTICS = 200  # segments of the training text for s
@@ -176,7 +176,8 @@ def choose(step, model, corpus, run, out):
 
 def in_unit(nats, corpus):
     """A mean loss as it is reported: bits per byte, or perplexity per word."""
-    return f"{nats / math.log(2):.4f}" if corpus.unit == "bpc" else f"{math.exp(nats):.2f}"
+    digits = 4 if corpus.unit == "bpc" else 2
+    return f"{log.in_unit(nats, corpus.unit):.{digits}f}"
 
 
 def compressed(corpus, ends):
@@ -225,7 +226,7 @@ def report(losses, corpus, out):
     for way, seeds in losses.items():
         values = [float(in_unit(z.mean(), corpus)) for z in seeds]
         print(f"{NAMES[way.step]:34} {common.spread(values)}   {values}   {way}")
-    if corpus.unit == "bpc" and len(corpus.train) < 1 << 25:  # else no window holds it
+    if corpus.unit == "bpc" and len(corpus.train) < corpora.PRIMED:
         lines |= compressed(corpus, ends)
         for name in list(lines)[-2:]:
             print(f"{name:34} {sum(map(math.prod, zip(lines[name], widths(ends)))) / n:.4f}")

@@ -48,9 +48,8 @@ def trained(optimizer, rate, schedule, seed, setting, corpus, given):
                       given.out / f"{optimizer}-{rate:g}-{schedule}-{seed}.pt")
 
 
-def bits(model, setting, corpus, M):
-    """The loss with memory length M, in bits per byte."""
-    tokens = common.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)
+def bits(model, tokens, setting, M):
+    """The loss of pieces of text with memory length M, in bits per byte."""
     losses = common.memory_losses(model, tokens, setting.lengths[-1], setting.run.segment,
                                   mem_len=M, same_length=True)
     return losses.mean().item() / math.log(2)
@@ -102,7 +101,8 @@ def draw(trials, losses, values, path):
     spectrum.set(title="singular values of W_q's step", xlabel="number, the largest first",
                  ylabel="size (largest: 1; log scale)", yscale="log", ylim=(1e-3, 1.5))
     search.set_xticks(RATES["adam"], RATES["adam"])
-    memory.set_xticks(list(table), table)
+    lengths = list(losses["muon"][0])
+    memory.set_xticks(lengths, lengths)
     for axes in (search, memory, spectrum):
         axes.minorticks_off()
         axes.grid(alpha=0.4)
@@ -117,7 +117,7 @@ def main(argv):
     given, corpus = common.begin(flags.parse_args(argv), NAME)
     setting, T = SIZES[given.size], SIZES[given.size].run.segment
     setting = replace(setting, config=replace(setting.config, vocab_size=len(corpus.vocab)))
-    common.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
+    tokens = common.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)
     setting = replace(setting, run=common.choose_dtype(
         lesson_5.TransformerXL(setting.config).to(given.device), setting.run, given.out))
     print(f"{corpus.name}; {setting.run.steps:,} steps, seeds {given.seeds}, {setting.run.dtype}; "
@@ -126,13 +126,13 @@ def main(argv):
     for name, schedule in product(RATES, SCHEDULES):
         for rate in RATES[name]:
             model = trained(name, rate, schedule, given.seeds[0], setting, corpus, given)
-            trials[name, schedule, rate] = bits(model, setting, corpus, T)
+            trials[name, schedule, rate] = bits(model, tokens, setting, T)
             print(f"{name:5}{schedule:>8}{rate:8g}{trials[name, schedule, rate]:8.3f}", flush=True)
     for name in RATES:
         *_, schedule, rate = min((key for key in trials if key[0] == name), key=trials.get)
         models = [trained(name, rate, schedule, seed, setting, corpus, given)
                   for seed in given.seeds]
-        losses[name] = [{M: bits(model, setting, corpus, M) for M in setting.lengths}
+        losses[name] = [{M: bits(model, tokens, setting, M) for M in setting.lengths}
                         for model in models]
         print(f"{name}, {schedule}, {rate:g}:  " + "  ".join(
             f"M {M}: {common.spread([table[M] for table in losses[name]])}"

@@ -51,6 +51,7 @@ from support.progress import progress
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings",
            "pydoc_data", "lib2to3",  # of the standard library: tests, tables, other people's code,
            "distutils"}  # and what Python 3.12 no longer has
+PRIMED = 1 << 25  # a training text of so many bytes is too long for xz to read it first
 SEPARATORS = "<eos>", "<S>"  # what ends a line: <S> in lm1b, <eos> elsewhere
 
 
@@ -358,7 +359,7 @@ def compressed_bits(corpus):
     """
     test = as_bytes(corpus.test, corpus.vocab)
     sizes = {"zlib": len(zlib.compress(test, 9)), "xz": xz_size(test)}
-    if len(corpus.train) < 1 << 25:
+    if len(corpus.train) < PRIMED:
         before = as_bytes(torch.cat([corpus.train, corpus.valid]), corpus.vocab)
         whole, part = map(xz_size, progress((before + test, before), "compressing text", 2))
         sizes["xz that has read the training text"] = whole - part

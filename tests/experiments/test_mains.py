@@ -224,7 +224,8 @@ def test_kneser_ney_is_tested_on_test(world, monkeypatch):
 
 
 def test_adam_and_muon_differ_in_nothing_else(world, monkeypatch):
-    """Same weights and text, equal trials on valid with M = T; the best of each trains all seeds."""
+    """Same weights and text, equal trials on valid with M = T; the best of each trains every seed.
+    """
     runs, weights = [], []
 
     def fit(model, corpus, run, path):

@@ -14,7 +14,7 @@ from training.flags import parse, settings
 READMES = [ROOT / name for name in ("README.md", "training/README.md", "tests/README.md",
                                     "tests/course/answers.md", "experiments/results.md",
                                     "experiments/questions.md")]
-SOURCES = "--nnodes --nproc-per-node --max-restarts" + "".join(  # those of torchrun
+SOURCES = "--nnodes --nproc-per-node --max-restarts --index-url" + "".join(  # torchrun's, pip's
     path.read_text(encoding="utf-8") for pattern in (
         "*.py", "training/*.py", "experiments/*.py", "tests/[bcg]*.py", "tests/system/[cf]*.py")
     for path in ROOT.glob(pattern))
@@ -61,7 +61,7 @@ def test_what_is_named_exists(path):
             own = re.search(r"NN?\b|\.\./|[A-Z]{3,}|runs/|\*", word)  # a name of the reader's own
             assert own or [*ROOT.glob(word), *path.parent.glob(word), *(ROOT / "tests").rglob(
                 word), *(ROOT / "support").glob(word)], word
-        for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", code)) - {"--index-url"}:  # pip's
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", code):
             field = flag[2:].replace("-", "_")  # train.py's flags are fields of dataclasses
             assert re.search(rf"{flag}\b|^    {field}: ", SOURCES, re.MULTILINE), flag
         for name in re.findall(r"(?:blank\.py (?:--undo )?|pytest -k )([a-z]\w+)", code):
