@@ -21,7 +21,7 @@ last T; an LSTM.  The paper's LSTM stands in another group, so its figures do no
 first three read on with a memory (the third was only trained without), of that length, T to 16 T,
 which is best on the validation split; RECL is measured on the test split.
 
-    python experiments/table8_recl.py                      a quarter of an hour on two cores
+    python experiments/table8_recl.py                      half an hour beyond table 6's models
     python experiments/table8_recl.py --dataset copies     where the length is known
     python experiments/table8_recl.py --size paper         WikiText-103; GPUs
 
