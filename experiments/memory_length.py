@@ -10,7 +10,7 @@ where does it end?  Two options of the authors' code are tried with it:
     same_length    every query sees M + 1 keys; without it the first of a segment sees M + 1 and
                    the last M + T, so it is compared with a memory of M + T / 2
 
-    python experiments/memory_length.py                      a quarter of an hour on two cores
+    python experiments/memory_length.py                      half an hour on two cores
     python experiments/memory_length.py --dataset copies     where the gains are known to the token
     python experiments/memory_length.py --size paper         WikiText-103; GPUs
 
@@ -32,8 +32,8 @@ NAME, TABLE_6 = "memory_length", table6_ablation.SIZES
 # depths, memory lengths of training, and table 6's settings; lengths are memories of evaluation
 SIZES = {
     "tiny": ((1, 2), (0, 8), replace(TABLE_6["tiny"], lengths=(1, 4, 8, 16))),
-    "laptop": ((1, 2, 4), (0, 16, 32), replace(TABLE_6["laptop"], lengths=(
-        4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256))),
+    "laptop": ((1, 2, 4), (0, 128, 512), replace(TABLE_6["laptop"], lengths=(
+        32, 64, 96, 128, 192, 256, 384, 512, 768, 1024))),
     "copies": ((1, 2), (32, 64), replace(TABLE_6["copies"], lengths=(
         12, 22, 23, 32, 46, 47, 56, 70, 71, 80, 94, 95, 110, 128))),
     "paper": ((4, 8, 16), (0, 150, 600), Setting(
