@@ -33,7 +33,7 @@ from support import corpora
 from support.progress import progress
 from training import checkpoint, estimate, fast, log, machine, ranks
 from training.flags import exit_status, other_lengths, parse, sampling, settings
-from training.run import Stop, folder_of, opened, read_corpus, restored
+from training.run import Stop, folder_to_use, opened, read_corpus, restored
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
@@ -262,7 +262,7 @@ def report(job, flags):
 def use(flags, device):
     """--eval-only and --sample: what a checkpoint can do without being trained."""
     name, _, run = settings(flags, device)
-    saved = checkpoint.best(folder_of(flags, name, run))
+    saved = checkpoint.best(folder_to_use(flags, name, run))
     model, run, state = restored(saved, device)
     run = replace(run, **other_lengths(flags, saved))  # those on the command line
     reader = fast.reader_of(model, run.plain)
@@ -272,7 +272,8 @@ def use(flags, device):
         tokens = torch.cat([prompt, sample(reader, prompt, run, flags)])
         print(corpora.decode(tokens, saved["vocab"]))
     if flags.eval_only:
-        print(test_line(reader, read_corpus(flags, run, saved), run))
+        corpus = read_corpus(flags, run, saved, similar=True)
+        print(test_line(reader, corpus, run))
     return 0
 
 

@@ -12,8 +12,9 @@ seen before them; one with a memory can.  How many stand again in each of these 
     true continuation  what goes on in the test split
     chance             the texts with memory, and names of other prompts that their own lacks
 
+    python experiments/appendix_e_generation.py     of the model in pretrained/
     python experiments/appendix_e_generation.py --checkpoint runs/stdlib-laptop    a run, or a file
-    python experiments/appendix_e_generation.py     trains two minutes first
+    python experiments/appendix_e_generation.py --dataset stdlib     trains two minutes first
     python experiments/appendix_e_generation.py --dataset copies     where all is known; minutes
 
 Rules.  A name is an identifier of four characters or more, or a word like that, not among the 500
@@ -34,7 +35,6 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean
 
 import torch
@@ -154,7 +154,7 @@ def measure_copies(prompts, new):
 def parse(argv):
     """The command line, checked.  ValueError."""
     parser = common.make_flags(NAME, __doc__, ("tiny", "laptop"))
-    parser.add_argument("--checkpoint", type=Path, help="a run's folder, or a file in it")
+    parser.add_argument("--checkpoint", **common.SHARED["--checkpoint"])
     parser.add_argument("--temperature", type=float, default=1.0, help="default: 1")
     numbers = {"prompts": (2, "8; 16 of copies"), "n_tokens": (1, "1000; 500 of copies"),
                "top_k": (1, "40"), "memory": (0, "the run's; 128 of copies")}
@@ -163,6 +163,8 @@ def parse(argv):
     given = parser.parse_args(argv)
     if given.checkpoint and (given.dataset or given.text):
         raise ValueError("--checkpoint has its own text: leave out --dataset and --text")
+    if not (given.checkpoint or given.dataset or given.text):
+        given.checkpoint = common.PRETRAINED
     if given.checkpoint and not given.out:
         given.out = lesson_1.RUNS / f"{NAME}-{given.checkpoint.stem}"
     for name, (least, _) in numbers.items():

@@ -24,7 +24,7 @@ from training import checkpoint, fast, log, machine, presets
 from training.batches import Batches
 from training.flags import Flags, Parser, flag
 from training.optimizers import optimizer_of
-from training.run import State, read_corpus, restored
+from training.run import PRETRAINED, State, read_corpus, restored
 
 import train
 
@@ -50,7 +50,8 @@ SHARED = {  # flags that several experiments take
     "--seeds": {"type": int, "nargs": "+", "default": [0, 1, 2]},
     "--data-dir": {"default": lesson_1.RUNS.parent / "data", "metavar": "FOLDER"},
     "--device": {"choices": ("cpu", "cuda")},
-    "--dtype": {"choices": ("float32", "bf16"), "default": "float32"}}
+    "--dtype": {"choices": ("float32", "bf16"), "default": "float32"},
+    "--checkpoint": {"type": Path, "metavar": "RUN", "help": "a run of train.py, or a file in it"}}
 
 
 def new_parser(name, about, *shared):
@@ -280,7 +281,8 @@ def open_run(path, data_dir, device="cpu"):
         raise ValueError(f"no checkpoint at {path}; name the folder of a run of train.py")
     content = checkpoint.load(path) if path.is_file() else checkpoint.best(path)
     model, run, _ = restored(content, device)
-    return model, run, read_corpus(Flags(data_dir=data_dir), run, content), content
+    corpus = read_corpus(Flags(data_dir=data_dir), run, content, similar=True)
+    return model, run, corpus, content
 
 
 def kept_for_backward(function):

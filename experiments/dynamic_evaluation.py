@@ -1,8 +1,9 @@
 """Learning while reading: a trained model goes on learning from the text that it is tested on.
 
-    python experiments/dynamic_evaluation.py                     the default run, three seeds
-    python experiments/dynamic_evaluation.py --dataset ptb       words; further flags are train.py's
+    python experiments/dynamic_evaluation.py                     the model in pretrained/
     python experiments/dynamic_evaluation.py --checkpoint RUN    one run of train.py
+    python experiments/dynamic_evaluation.py --dataset stdlib    the default run, three seeds
+    python experiments/dynamic_evaluation.py --dataset ptb       words; further flags are train.py's
 
 Dynamic evaluation (Krause et al. 2018, https://arxiv.org/abs/1709.07432; of Transformer-XL, 2019,
 https://arxiv.org/abs/1904.08378).  The test text is read once, in order, in segments of T tokens,
@@ -236,13 +237,14 @@ def report(losses, corpus, out):
 @common.command
 def main(argv):
     """Train what is missing, choose on validation, read the test text, print, draw."""
-    flags = common.new_parser(NAME, __doc__, "--seeds", "--data-dir")
-    flags.add_argument("--dataset", default="stdlib", help="default: stdlib, the built-in text")
-    flags.add_argument("--checkpoint", type=Path, help="a run of train.py, in place of new ones")
+    flags = common.new_parser(NAME, __doc__, "--seeds", "--data-dir", "--checkpoint")
+    flags.add_argument("--dataset", help="train a new run on it for each seed, in place of one run")
     flags.add_argument("--out", type=Path, metavar="FOLDER",
-                       help=f"where all is kept (default: runs/{NAME}-DATASET)")
+                       help=f"where all is kept (default: runs/{NAME}-NAME)")
     given, others = flags.parse_known_args(argv)
     common.check_seeds(given.seeds)
+    if not given.dataset:
+        given.checkpoint = given.checkpoint or common.PRETRAINED
     name = given.checkpoint.name if given.checkpoint else given.dataset
     out = given.out or lesson_1.RUNS / f"{NAME}-{name}"
     out.mkdir(parents=True, exist_ok=True)

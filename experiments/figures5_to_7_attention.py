@@ -11,7 +11,7 @@ A query's attention is a probability for each of the M + 1 keys that it sees, at
 
 An average hides what a single query picks: (a) can be sharp for each and yet uniform over all.
 
-    python experiments/figures5_to_7_attention.py    trains a model for a minute first, and keeps it
+    python experiments/figures5_to_7_attention.py    of the model in pretrained/, in seconds
     python experiments/figures5_to_7_attention.py --checkpoint runs/stdlib-laptop --memory 640
 
 M 640 is the paper's.  The text is the validation split of the model's own corpus, read with
@@ -33,7 +33,6 @@ from common import corpora, lesson_1, train
 
 lesson_4 = import_module("04_rel_shift")
 NAME = "figures5_to_7_attention"
-HERE = lesson_1.RUNS / NAME
 PIECES, SEGMENT = 8, 64  # places of the split that are read side by side; tokens at a time
 PARTS = {"whole": "k-", "(a) alone": "C0:", "(b) alone": "C1--", "(d) alone": "C2-."}
 
@@ -182,16 +181,15 @@ def report(numbers, names, wide, M):
 @common.command
 def main(argv):
     """Read the validation split, print numbers, draw."""
-    flags = common.new_parser(NAME, __doc__, "--data-dir")
-    flags.add_argument("--checkpoint", type=Path, help="a run, or a file in it; default: train one")
+    flags = common.new_parser(NAME, __doc__, "--data-dir", "--checkpoint")
     flags.add_argument("--memory", type=int, default=256, help="M, in tokens; default: 256")
     flags.add_argument("--queries", type=int, default=4096, help="in the averages; default: 4096")
     flags.add_argument("--position", type=int, help="of the token in figure 6; default: the middle")
-    flags.add_argument("--out", type=Path, default=HERE, help=f"default: runs/{NAME}")
+    flags.add_argument("--out", type=Path, default=lesson_1.RUNS / NAME,
+                       help=f"default: runs/{NAME}")
     given = flags.parse_args(argv)
-    if given.checkpoint is None:
-        common.train_run(HERE, ["--minutes", "1"])
-    model, run, corpus, content = common.open_run(given.checkpoint or HERE, given.data_dir)
+    path = given.checkpoint or common.PRETRAINED
+    model, run, corpus, content = common.open_run(path, given.data_dir)
     config, tokens, M, H = model.config, corpus.valid, given.memory, model.config.n_head
     position = position_of(given, len(tokens))
     given.out.mkdir(parents=True, exist_ok=True)

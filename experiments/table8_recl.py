@@ -24,6 +24,7 @@ which is best on the validation split; RECL is measured on the test split.
     python experiments/table8_recl.py                      half an hour beyond table 6's models
     python experiments/table8_recl.py --dataset copies     where the length is known
     python experiments/table8_recl.py --size paper         WikiText-103; GPUs
+    python experiments/table8_recl.py --checkpoint pretrained     one model, a group by itself
 
 What makes it cheap.  One pass over a window gives the losses after 1, 2, 3 ... tokens of context,
 all exact, since nothing stands before the window.  The windows begin a step apart:
@@ -210,11 +211,28 @@ def report(models, lengths, losses, contexts):
               + "   " + " / ".join(map(str, row.paper)))
 
 
+def report_alone(given):
+    """Print the RECL of the model of a run, with the memory that it is evaluated with."""
+    model, run, corpus, _ = common.open_run(given.checkpoint, given.data_dir, given.device)
+    contexts, side_by_side, stretches, W = SIZES[given.size]
+    losses = [losses_by_context(model, text, contexts, run.eval_mem_len + 1, side_by_side)
+              for text in stretches_of(corpus, contexts, stretches, W)]
+    losses = torch.cat(losses, dim=1)[None]
+    print(f"{corpus.name}; {losses.shape[-1]:,} positions, contexts {contexts[0]}, {contexts[1]} "
+          f"... {contexts[-1]}; a memory of {run.eval_mem_len}")
+    for r in FRACTIONS:
+        print(f"r = {r}: RECL {recl(losses, contexts, r)[0]} tokens")
+
+
 @common.command
 def main(argv):
     """Train what is missing, read, print the table, draw."""
-    given, corpus = common.begin(common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper"))
-                                 .parse_args(argv), NAME)
+    flags = common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper"))
+    flags.add_argument("--checkpoint", **common.SHARED["--checkpoint"])
+    given = flags.parse_args(argv)
+    if given.checkpoint:
+        return report_alone(given)
+    given, corpus = common.begin(given, NAME)
     setting, own = table6_ablation.setting_of(given, corpus)
     if own not in SIZES:
         raise ValueError(f"{corpus.name} has no long dependencies to measure; take another text")

@@ -297,6 +297,19 @@ def checksum(corpus):
     return number
 
 
+def with_vocabulary(corpus, vocab):
+    """The same text, of bytes, in the tokens of another vocabulary.  ValueError if that lacks one.
+    """
+    lacking = sorted(set(corpus.vocab) - set(vocab))
+    if lacking:
+        raise ValueError(f"{corpus.name} has bytes that the vocabulary lacks: {lacking[:5]}")
+    token = dict(zip(vocab, range(len(vocab))))
+    table = bytes(token.get(byte, 0) for byte in range(256))
+    splits = (tensor(as_bytes(split, corpus.vocab).translate(table))
+              for split in (corpus.train, corpus.valid, corpus.test))
+    return Corpus(*splits, vocab, corpus.name)
+
+
 # ---- between text and tokens --------------------------------------------------------------------
 
 def encode(text, vocab):

@@ -31,6 +31,7 @@ WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
 # know the answers lies in tests/course and says so
 EDITION = (
     "*.py", ".gitignore", "LICENSE", "requirements.txt", "support/*.py", "training/*.py",
+    "pretrained/*",
     "tests/conftest.py", "tests/helpers.py", "tests/blank.py", "tests/test_*.py",
     *(f"tests/course/{name}.py" for name in (
         "copies", "diagnosis", "exercises", "lessons", "mistakes*", "oracles", "rules",

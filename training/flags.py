@@ -24,8 +24,9 @@ class Flags:
     device: str = setting("", "(default: the best present)", ("cpu", "cuda"))
     out: str = setting("", "folder of the run (default: runs/DATASET-MODEL)")
     resume: bool = setting(False, "go on with the run in --out, with the settings it began with")
-    eval_only: bool = setting(False, "evaluate the run in --out on its test split")
-    sample: str = setting(None, "let the run in --out continue this text")
+    eval_only: bool = setting(False, "evaluate the run in --out, or else pretrained/, on its test "
+                              "split")
+    sample: str = setting(None, "let the run in --out, or else pretrained/, continue this text")
     n_tokens: int = setting(500, "length of a sample")
     top_k: int = setting(40, "candidates for each token of it; more than there are symbols: all")
     temperature: float = setting(1.0, "below 1 sharper, above 1 wilder")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from support.corpora import checksum, load
+from support.corpora import checksum, load, with_vocabulary
 from training import checkpoint, estimate, fast, machine, presets, ranks
 from training.batches import Batches
 from training.flags import check_agreement, for_vocabulary, settings
@@ -25,6 +25,7 @@ from training.optimizers import optimizer_of
 
 lesson_5 = import_module("05_full_model")
 ROOT = Path(__file__).resolve().parent.parent  # of train.py
+PRETRAINED = ROOT / "pretrained"  # the model that comes with the course, see the README there
 
 
 @dataclass
@@ -66,12 +67,29 @@ def folder_of(flags, name, run):
     return Path(flags.out or ROOT / "runs" / f"{text}-{name}")
 
 
-def read_corpus(flags, run, saved=None):
-    """The run's corpus.  ValueError if it is not the one that a checkpoint was trained on."""
+def folder_to_use(flags, name, run):
+    """The folder to evaluate or sample from: pretrained/ if none is named and none was trained."""
+    path = folder_of(flags, name, run)
+    named = flags.out or flags.model or flags.typed.keys() & {"dataset", "text"}
+    if named or any(path.glob("*.pt")):
+        return path
+    print("there is no run of yours yet, so this is the model that comes with the course")
+    return PRETRAINED
+
+
+def read_corpus(flags, run, saved=None, similar=False):
+    """The run's corpus.  ValueError if it is not the one that a checkpoint was trained on.
+
+    `similar`: the library of another Python will do, too, to be read in the checkpoint's tokens.
+    """
     with ranks.first_alone():  # it may fetch and unpack
         corpus = load(run.text or run.dataset, drop_newlines=run.drop_newlines,
                       root=flags.data_dir or ROOT / "data")
     if saved and (saved["vocab"], saved["text"]) != (corpus.vocab, checksum(corpus)):
+        if similar and run.dataset == "stdlib" and not run.text:
+            print(f"{corpus.name} is the library of another Python than the model was trained on; "
+                  "a file that stands in both is in the same split of both")
+            return with_vocabulary(corpus, saved["vocab"])
         raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it "
                          f"has changed since ({len(saved['vocab'])} symbols then, "
                          f"{len(corpus.vocab)} now); put the old one back, or train anew "

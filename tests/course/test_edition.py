@@ -43,11 +43,12 @@ def test_the_edition_holds_what_is_listed_and_nothing_else(edition):
     top = {".gitignore", "README.md", "requirements.txt", *(f"{lesson}.py" for lesson in LESSONS)}
     support = {f"support/{path.name}" for path in (ROOT / "support").glob("*.py")}
     training = {f"training/{path.name}" for path in (ROOT / "training").glob("*.py")}
+    model = {f"pretrained/{name}" for name in ("README.md", "best.pt", "curve.png")}
     tests = {"tests/conftest.py", "tests/helpers.py", "tests/blank.py"} | {
         f"tests/{exercise.test_file}.py" for exercise in EXERCISES}
     course = {f"tests/course/{name}.py" for name in ROOM}
     pristine = {f"tests/course/pristine/{lesson}.py" for lesson in LESSONS}
-    assert found - {"LICENSE"} == top | support | tests | course | pristine | (
+    assert found - {"LICENSE"} == top | support | model | tests | course | pristine | (
         training - {"training/official_weights.py"})
 
 

@@ -125,7 +125,7 @@ def test_settings_are_chosen_on_valid_and_test_is_read_once(
     monkeypatch.setattr(dynamic.common, "train_run", lambda path, flags: None)
     monkeypatch.setattr(dynamic.common, "open_run", lambda path, data_dir: (
         model, replace(RUN, seed=int(path.name[-1])), corpus, None))
-    argv = ["--out", str(tmp_path), "--seeds", "0", "3"]
+    argv = ["--dataset", "stdlib", "--out", str(tmp_path), "--seeds", "0", "3"]
     assert dynamic.main(argv) == 0
     printed = capsys.readouterr().out
     assert {seed for split, _, seed in asked if split == "valid"} == {0}

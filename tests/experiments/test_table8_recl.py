@@ -51,6 +51,22 @@ def test_a_gain_of_exactly_the_threshold_goes_on():
     assert table8.recl(losses, CONTEXTS, 1.0, threshold=0.5000001) == [100]
 
 
+def test_a_run_is_measured_alone(run_folder, monkeypatch, capsys):
+    """On the test split, with the memory that the run is evaluated with; its own group."""
+    read, lengths = table8.losses_by_context, []
+    monkeypatch.setattr(table8, "losses_by_context", lambda model, text, contexts, attention, B: (
+        lengths.append(attention), read(model, text, contexts, attention, B))[1])
+    assert table8.main(["--size", "tiny", "--checkpoint", str(run_folder)]) == 0
+    printed = capsys.readouterr().out
+    model, run, corpus, _ = common.open_run(run_folder, "data")
+    contexts, _, stretches, W = table8.SIZES["tiny"]
+    assert lengths == [run.eval_mem_len + 1] * stretches
+    losses = torch.cat([read(model, text, contexts, run.eval_mem_len + 1, 3)
+                        for text in table8.stretches_of(corpus, contexts, stretches, W)], dim=1)
+    for r in table8.FRACTIONS:
+        assert f"r = {r}: RECL {table8.recl(losses[None], contexts, r)[0]} tokens" in printed
+
+
 @pytest.mark.parametrize("factor, length", [(0.9899, 200), (0.9901, 100)])
 def test_the_rule_stops_below_one_percent(factor, length):
     """exp f falls by the factor from 100 to 200 tokens: 1.01 percent goes on, 0.99 stops."""
