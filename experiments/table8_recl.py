@@ -24,7 +24,7 @@ which is best on the validation split; RECL is measured on the test split.
     python experiments/table8_recl.py                      half an hour beyond table 6's models
     python experiments/table8_recl.py --dataset copies     where the length is known
     python experiments/table8_recl.py --size paper         WikiText-103; GPUs
-    python experiments/table8_recl.py --checkpoint pretrained     one model, a group by itself
+    python experiments/table8_recl.py --checkpoint pretrained     one model, alone; minutes
 
 What makes it cheap.  One pass over a window gives the losses after 1, 2, 3 ... tokens of context,
 all exact, since nothing stands before the window.  The windows begin a step apart:
