@@ -5,7 +5,8 @@
     python tests/blank.py --undo rel_shift   put back what stood there
     python tests/blank.py --submit anna      pack the lesson files into anna.zip, to be handed in
     python tests/blank.py --all FOLDER       the student edition: all blank
-    python tests/blank.py --all FOLDER --exam    the same without the solutions and known mistakes
+    python tests/blank.py --all FOLDER --only reach,layer    these blank, all others written
+    python tests/blank.py --all FOLDER --exam    without the solutions and known mistakes
 
 Nothing is ever lost: a lesson is kept in tests/course/pristine before its first blank, and whatever
 is overwritten after that, an attempt of yours say, goes to .exercises/attempts.  No git is needed.
@@ -117,6 +118,12 @@ def exercise_called(name):
                      else "") + " (--list shows all)")
 
 
+def exercises_called(names):
+    """The exercises of these names, "reach,layer", in course order; all for no names."""
+    asked = [exercise_called(name.strip()) for name in (names or "").split(",") if name]
+    return [exercise for exercise in EXERCISES if exercise in asked or not asked]
+
+
 def is_student_edition():
     """Written by --all, which leaves the teacher's grade.py out."""
     return not (ROOT / "tests" / "grade.py").exists()
@@ -205,8 +212,8 @@ def students_page(text):
     return f"# Transformer-XL, from scratch: the exercises\n{page.rstrip()}\n"
 
 
-def write_edition(folder, exam=False):
-    """A copy of what students need, with all exercises blank; for an exam nothing that knows a
+def write_edition(folder, exam, blank_ones):
+    """A copy of what students need, with these exercises blank; for an exam nothing that knows a
     solution or a mistake comes along, so a broken rule shows itself and what it compared.
     """
     if is_student_edition():
@@ -231,7 +238,7 @@ def write_edition(folder, exam=False):
         write_whole(part / "README.md", students_page((ROOT / "tests" / "README.md").read_text()))
         for file in () if exam else LESSONS:
             lessons.keep_pristine(file, part)
-        for exercise in EXERCISES:
+        for exercise in blank_ones:
             lesson = Lesson(exercise, part / f"{exercise.file}.py")
             lesson.path.chmod(lesson.path.stat().st_mode | stat.S_IWUSR)
             lesson.write(lesson.stub())
@@ -242,8 +249,10 @@ def write_edition(folder, exam=False):
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    print(f"{folder} holds the student edition: {len(EXERCISES)} exercises, all blank")
-    print("what students do there:  pytest -k lanes, and so on down python tests/blank.py --list")
+    print(f"{folder} holds the student edition: {len(blank_ones)} of {len(EXERCISES)} exercises "
+          "are blank")
+    print(f"what students do there:  pytest -k {blank_ones[0].name}, and so on down "
+          "python tests/blank.py --list")
 
 
 class Parser(argparse.ArgumentParser):
@@ -267,15 +276,17 @@ def main(argv=None):
         what.add_argument("--all", metavar="FOLDER", help="write the student edition")
         parser.add_argument("--exam", action="store_true",
                             help="with --all: no solutions and no known mistakes")
+        parser.add_argument("--only", metavar="NAME,NAME",
+                            help="with --all: these exercises are blank, the others written")
         given = parser.parse_args(argv)
-        if given.exam and given.all is None:
-            raise ValueError("--exam goes with --all FOLDER")
+        if (given.exam or given.only) and given.all is None:
+            raise ValueError("--exam and --only go with --all FOLDER")
         if given.list:
             show_list()
         elif given.undo is not None:
             undo(given.undo)
         elif given.all is not None:
-            write_edition(given.all, given.exam)
+            write_edition(given.all, given.exam, exercises_called(given.only))
         elif given.submit is not None:
             submit(given.submit)
         else:

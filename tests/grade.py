@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from blank import Parser, exercise_called, write_whole
+from blank import Parser, exercises_called, write_whole
 from course import copies
 from course.exercises import BY_NAME, LESSONS
 
@@ -280,8 +280,7 @@ def parse(argv):
     if given.jobs < 1 or given.seconds < 12:
         raise ValueError(f"--jobs {given.jobs} --seconds {given.seconds}: at least 1 job and 12 "
                          "seconds are needed")
-    asked = {exercise_called(name.strip()).name for name in (given.only or "").split(",") if name}
-    given.names = [name for name in NAMES if name in asked or not asked]
+    given.names = [exercise.name for exercise in exercises_called(given.only)]
     return given
 
 

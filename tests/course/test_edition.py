@@ -127,7 +127,23 @@ def test_an_exam_has_no_solution_and_no_mistake(tmp_path, capsys):
     assert status == 1 and "reach: One layer: the last token" in out and "expected    got" in out
     assert "one too far" not in out and "Traceback" not in out
     assert blank.main(["--exam", "--undo", "reach"]) == 1
-    assert "--exam goes with --all" in capsys.readouterr().err
+    assert "--exam and --only go with --all" in capsys.readouterr().err
+
+
+def test_an_edition_of_a_later_week_has_the_earlier_lessons_written(tmp_path, capsys):
+    """Two exercises are blank; everything else is as in the whole project."""
+    folder = tmp_path / "week"
+    assert blank.main(["--all", str(folder), "--only", "layer, rel_shift"]) == 0
+    assert "2 of 18 exercises are blank" in capsys.readouterr().out
+    for lesson in LESSONS:
+        same = (folder / f"{lesson}.py").read_text() == (ROOT / f"{lesson}.py").read_text()
+        assert same == (lesson not in ("04_rel_shift", "05_full_model")), lesson
+    text = "".join((folder / f"{lesson}.py").read_text() for lesson in LESSONS)
+    assert re.findall(r"# EXERCISE (\w+):", text) == ["rel_shift", "layer"]
+    for wrong, said in ((["--only", "layer", "--list"], "go with --all"),
+                        (["--all", str(tmp_path / "no"), "--only", "later"], "did you mean layer?")):
+        assert blank.main(wrong) == 1 and said in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
 
 
 def test_what_is_handed_in_is_one_archive(tmp_path, monkeypatch, capsys):
