@@ -7,9 +7,9 @@
     python tests/grade.py submissions/ --feedback out/     a page for each student
     python tests/grade.py anna/ --gradescope results.json  one student, in Gradescope's form
 
-submissions/ holds one folder with lesson files for each student (or NAME.zip, which blank.py
---submit packs), or the flat download of a learning platform (smithanna_123_456_04_rel_shift-1.py;
-of several the last one counts).  Only what a student handed in can give points: where a lesson is
+submissions/ holds for each student a folder with lesson files, or with the archive that blank.py
+--submit packs, or that archive alone; or the flat download of a learning platform
+(smithanna_123_456_04_rel_shift-1.py; of several the last one counts).  Only what a student handed in can give points: where a lesson is
 missing, our own stands in for those that need it, but counts nothing.
 
 Each submission is laid over a copy of the project, where pytest runs its rules in a process with
@@ -34,6 +34,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from blank import Parser, exercises_called, write_whole
@@ -44,7 +45,10 @@ NAMES = list(BY_NAME)
 HONEST = __doc__.strip().splitlines()[-1]
 LENGTH = 200  # of a sentence
 MARKS = {"solved": "1", "blank": "b", "failing": "0", "untested": "0", "missing": "-"}
-FLAT = re.compile(rf"(?P<who>[^_]+)_.*?(?P<lesson>{'|'.join(LESSONS)})(-(?P<n>\d+))?\.py")
+COPY = r"(-\d+| \(\d+\))?"  # what a platform or a browser adds to a name that is there already
+FLAT = re.compile(rf"(?P<who>[^_]+)_(.*?(?P<lesson>{'|'.join(LESSONS)}){COPY}\.py"
+                  r"|(LATE_)?\d+_\d+_.*\.zip)")
+PACKAGES = "numpy", "torch", "matplotlib", "pytest"
 ARCHIVE = 20 << 20  # bytes that a student's archive may hold
 
 
@@ -63,9 +67,13 @@ class Row:
     def sentences(self):
         """The first sentence of each message; one cause may break several exercises."""
         told = {}
-        for message in self.messages.values():
-            sentence = clean(copies.first_sentence(message))
-            told.setdefault(sentence.split(": ", 1)[-1], sentence)
+        for name, message in self.messages.items():
+            if self.states.get(name) != "blank":
+                sentence = clean(copies.first_sentence(message))
+                told.setdefault(sentence.split(": ", 1)[-1], sentence)
+        blank = [name for name, state in self.states.items() if state == "blank"]
+        if blank:
+            told["blank"] = f"blank: {', '.join(blank)}"
         return list(told.values()) or ["all solved"]
 
 
@@ -101,7 +109,14 @@ def judged(copy, names, seconds, stop):
     rules = ["-m", "rule", *copies.RULES] if names == NAMES else ["-k", " or ".join(names)]
     found, _ = run_rules(copy, rules, seconds, stop)
     if found:
-        return {name: found[name] for name in names}
+        found = {name: found[name] for name in names}
+        untested = {BY_NAME[name].file for name in names if found[name][0] == "untested"}
+        for file in untested if len(copy.files) > 1 else ():
+            # it cannot be imported, or only one that it needs cannot; what it needs is ours now
+            mine = [name for name in names if BY_NAME[name].file == file]
+            one, _ = run_rules(copy.with_one(file), ["-k", " or ".join(mine)], seconds, stop)
+            found |= {name: one[name] for name in mine if one}
+        return found
     found = {}
     for name in names:  # one of them has hung or died
         found[name] = "missing", ""
@@ -123,15 +138,22 @@ def grade(submission, names, seconds, stop):
     except Exception as error:  # whatever it is, the others must be graded
         found, messages = {}, {"": f"the grader failed: {type(error).__name__}: {error}"}
     states = {name: found.get(name, ("missing",))[0] for name in names}
-    return Row(clean(submission.name), states, messages)
+    name, folder = submission.name, submission.with_suffix("")
+    if submission.suffix == ".zip" and not folder.exists():  # else two were called anna
+        name = folder.name
+    return Row(clean(name), states, messages)
 
 
 @contextmanager
 def unpacked(submission):
-    """The folder of a submission that is an archive; any other as it is.  ValueError."""
+    """The folder of a submission that is an archive, or that holds one and no lesson file; any
+    other as it is.  Of several archives the last copy counts.  ValueError."""
     if submission.suffix != ".zip":
-        yield submission
-        return
+        archives = sorted(submission.rglob("*.zip"))
+        if not archives or any(map(copies.lesson_of, submission.rglob("*.py"))):
+            yield submission
+            return
+        submission = max(archives, key=copies.copy_number)
     with tempfile.TemporaryDirectory() as folder:
         try:
             with zipfile.ZipFile(submission) as archive:
@@ -159,13 +181,13 @@ def find_submissions(folder, sorted_into):
         raise ValueError(f"{folder} holds lesson files, so it is the folder of one student; name "
                          "the folder above it")
     found = [path for path in there if path.is_dir()]
-    flat = sorted((match["who"], match["lesson"], int(match["n"] or 0), path)
+    flat = sorted((match["who"], copies.copy_number(path), path, match["lesson"])
                   for path in there if (match := FLAT.fullmatch(path.name)))
-    for who, lesson, _, path in flat:  # the last one overwrites the others
+    for who, _, path, lesson in flat:  # the last one overwrites the others
         (sorted_into / who).mkdir(exist_ok=True)
-        shutil.copyfile(path, sorted_into / who / f"{lesson}.py")
+        shutil.copyfile(path, sorted_into / who / (f"{lesson}.py" if lesson else "all.zip"))
     found += sorted({sorted_into / who for who, *_ in flat})
-    found += [path for path in there if path not in found and path not in [f[-1] for f in flat]]
+    found += [path for path in there if path not in found and path not in [f[2] for f in flat]]
     if not found:
         raise ValueError(f"{folder} holds no submission; put a folder for each student into it")
     return sorted(found, key=lambda path: path.name)
@@ -280,6 +302,10 @@ def parse(argv):
     if given.jobs < 1 or given.seconds < 12:
         raise ValueError(f"--jobs {given.jobs} --seconds {given.seconds}: at least 1 job and 12 "
                          "seconds are needed")
+    lacking = [package for package in PACKAGES if find_spec(package) is None]
+    if lacking:
+        raise ValueError(f"{sys.executable} has no {', '.join(lacking)}, so every student would get "
+                         "0 points; install requirements.txt there")
     given.names = [exercise.name for exercise in exercises_called(given.only)]
     return given
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from course.exercises import EXERCISES, LESSONS, ROOT
-from course.lessons import keep_pristine
+from course.lessons import keep_pristine, pristine
 
 MEMORY = 4 << 30  # bytes that a student's code may have, over what torch itself takes
 FILE_SIZE = 100 << 20  # bytes of one file that it writes
@@ -33,9 +33,22 @@ def hidden(name):
     return name.startswith((".", "__"))
 
 
+def copy_number(path):
+    """The number that a browser or a learning platform adds to a name: 2 in x-2.py and x (2).py.
+    """
+    found = re.search(r"(-| \()(\d+)\)?\.\w+$", path.name)
+    return int(found.group(2)) if found else 0
+
+
+def lesson_of(path):
+    """The lesson that a file is, by its name, or None."""
+    stem = re.sub(r"(-\d+| \(\d+\))$", "", path.stem)
+    return stem if stem in LESSONS and path.suffix == ".py" else None
+
+
 def find_lessons(place):
     """{lesson: path} of the lesson files in a folder, or in the one folder below it that has some;
-    or of one file.  ValueError: one sentence."""
+    or of one file.  Of several copies the last one counts.  ValueError: one sentence."""
     place = Path(place)
     if not place.exists():
         raise ValueError(f"{place} does not exist; name the folder with the student's files")
@@ -44,7 +57,7 @@ def find_lessons(place):
     paths = [place] if place.is_file() else [
         path for path in sorted(place.rglob("*.py"))
         if not any(map(hidden, path.relative_to(place).parts))]
-    paths = [path for path in paths if path.stem in LESSONS]
+    paths = sorted(filter(lesson_of, paths), key=copy_number)
     depth = min((len(path.parts) for path in paths), default=0)
     folders = sorted({path.parent for path in paths if len(path.parts) == depth})
     if len(folders) > 1:
@@ -54,7 +67,7 @@ def find_lessons(place):
         raise ValueError(
             f"{place} holds no lesson file ({LESSONS[0]}.py, ..., {LESSONS[-1]}.py); hand in the "
             "lesson's whole file, under its own name, with the function written in it")
-    return {path.stem: path.resolve() for path in paths if path.parent == folders[0]}
+    return {lesson_of(path): path.resolve() for path in paths if path.parent == folders[0]}
 
 
 @dataclass
@@ -69,6 +82,13 @@ class Copy:
         for lesson, path in self.files.items():
             text = text.replace(str(self.root / f"{lesson}.py"), str(path))
         return text.replace(str(self.root), str(ROOT))
+
+    def with_one(self, lesson):
+        """The same project with this file of the student's, and ours in place of the others."""
+        for file, path in self.files.items():
+            text = path.read_bytes() if file == lesson else pristine(file, self.root).encode()
+            (self.root / f"{file}.py").write_bytes(text)
+        return Copy(self.root, {lesson: self.files[lesson]})
 
     def start(self, arguments, cwd=None, **streams):
         """pytest in the copy; a process group of its own, so that nothing of it is left."""

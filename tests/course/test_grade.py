@@ -74,6 +74,9 @@ CLASS = {
     import notes
 except SyntaxError:
     return x"""), "notes.py": "these are :\n"}, 1, "rel_shift: "),
+    "colon": ({f"{FOUR}.py": "def rel_shift(x)\n"} | {
+        f"{file}.py": lesson(file) for file in LESSONS if file != FOUR}, 16,
+        "04_rel_shift.py, line 1: SyntaxError"),
     "borrows": ({f"{ONE}.py": lesson(ONE, lanes="from course import oracles")}, 0,
                 "imports course from tests/"),
 }
@@ -188,14 +191,62 @@ def test_a_flat_download_is_sorted_by_student(tmp_path):
     there.mkdir()
     for file in ("smithanna_12_345_01_vanilla_segments.py", "smithanna_12_346_04_rel_shift.py",
                  "smithanna_12_399_04_rel_shift-2.py", "smithanna_12_350_04_rel_shift-1.py",
-                 "leebo_LATE_13_347_train.py", "leebo_13_348_essay.pdf"):
+                 "leebo_LATE_13_347_train.py", "leebo_13_348_essay.pdf", "kay_14_349_kay-3.zip",
+                 "kay_LATE_14_351_kay-10.zip", "kay_14_350_kay.zip"):
         (there / file).write_text(file)
     sorted_into = tmp_path / "sorted"
     sorted_into.mkdir()
     found = grade.find_submissions(there, sorted_into)
-    assert [path.name for path in found] == ["leebo", "leebo_13_348_essay.pdf", "smithanna"]
+    assert [path.name for path in found] == ["kay", "leebo", "leebo_13_348_essay.pdf", "smithanna"]
+    assert (sorted_into / "kay" / "all.zip").read_text().endswith("-10.zip")
     assert (sorted_into / "smithanna" / "04_rel_shift.py").read_text().endswith("-2.py")
     assert len(list(sorted_into.rglob("*.py"))) == 3
+
+
+def packed(path, files):
+    """An archive with these files, {name: text}."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+
+
+def test_an_archive_in_a_folder_is_unpacked(tmp_path):
+    """As Moodle gives it; the last of several; where lesson files lie beside it, they count."""
+    folder = tmp_path / "Anna B_12_assignsubmission_file"
+    packed(folder / "anna.zip", {"train.py": "1"})
+    packed(folder / "anna (2).zip", {"course/train.py": "3"})
+    packed(folder / "anna (1).zip", {"train.py": "2"})
+    with grade.unpacked(folder) as there:
+        (path,) = copies.find_lessons(there).values()
+        assert path.read_text() == "3"
+    (folder / "04_rel_shift.py").write_text("x = 1\n")
+    with grade.unpacked(folder) as there:
+        assert list(copies.find_lessons(there)) == ["04_rel_shift"]
+
+
+def test_the_last_copy_of_a_file_counts(tmp_path):
+    """The names that a browser gives to the second and the tenth; other names are not lessons."""
+    for name in ("train.py", "train (2).py", "train (10).py", "train-1.py", "train2.py"):
+        (tmp_path / name).write_text(name)
+    assert copies.find_lessons(tmp_path)["train"].name == "train (10).py"
+    (tmp_path / "train (10).py").unlink()
+    assert copies.find_lessons(tmp_path)["train"].name == "train (2).py"
+
+
+def test_the_name_of_an_archive_is_the_students(tmp_path):
+    for name in ("anna.zip", "b.c.zip", "dora.zip"):
+        (tmp_path / name).write_bytes(b"PK")
+    (tmp_path / "dora").mkdir()
+    names = [grade.grade(path, NAMES, 60, None).name for path in sorted(tmp_path.iterdir())]
+    assert names == ["anna", "b.c", "dora", "dora.zip"]
+
+
+def test_blank_exercises_are_one_sentence():
+    """They are named, not told what their task is."""
+    row = grade.Row("a", {"lanes": "blank", "reach": "failing", "layer": "blank"}, {
+        "lanes": "lanes is blank", "reach": "reach: one too far", "layer": "layer is blank"})
+    assert row.sentences() == ["reach: one too far", "blank: lanes, layer"]
 
 
 def test_what_cannot_be_graded_has_a_row(tmp_path):
@@ -302,6 +353,16 @@ def test_a_mistake_is_one_line_before_the_grading(tmp_path, capsys, monkeypatch,
     error = capsys.readouterr().err.splitlines()
     assert len(error) == 1 and error[0].startswith("grade.py: ") and words in error[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["anna", "none", "one.py"]
+
+
+def test_a_python_without_the_packages_grades_nobody(tmp_path, capsys, monkeypatch):
+    """Else a broken autograder looks like thirty students who failed."""
+    (tmp_path / "anna").mkdir()
+    monkeypatch.setattr(grade, "find_spec", lambda name: None if name == "torch" else name)
+    for argv in ([tmp_path], [tmp_path / "anna", "--gradescope", tmp_path / "results.json"]):
+        assert grade.main(list(map(str, argv))) == 1
+        assert "has no torch, so" in capsys.readouterr().err
+    assert not (tmp_path / "results.json").exists()
 
 
 @pytest.mark.slow
