@@ -206,9 +206,13 @@ def submit(name):
     print(f"{path} holds your {len(LESSONS)} lesson files: hand it in as it is")
 
 
-def students_page(text):
-    """The part of tests/README.md for students, as the front page of their edition."""
+def students_page(text, exam):
+    """The part of tests/README.md for students, as the front page of their edition; an exam's ends
+    before it says where answers lie.
+    """
     page = text.split("## For students\n")[1].split("## For teachers\n")[0]
+    if exam:
+        page = page.split("Any right solution passes")[0]
     return f"# Transformer-XL, from scratch: the exercises\n{page.rstrip()}\n"
 
 
@@ -235,7 +239,8 @@ def write_edition(folder, exam, blank_ones):
             if file.as_posix() not in NOT_THERE and not known:
                 shutil.copy(path, part / file)
         shutil.copy(ROOT / PLAIN, part / FAST)
-        write_whole(part / "README.md", students_page((ROOT / "tests" / "README.md").read_text()))
+        write_whole(part / "README.md", students_page(
+            (ROOT / "tests" / "README.md").read_text(encoding="utf-8"), exam))
         for file in () if exam else LESSONS:
             lessons.keep_pristine(file, part)
         for exercise in blank_ones:

@@ -119,6 +119,8 @@ def test_an_exam_has_no_solution_and_no_mistake(tmp_path, capsys):
     assert blank.main(["--all", str(tmp_path / "exam"), "--exam"]) == 0
     course = tmp_path / "exam" / "tests" / "course"
     assert not (course / "pristine").exists() and not list(course.glob("mistakes_*"))
+    page = (tmp_path / "exam" / "README.md").read_text()
+    assert "To hand in" in page and "hold the answers" not in page
     path = tmp_path / "exam" / "02_recurrence.py"
     exercise = BY_NAME["reach"]
     solve(tmp_path / "exam", exercise, "return T - 1 - token", "return T - token")
