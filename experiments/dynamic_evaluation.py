@@ -1,6 +1,7 @@
 """Learning while reading: a trained model goes on learning from the text that it is tested on.
 
-    python experiments/dynamic_evaluation.py                     the model in pretrained/
+    python experiments/dynamic_evaluation.py                     a look: the model in pretrained/,
+                                                                 20,000 bytes, nothing is searched
     python experiments/dynamic_evaluation.py --checkpoint RUN    one run of train.py
     python experiments/dynamic_evaluation.py --dataset stdlib    the default run, three seeds
     python experiments/dynamic_evaluation.py --dataset ptb       words; further flags are train.py's
@@ -68,6 +69,11 @@ TRIED = {
     "sgd": {"T": (32, 16, 64), "rate": (0.05, 0.025, 0.1, 0.2), "M": (384, 256, 512)},
     "rms": {"epsilon": (1e-5, 1e-4, 1e-3), "T": (32, 16, 64), "rate": (1e-4, 5e-5, 2e-4, 4e-4),
             "decay": (1e-3, 0.0, 3e-3, 1e-2), "M": (384, 256, 512)}}
+
+# a look: so many bytes of the test text, with what the search has chosen for the default run
+LOOK = 20_000
+CHOSEN = (Way("sgd", 32, 512, rate=0.05),
+          Way("rms", 32, 512, rate=1e-4, decay=3e-3, epsilon=1e-4))
 
 
 # ---- one step -----------------------------------------------------------------------------------
@@ -212,7 +218,7 @@ def draw(lines, ends, unit, path):
     common.save_figure(axes.figure, path)
 
 
-def report(losses, corpus, out):
+def report(losses, corpus, out, with_compressors):
     """Print the table, and draw the figure, of {way: [the test text's losses of each seed, (n,)]}.
     """
     n = len(corpus.test) - 1
@@ -227,7 +233,7 @@ def report(losses, corpus, out):
     for way, seeds in losses.items():
         values = [float(in_unit(z.mean(), corpus)) for z in seeds]
         print(f"{NAMES[way.step]:34} {common.spread(values)}   {values}   {way}")
-    if corpus.unit == "bpc" and len(corpus.train) < corpora.PRIMED:
+    if with_compressors and corpus.unit == "bpc" and len(corpus.train) < corpora.PRIMED:
         lines |= compressed(corpus, ends)
         for name in list(lines)[-2:]:
             print(f"{name:34} {sum(map(math.prod, zip(lines[name], widths(ends)))) / n:.4f}")
@@ -243,9 +249,9 @@ def main(argv):
                        help=f"where all is kept (default: runs/{NAME}-NAME)")
     given, others = flags.parse_known_args(argv)
     common.check_seeds(given.seeds)
-    if not given.dataset:
-        given.checkpoint = given.checkpoint or common.PRETRAINED
-    name = given.checkpoint.name if given.checkpoint else given.dataset
+    name = given.checkpoint.name if given.checkpoint else given.dataset or "look"
+    if look := name == "look":
+        given.checkpoint = common.PRETRAINED
     out = given.out or lesson_1.RUNS / f"{NAME}-{name}"
     out.mkdir(parents=True, exist_ok=True)
     ways, losses = [], {}
@@ -257,15 +263,19 @@ def main(argv):
         path = given.checkpoint or out / f"run-{seed}"
         model, run, corpus, _ = common.open_run(path, given.data_dir)
         model = fast.prepare(model)
+        if look:
+            corpus = replace(corpus, test=corpus.test[: LOOK + 1])
         if not ways:
             alone = Way("none", train.reading_length(run), run.eval_mem_len)
-            ways = [alone, *(choose(step, model, corpus, run, out) for step in TRIED)]
+            learners = CHOSEN if look else [
+                choose(step, model, corpus, run, out) for step in TRIED]
+            ways = [alone, *learners]
         for way in ways:
             file = out / f"test-{run.seed}-{way}.pt"
             found = kept(file, model, lambda: read(model, corpus, corpus.test, way, run, f"{way}"))
             losses.setdefault(way, []).append(found)
             print(f"test, seed {run.seed}, {way}: {in_unit(found.mean(), corpus)}", flush=True)
-    report(losses, corpus, out)
+    report(losses, corpus, out, with_compressors=not look)
 
 
 if __name__ == "__main__":

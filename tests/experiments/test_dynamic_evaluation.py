@@ -156,12 +156,26 @@ def test_a_run_is_read_from_its_folder(run_folder, monkeypatch, tmp_path, capsys
     assert (tmp_path / "dynamic_evaluation.png").stat().st_size > 10_000
 
 
+def test_a_look_searches_nothing_and_reads_the_beginning(run_folder, monkeypatch, tmp_path, capsys):
+    """Without --checkpoint and --dataset: the model in pretrained/ and what was chosen before."""
+    monkeypatch.setattr(dynamic.common, "PRETRAINED", run_folder)
+    monkeypatch.setattr(dynamic, "LOOK", 50)
+    monkeypatch.setattr(dynamic, "choose", lambda *_: pytest.fail("searched"))
+    monkeypatch.setattr(dynamic, "compressed", lambda *_: pytest.fail("compressed"))
+    corpus, seen, read = dynamic.common.open_run(run_folder, "data")[2], [], dynamic.read
+    monkeypatch.setattr(dynamic, "read", lambda model, corpus, tokens, *rest: (
+        seen.append(tokens), read(model, corpus, tokens, *rest))[1])
+    assert dynamic.main(["--out", str(tmp_path)]) == 0
+    assert len(seen) == 3 and all(z.equal(corpus.test[:51]) for z in seen)
+    assert "50 predictions" in capsys.readouterr().out
+
+
 def test_the_stretches_of_the_figure_add_up(monkeypatch, tmp_path):
     """xz's too: the sizes of a text that grows, less what stands before it."""
     corpus, drawn = a_corpus(4001), []
     monkeypatch.setattr(dynamic, "draw", lambda lines, ends, *_: drawn.append((lines, ends)))
     way = Way("none", 8, 16)
-    dynamic.report({way: [torch.arange(4000.0), torch.arange(4000.0) + 2]}, corpus, tmp_path)
+    dynamic.report({way: [torch.arange(4000.0), torch.arange(4000.0) + 2]}, corpus, tmp_path, True)
     (lines, ends), = drawn
     assert ends[-1] == 4000 and len(ends) == dynamic.STRETCHES
     assert lines["reading alone"][0] == pytest.approx((1332 / 2 + 1) / math.log(2))
