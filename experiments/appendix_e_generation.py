@@ -12,7 +12,7 @@ seen before them; one with a memory can.  How many stand again in each of these 
     true continuation  what goes on in the test split
     chance             the texts with memory, and names of other prompts that their own lacks
 
-    python experiments/appendix_e_generation.py     of the model in pretrained/
+    python experiments/appendix_e_generation.py     of the model in pretrained/; --seeds 0: one draw
     python experiments/appendix_e_generation.py --checkpoint runs/stdlib-laptop    a run, or a file
     python experiments/appendix_e_generation.py --dataset stdlib     trains two minutes first
     python experiments/appendix_e_generation.py --dataset copies     where all is known; minutes
@@ -127,7 +127,7 @@ def measure_names(prompts, new, corpus, T):
     rows["chance"] = [others for _, others in measured["with memory"]]
     ages = [age for z in prompts for age, _ in come_back(z, z, z[:0], frequent)]
     print(f"{len(ages)} names, {sum(age < T for age in ages)} of them among the last T tokens")
-    return ("repetition", "names back: all", f"in the last {T}", "before"), rows
+    return ("repetition", "recurring: all", f"in the last {T}", "before"), rows
 
 
 def repeated(tokens, start):
