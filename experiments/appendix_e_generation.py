@@ -78,12 +78,12 @@ def names(text):
     return [(word, i, i + 1) for i, word in enumerate(text) if IDENTIFIER.fullmatch(word)]
 
 
-def come_back(prompt, before, new, left_out):
+def recurring(prompt, before, new, left_out):
     """Which names of a prompt, `left_out` apart, stand in the new text -> [(age, whether)].
 
     The new text continues `before`; a name that begins there is not new.
 
-    >>> come_back("read open(path) path, self.rea", "= self.op", "en(path)", {"self"})
+    >>> recurring("read open(path) path, self.rea", "= self.op", "en(path)", {"self"})
     [(21, False), (10, True)]
     """
     last = {name: (start, end) for name, start, end in names(prompt)}
@@ -93,8 +93,8 @@ def come_back(prompt, before, new, left_out):
 
 
 def shares(pairs, T):
-    """Of (age, whether) the share that came back: of all, age below T, age from T; NaN of none."""
-    parts = ([back for age, back in pairs if youngest <= age < oldest]
+    """Of (age, whether) the share that recur: of all, age below T, age from T; NaN of none."""
+    parts = ([again for age, again in pairs if youngest <= age < oldest]
              for youngest, oldest in ((0, math.inf), (0, T), (T, math.inf)))
     return [mean(part) if part else math.nan for part in parts]
 
@@ -103,9 +103,9 @@ def measure(prompts, texts, frequent, T):
     """Texts after their prompts -> [repetition, shares] of their own names; the same by chance."""
     own, others = [], []
     for before, new in zip(prompts, texts):
-        own += come_back(before, before, new, frequent)
+        own += recurring(before, before, new, frequent)
         known = frequent.union(name for name, *_ in names(before))  # none of `before` is left
-        others += [pair for other in prompts for pair in come_back(other, before, new, known)]
+        others += [pair for other in prompts for pair in recurring(other, before, new, known)]
     repeated = mean(repetition(text, 16 if isinstance(text, str) else 4) for text in texts)
     return [repeated, *shares(own, T)], [math.nan, *shares(others, T)]
 
@@ -125,7 +125,7 @@ def measure_names(prompts, new, corpus, T):
                 for kind, seeds in new.items()}
     rows = {kind: [own for own, _ in seeds] for kind, seeds in measured.items()}
     rows["chance"] = [others for _, others in measured["with memory"]]
-    ages = [age for z in prompts for age, _ in come_back(z, z, z[:0], frequent)]
+    ages = [age for z in prompts for age, _ in recurring(z, z, z[:0], frequent)]
     print(f"{len(ages)} names, {sum(age < T for age in ages)} of them among the last T tokens")
     return ("repetition", "recurring: all", f"in the last {T}", "before"), rows
 

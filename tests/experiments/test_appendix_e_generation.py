@@ -34,12 +34,12 @@ PROMPT_1 = "cuts alpha beta_2 alpha self gamma cut"  # 38 characters
 @pytest.mark.parametrize("new, back", [
     (" nothing alphas xgamma", ""), (" alpha", "alpha"), ("gamma beta_2", "beta_2"),
     (" gamma alpha gamma", "alpha gamma"), ("alpha", ""), (" self cuts cut", "")])
-def test_names_that_come_back(new, back):
+def test_names_that_recur(new, back):
     """alpha ends 15 characters before the end, beta_2 21, gamma 4.  self is common; cuts and cut
     may be cut; what stands first in the new text goes on with cut, unless a blank is between.
     """
     ages = {"alpha": 15, "beta_2": 21, "gamma": 4}
-    pairs = generation.come_back(PROMPT_1, PROMPT_1, new, {"self"})
+    pairs = generation.recurring(PROMPT_1, PROMPT_1, new, {"self"})
     assert sorted(pairs) == sorted((age, name in back.split()) for name, age in ages.items())
 
 
