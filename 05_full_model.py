@@ -95,10 +95,10 @@ def attention_mask(T, m, M, same_length, device=None):
 
     The future (distance below 0), and with same_length all that is more than M back.
 
-    >>> attention_mask(3, 2, 2, same_length=True).int()
-    tensor([[0, 0, 0, 1, 1],
-            [1, 0, 0, 0, 1],
-            [1, 1, 0, 0, 0]], dtype=torch.int32)
+    >>> attention_mask(3, 1, 2, same_length=True).int()  # one hidden state, of two
+    tensor([[0, 0, 1, 1],
+            [0, 0, 0, 1],
+            [1, 0, 0, 0]], dtype=torch.int32)
     """
     i = torch.arange(T, device=device)[:, None]
     j = torch.arange(m + T, device=device)
