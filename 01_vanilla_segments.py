@@ -238,7 +238,7 @@ def draw(by_position, window):
     """The loss at each position of a segment, beside that of the sliding window."""
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
     axes.plot(by_position.tolist(), ".-", label="each segment alone")
-    axes.axhline(window, color="C1", label=f"window: {len(by_position)} times the work")
+    axes.axhline(window, color="C1", label=f"window, mean (work x {len(by_position)})")
     axes.set(xlabel="position in the segment", ylabel="loss (bits per byte)",
              ylim=(0, None), title="The first tokens of every segment pay")
     axes.legend()

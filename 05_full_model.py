@@ -322,7 +322,7 @@ def show_what_the_past_is_worth(model, tokens, T):
         bits = lesson_3.bits_per_token(model, tokens, 16, T)
         axes.bar_label(axes.bar(str(M), bits, color="tab:blue"), fmt="%.2f")
         print(f"  with a memory of {M:3}: {bits:.2f} bits per byte")
-    axes.set(xlabel=f"M at evaluation: keys before each query (trained with M = {T})",
+    axes.set(xlabel=f"M, keys before each query (after 600 steps with M = {T})",
              ylabel="bits per byte", ylim=(0, 4), title="What the past is worth")
     lesson_1.save(axes.figure, "05_memory_length.png")
 

@@ -27,7 +27,6 @@ prints what was read, and how small zlib and xz make the test split of bytes: a 
 more bits than they do has learned little.
 """
 import argparse
-import difflib
 import hashlib
 import itertools
 import lzma
@@ -45,6 +44,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from support import validate
 from support.download import SOURCES, fetch, unpack, write
 from support.progress import progress
 
@@ -108,9 +108,11 @@ def read(name, root):
         return cut(unpack(SOURCES[name], root)[0].read_bytes(), name), name
     if Path(name).is_file():
         return cut(Path(name).read_bytes(), Path(name).name), Path(name).name
+    if Path(name).is_absolute():  # as --text gives it
+        raise ValueError(f"there is no file {name}")
     known = ["stdlib", *SOURCES, "copies"]
-    near = "".join(f"; did you mean {k}?" for k in difflib.get_close_matches(name, known, n=1))
-    raise ValueError(f"{name!r} is neither a file that exists nor one of {', '.join(known)}{near}")
+    raise ValueError(f"{name!r} is neither a file that exists nor one of {', '.join(known)}"
+                     f"{validate.near(name, known)}")
 
 
 def cut(data, label):

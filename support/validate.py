@@ -3,8 +3,10 @@
     validate.config(config)             sizes that make no model
     validate.call(model, x, memory, y)  tensors that do not fit each other and the model
     validate.types(settings)            a field of a dataclass that holds another type than it names
+    validate.near(name, known)          what a name that is not known may have been meant to be
 """
 from dataclasses import fields
+from difflib import get_close_matches
 from numbers import Integral, Real
 
 import torch
@@ -21,6 +23,11 @@ def types(settings):
                                            or isinstance(value, bool) and kind is not bool):
             got = " ".join(repr(value).split())[:80]  # one line, whatever it is
             raise ValueError(f"{field.name} must be of type {kind.__name__}, got {got}")
+
+
+def near(name, known):
+    """The end of a refusal, "; did you mean X?", or nothing if no known name is close."""
+    return "".join(f"; did you mean {z}?" for z in get_close_matches(name, known, n=1))
 
 
 def config(c):

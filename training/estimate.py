@@ -68,8 +68,8 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam")
     if optimizer == "muon":  # has one moment of its matrices where Adam has two
         weights -= 4 * N * D * (5 * HC + 2 * FF)
     return {f"weights, moments of {optimizer.title()}": weights,
-            "gradients, beside the activations": gradients,
-            "memory of the layers, old and new": 8 * N * B * M * D,
+            "gradients, beyond what the activations leave free": gradients,
+            "memories of the layers (hidden states), old and new": 8 * N * B * M * D,
             "activations": activations}
 
 
@@ -105,7 +105,8 @@ def report(flags, device):
         steps = int(60 * run.minutes * speed / (B * T))
     print(f"{name} on {run.text or run.dataset}, vocabulary {config.vocab_size:,}\n"
           f"parameters       {parameters:,}\n"
-          f"memory           about {sum(needs.values()) / 1e9:.1f} GB, {dtype}")
+          f"memory needed    about {sum(needs.values()) / 1e9:.1f} GB at the peak, {dtype}; "
+          "--micro-batch N takes less")
     for what, size in needs.items():
         print(f"                 {size / 1e9:6.2f} GB  {what}")
     print(f"tokens per step  {B * T:,} ({B} lanes of {T})\n"
@@ -118,7 +119,7 @@ def report(flags, device):
         print(f"hours            {hours:,.1f} at {speed:,.0f} tokens/s, "
               f"which are {flops / (B * T) * speed / 1e12:.3g} TFLOP/s")
     else:
-        print("hours            name a speed with --tokens-per-second")
+        print("hours            for an estimate add --tokens-per-second SPEED")
     return 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from support import validate
 from training import presets, ranks
 from training.presets import setting
 
@@ -80,7 +81,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         """Raise what main prints."""
-        raise ValueError(f"{message} (python {self.prog} --help lists all flags)")
+        wrong = message.partition("unrecognized arguments: ")[2].split("=")[0].split(" ")[0]
+        raise ValueError(f"{message}{validate.near(wrong, self._option_string_actions)} "
+                         f"(python {self.prog} --help lists all flags)")
 
 
 def add_flag(group, name, kind, text, choices=()):
@@ -141,7 +144,8 @@ def settings(flags, device):
     paper, small = presets.DATASETS.get(typed.get("dataset", "stdlib"), presets.DATASETS["stdlib"])
     name = flags.model or (paper if device == "cuda" else small)
     if name not in presets.MODELS:
-        raise ValueError(f"unknown model {name!r}, known are {', '.join(presets.MODELS)}")
+        raise ValueError(f"unknown model {name!r}, known are {', '.join(presets.MODELS)}"
+                         f"{validate.near(name, presets.MODELS)}")
     config, run = presets.MODELS[name]
     large = presets.CONFIGS[paper]
     if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model for as many words

@@ -32,7 +32,7 @@ def test_lesson_1_draws_the_loss_by_position_and_the_window(saved):
     lesson_1.draw(torch.tensor([5.0, 4.0, 3.0]), 2.5)
     (axes,) = saved["01_fragmentation.png"].axes
     assert lines(axes) == [("each segment alone", [0, 1, 2], [5, 4, 3]),
-                           ("window: 3 times the work", [0, 1], [2.5, 2.5])]
+                           ("window, mean (work x 3)", [0, 1], [2.5, 2.5])]
     assert axes.get_ylim()[0] == 0 and "bits" in axes.get_ylabel()
 
 

@@ -230,7 +230,7 @@ def test_all_lanes_have_a_memory_however_many_are_read_at_a_time():
     whole, half = (estimate.bytes_of_run(config, 41_055_949, 22, 512, "bf16", size)
                    for size in (0, 11))
     assert whole.pop("activations") == pytest.approx(2 * half.pop("activations"), abs=1)
-    waiting = "gradients, beside the activations"
+    waiting = "gradients, beyond what the activations leave free"
     assert (whole.pop(waiting), half.pop(waiting)) == (0, 4 * 41_055_949)
     assert whole == half
 

@@ -161,6 +161,8 @@ def test_a_full_disk_is_one_sentence(text, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("flags, words", [
     (["--dataset", "enwik9"], "enwik8"),
     (["--model", "enormous"], "unknown model 'enormous', known are tiny"),
+    (["--model", "wt103-lage"], "did you mean wt103-large?"),
+    (["--smaple=x"], "did you mean --sample?"),
     (["--text", "nowhere.txt"], "nowhere.txt"),
     (["--text", "empty.txt"], "0 bytes, but at least 40"),
     (["--n-head", "3"], "3 heads do not divide the model width 32"),
