@@ -9,8 +9,9 @@
 
 submissions/ holds for each student a folder with lesson files, or with the archive that blank.py
 --submit packs, or that archive alone; or the flat download of a learning platform
-(smithanna_123_456_04_rel_shift-1.py; of several the last one counts).  Only what a student handed in can give points: where a lesson is
-missing, our own stands in for those that need it, but counts nothing.
+(smithanna_123_456_04_rel_shift-1.py; of several the last one counts).  Only what a student handed
+in can give points: where a lesson is missing, our own stands in for those that need it, but counts
+nothing.
 
 Each submission is laid over a copy of the project, where pytest runs its rules in a process with
 limits of time, memory and file size.  If that process hangs or dies, each exercise gets a run of
@@ -304,8 +305,8 @@ def parse(argv):
                          "seconds are needed")
     lacking = [package for package in PACKAGES if find_spec(package) is None]
     if lacking:
-        raise ValueError(f"{sys.executable} has no {', '.join(lacking)}, so every student would get "
-                         "0 points; install requirements.txt there")
+        raise ValueError(f"{sys.executable} has no {', '.join(lacking)}, so every student would "
+                         "get 0 points; install requirements.txt there")
     given.names = [exercise.name for exercise in exercises_called(given.only)]
     return given
 

@@ -142,8 +142,9 @@ def test_an_edition_of_a_later_week_has_the_earlier_lessons_written(tmp_path, ca
         assert same == (lesson not in ("04_rel_shift", "05_full_model")), lesson
     text = "".join((folder / f"{lesson}.py").read_text() for lesson in LESSONS)
     assert re.findall(r"# EXERCISE (\w+):", text) == ["rel_shift", "layer"]
+    misspelt = ["--all", str(tmp_path / "no"), "--only", "later"]
     for wrong, said in ((["--only", "layer", "--list"], "go with --all"),
-                        (["--all", str(tmp_path / "no"), "--only", "later"], "did you mean layer?")):
+                        (misspelt, "did you mean layer?")):
         assert blank.main(wrong) == 1 and said in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
 
