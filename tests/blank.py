@@ -115,7 +115,7 @@ def exercise_called(name):
     known = [*BY_NAME, *(e.function for e in EXERCISES)]
     close = difflib.get_close_matches(name, known, 1, 0.4)
     raise ValueError(f"no exercise is called {name!r}" + (f"; did you mean {close[0]}?" if close
-                     else "") + " (--list shows all)")
+                     else "") + " (blank.py --list shows all)")
 
 
 def exercises_called(names):
