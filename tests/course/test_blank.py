@@ -121,7 +121,8 @@ def test_windows_line_endings_stay(project):
 
 @pytest.mark.parametrize("flags, words", [
     (["relshift"], "did you mean rel_shift?"), (["layers"], "did you mean layer?"),
-    (["Layer.foward"], "did you mean Layer.forward?"), (["qqqq"], "blank.py --list shows all"), ([""], "''"),
+    (["Layer.foward"], "did you mean Layer.forward?"), (["qqqq"], "blank.py --list shows all"),
+    ([""], "''"),
     ([], "--help"), (["--undo"], "--help"), (["--undo", "reach"], "was not blanked here"),
     (["--undo", "rech"], "did you mean reach?"), (["reach", "--list"], "--help"),
     (["--all", "."], "there already"), (["--all", "project/students"], "inside the project"),
