@@ -124,16 +124,6 @@ class RecurrentTransformer(nn.Module):
         return h @ self.embedding.weight.T, new_memory                             # NEW
 
 
-def stream_losses(model, x, y, T):
-    """Read (B, n) in segments of T, handing the memory on -> losses (B, n) in nats."""
-    memory = None
-    losses = []
-    for x_T, y_T in zip(x.split(T, dim=1), y.split(T, dim=1)):
-        logits, memory = model(x_T, memory)
-        losses.append(lesson_1.token_losses(logits, y_T))
-    return torch.cat(losses, dim=1)
-
-
 def reach(N, T, M):
     """How many tokens back the last token of a segment can see through N layers.
 
@@ -148,6 +138,16 @@ def reach(N, T, M):
         segment_start = token - token % T  # in Python -3 % 4 is 1: -3 is in -4 ... -1
         token = segment_start - M
     return T - 1 - token
+
+
+def stream_losses(model, x, y, T):
+    """Read (B, n) in segments of T, handing the memory on -> losses (B, n) in nats."""
+    memory = None
+    losses = []
+    for x_T, y_T in zip(x.split(T, dim=1), y.split(T, dim=1)):
+        logits, memory = model(x_T, memory)
+        losses.append(lesson_1.token_losses(logits, y_T))
+    return torch.cat(losses, dim=1)
 
 
 @torch.no_grad()

@@ -191,7 +191,7 @@ def test_float64_is_returned(sinusoid):
 
 def test_float64_before_the_product(sinusoid):
     """Nearly right, but far out digits are lost: make positions and frequencies float64 *before*
-    they are multiplied, the frequencies from the first power on. float32 has seven digits."""
+    they are multiplied, and the exponents before 10000 is raised to them."""
     far = [1000, 123456]
     assert same(sinusoid(torch.tensor(far), 10), oracles.unit_circle(far, 10), tolerance=1e-8)
 

@@ -107,8 +107,8 @@ EXERCISES = (
         "four_terms", "03_relative_attention", "four_terms", 12, 35, 2,
         "the score, term by term", "dot products; the lesson's table",
         "For one head, fill a NumPy array (4, T, K) with the terms (a) to (d) of the table "
-        "above. Query i is key m + i with m = K - T, and the distance to key j is m + i - j; R "
-        "is indexed by that distance. Future keys have no distance: leave NaN there, and do not "
+        "above. Query i is key m + i with m = K - T, and the distance to key j is m + i - j; row "
+        "n of R encodes distance n. Future keys have no distance: leave NaN there, and do not "
         "divide by sqrt(C).",
         "Two loops, over i and over the j that are not in the future: 0 ... m + i. "
         "W_kR @ R[distance] occurs in two of the terms."),
@@ -116,8 +116,8 @@ EXERCISES = (
         "rel_shift_by_index", "04_rel_shift", "rel_shift_by_index", 5, 25, 2,
         "the shift as one gather", "gather",
         "Compute for every cell (i, j) of the result the column of x that it comes from, as one "
-        "(T, K) tensor of indices. Gather along the last axis. Where that column would lie "
-        "beyond the end (the future) take the last one, distance 0.",
+        "(T, K) tensor of indices. Gather along the last axis, whatever dimensions come before. "
+        "Where that column would lie beyond the end (the future) take the last one, distance 0.",
         "rel_shift_loops says which column: read it off there. torch.gather wants an index of "
         "the shape of x, and expand makes one without copying."),
     Exercise(

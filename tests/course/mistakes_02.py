@@ -119,6 +119,8 @@ def reach(N, T, M):
     M("stream_losses", "one loss for each token is wanted, (B, n): do not take means or sums here",
       ("token_losses(logits, y_T))", "token_losses(logits, y_T).mean())"),
       ("torch.cat(losses, dim=1)", "torch.stack(losses).mean()"), bug=22),
+    M("stream_losses", "cat without dim joins along the lanes: join the losses along time, dim=1",
+      ("torch.cat(losses, dim=1)", "torch.cat(losses)")),
     M("stream_losses", "this is ln p, which is negative: a loss is -ln p",
       ("torch.cat(losses, dim=1)", "-torch.cat(losses, dim=1)")),
     M("stream_losses", "the tokens of the last, shorter segment are left out: the losses of all "
