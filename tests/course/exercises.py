@@ -170,7 +170,7 @@ EXERCISES = (
         "Draw one token for each row of the logits (B, V) from its top_k most probable ones, with "
         "probabilities softmax(logits / temperature) among these, using `generator`. Return token "
         "numbers of the vocabulary, (B, 1). Refuse top_k outside 1..V and a temperature that is "
-        "not above 0 with a ValueError.",
+        "not above 0 (NaN is not, either) with a ValueError.",
         "topk gives values and indices. What multinomial draws is a place among the k best: it "
         "must be translated back into the vocabulary.",
         "test_05_generation"),
@@ -179,8 +179,9 @@ EXERCISES = (
         "sampling with memory", "update_memory, sample_top_k",
         "Read the prompt (B, P) once, then one token at a time: sample_top_k draws from the "
         "logits of the LAST position, and the memory stands for all that was read before. Return "
-        "the new tokens only, (B, n_tokens). If the vocabulary has fewer than top_k tokens, draw "
-        "from all of them; gradients are off.",
+        "the new tokens only, (B, n_tokens), also if n_tokens is 0. If the vocabulary "
+        "(model.config.vocab_size) has fewer than top_k tokens, draw from all of them; gradients "
+        "are off.",
         "Keep one variable for what the model reads next: first the prompt, then the (B, 1) "
         "token just drawn. Who feeds the prompt again reads it twice, since the memory holds "
         "it.",
@@ -188,27 +189,29 @@ EXERCISES = (
     Exercise(
         "train_step", "train", "train_step", 18, 40, 3,
         "one update, the memory handed on", "backward, clipping, update_memory",
-        "For each slice of micro_batches(B, run.micro_batch) call the model with x, memory and y "
-        "of these lanes under machine.autocast(run, x.device.type): it gives losses (B, T) and the "
-        "new memory; then send the gradient of their share of the MEAN over all lanes backward, "
-        "both inside `with ranks.no_sync(model, last=...)`. The gradients, cleared before the "
-        "first part, add up: clip them to the norm run.clip, and update, but only if "
-        "ranks.mean(loss) and the norm are finite; otherwise hand the old memory back. Return that "
-        "loss, the norm before clipping (both floats), and the new memory of all lanes.",
+        "For each slice of micro_batches(B, run.micro_batch) call the model with x, memory and "
+        "y of these lanes under machine.autocast(run, x.device.type): it gives losses (B, T) "
+        "and the new memory, a list of (lanes, m, D), one for each layer; then send the "
+        "gradient of their share of the MEAN over all lanes backward; call and backward belong "
+        "inside `with ranks.no_sync(model, last=...)`, where last says if this part is the last. "
+        "The gradients, cleared before the first part, add up: clip them to the norm run.clip, "
+        "and update, but only if ranks.mean(loss), of a float, and the norm are finite; "
+        "otherwise hand the old memory back. Return that loss, the norm before clipping (both "
+        "floats), and the new memory of all lanes.",
         "Begin without the parts: one call with all lanes, loss.backward(), clip, step. "
         "clip_grad_norm_ clips in place and returns the norm of before; a float is loss.item()."),
     Exercise(
         "evaluate", "train", "evaluate", 12, 30, 2,
         "every token counted once", "no_grad, segments",
-        "Cut the tokens, on model.u.device (a Reader has no parameters()), into one lane and into "
-        "segments of reading_length(run), and read them in order inside `with evaluating(model, "
-        "run)`, under machine.autocast(run, device.type): model(x, memory, y) gives losses (1, T) "
-        "and the new memory. Add up the losses of ALL tokens in float64, but for the first `skip` "
-        "of the whole text. Return the sum divided by the number of predictions in it, a float; "
-        "the last segment may be shorter.",
+        "Cut the tokens, on model.u.device (a Reader has no parameters()), into one lane and "
+        "into segments of reading_length(run), and read them in order inside `with "
+        "evaluating(model, run)`, under machine.autocast(run, device.type): model(x, memory, y) "
+        "gives losses (1, T) and the new memory. Add up the losses of ALL predictions in "
+        "float64, but for the first `skip` of the whole text. Return the sum divided by the "
+        "number of predictions in it, a float; the last segment may be shorter.",
         "n tokens are n - 1 predictions, and of these the first `skip`, not those of each segment, "
         "are left out. A mean of the segments' means is not the mean over the tokens. "
-        "progress(items, label, total) shows how far the loop is."),
+        "progress(items, label, total), which nothing asks for, shows how far the loop is."),
 )
 BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
 
