@@ -7,7 +7,6 @@ once: while it arrives, or, put there by hand, when it is found.  What comes out
 is right is right, too.  Ctrl-C, a full disk and a lost connection leave nothing half-written.
 """
 import hashlib
-import os
 import tarfile
 import urllib.request
 import zipfile
@@ -16,6 +15,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
+from support.files import write_atomically
 from support.progress import progress
 
 
@@ -89,17 +89,7 @@ SOURCES = {
 
 def write(path, pieces):
     """Write pieces of bytes into path, which appears when it is whole.  Raises OSError."""
-    part = Path(f"{path}.part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(part, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())  # the bytes are on the disk before the name is
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)  # whatever went wrong, Ctrl-C included
+    write_atomically(path, lambda file: file.writelines(pieces))
 
 
 def pieces_of(stream, label, size=None):

@@ -13,7 +13,6 @@ is overwritten after that, an attempt of yours say, goes to .exercises/attempts.
 """
 import argparse
 import difflib
-import os
 import shutil
 import stat
 import subprocess
@@ -25,6 +24,9 @@ from pathlib import Path
 
 from course import copies, lessons
 from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find, in_lines
+
+sys.path.insert(1, str(ROOT))  # support/ is there
+from support.files import write_atomically
 
 STORE = ROOT / ".exercises"  # ignored by git
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
@@ -94,15 +96,8 @@ class Lesson:
 
 
 def write_whole(path, text):
-    """Write a file beside its place and rename it: never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_bytes(text.encode())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    """Write a text file, whole or not at all."""
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 # ---- what the command does ----------------------------------------------------------------------

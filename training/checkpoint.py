@@ -1,21 +1,21 @@
 """Checkpoints that survive what happens to a run of days: a kill, a full disk, a flipped bit.
 
-    checkpoint.part   the new one is written here and flushed to the disk; then
-    previous.pt       what was checkpoint.pt gets this name, and
-    checkpoint.pt     the new one gets this; a rename is done or not, never half
+    checkpoint.pt.part   the new one is written here and flushed to the disk; then
+    previous.pt          what was checkpoint.pt gets this name, and
+    checkpoint.pt        the new one gets this; a rename is done or not, never half
 
 So at any moment a whole checkpoint is on the disk, and mostly two.  What comes back is checked:
 torch.save writes a zip archive, whose records carry a checksum each (CRC-32).  torch.load does not
 look at them; here the standard library does, and if the newest checkpoint is damaged, the one
 before it is used.  A file whose checksums hold is believed.
 """
-import os
 import warnings
 from contextlib import contextmanager
 from zipfile import ZipFile
 
 import torch
 
+from support.files import write_atomically
 from support.progress import progress
 from training import ranks
 
@@ -30,35 +30,11 @@ FORMAT = "transformer-xl-from-scratch 6"  # what a checkpoint of ours calls itse
 # ---- files that are whole, whatever happens -----------------------------------------------------
 
 def write(path, fill, mode="w", keep=None):
-    """Write a file beside, flush it, rename it: `path` holds the new content or the old one.
-
-    fill(file) writes the content; what `path` held gets the name `keep`, if given (so that for a
-    moment it has only this).  OSError, and nothing left over, if that fails.
-    """
-    beside = path.with_suffix(".part")
+    """Write a whole file (support/files.py).  OSError, which names it, if that fails."""
     try:
-        with open(beside, mode) as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        if keep and path.exists():
-            os.replace(path, keep)
-        os.replace(beside, path)
-        flush_folder(path.parent)
+        write_atomically(path, fill, mode, keep)
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
         raise OSError(f"could not write {path}: {error}") from None
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def flush_folder(folder):
-    """A rename is on the disk only when the folder is (Windows cannot be asked for that)."""
-    if os.name != "nt":
-        number = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
 
 
 def save(path, content, keep=None):

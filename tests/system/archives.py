@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support import download
+from support import files
 from support.download import File
 
 
@@ -56,4 +56,4 @@ def full_disk(monkeypatch, name):
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().write(data)
 
-    monkeypatch.setattr(download, "open", Full, raising=False)
+    monkeypatch.setattr(files, "open", Full, raising=False)

@@ -30,7 +30,7 @@ train = import_module("train")
 FLAGS = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment", "8", "--mem-len",
          "12", "--eval-segment", "16", "--eval-mem-len", "16", "--log-every", "3", "--eval-every",
          "4", "--dropout", "0.2", "--n-tokens", "20"]
-PARTS = "checkpoint.part", "best.part", "metrics.part"  # files in the making
+PARTS = "checkpoint.pt.part", "best.pt.part", "metrics.tsv.part"  # files in the making
 
 
 def differences(a, b, path=""):

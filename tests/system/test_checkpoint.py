@@ -53,8 +53,17 @@ def test_flushed_before_it_is_renamed_and_the_folder_after(paths, monkeypatch):
     monkeypatch.setattr(os, "replace", rename)
     monkeypatch.setattr(os, "fsync", fsync)
     checkpoint.save(paths[0], CONTENT, paths[1])
-    assert acts == ["flush", "checkpoint.pt -> previous.pt", "checkpoint.part -> checkpoint.pt",
+    assert acts == ["flush", "checkpoint.pt -> previous.pt", "checkpoint.pt.part -> checkpoint.pt",
                     "flush folder"]
+
+
+@pytest.mark.parametrize("name", ["out.bin", "weights.part"])
+def test_the_files_of_others_beside_it_stay(tmp_path, name):
+    """`out.part` is not ours, and what ends in `.part` may be what is asked for."""
+    (tmp_path / "out.part").write_text("theirs")
+    checkpoint.save(tmp_path / name, CONTENT)
+    assert {path.name for path in tmp_path.iterdir()} == {"out.part", name}
+    assert (tmp_path / "out.part").read_text() == "theirs"
 
 
 @pytest.mark.parametrize("broken", ["torch.save", "os.fsync", "os.replace", "builtins.open"])

@@ -156,15 +156,6 @@ def test_ctrl_c_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_bytes_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
-    """Or a loss of power leaves a name without a content."""
-    acts, fsync, replace = [], os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: acts.append("fsync") or fsync(file))
-    monkeypatch.setattr(os, "replace", lambda *paths: acts.append("replace") or replace(*paths))
-    download.write(tmp_path / "file", [DATA])
-    assert acts == ["fsync", "replace"]
-
-
 # ---- what lies there already --------------------------------------------------------------------
 
 @pytest.mark.parametrize("wrong, words", [(DATA[:9], "9 bytes"), (flipped(DATA), "checksum")])
