@@ -131,8 +131,8 @@ def own(path, lock, new):
             if (path / left).exists():
                 os.replace(path / left, path / f"old-{left}")
     lock.sign(f"process {os.getpid()}, started by {ranks.launch()}")
-    for part in path.glob("*.part"):  # of a save that was killed
-        part.unlink()
+    for name in ("checkpoint.pt", "best.pt", "metrics.tsv"):  # of a save that was killed
+        (path / f"{name}.part").unlink(missing_ok=True)
 
 
 # ---- the run ------------------------------------------------------------------------------------
