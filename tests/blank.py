@@ -195,9 +195,13 @@ def submit(name):
     path = Path(f"{name}.zip")
     if path.exists():
         raise ValueError(f"{path} is there already; move it away, or take another name")
-    with zipfile.ZipFile(path, "x") as archive:
-        for file in LESSONS:
-            archive.write(ROOT / f"{file}.py", f"{file}.py")
+
+    def pack(target):
+        with zipfile.ZipFile(target, "w") as archive:
+            for file in LESSONS:
+                archive.write(ROOT / f"{file}.py", f"{file}.py")
+
+    write_atomically(path, pack)
     print(f"{path} holds your {len(LESSONS)} lesson files: hand it in as it is")
 
 

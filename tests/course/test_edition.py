@@ -152,6 +152,10 @@ def test_an_edition_of_a_later_week_has_the_earlier_lessons_written(tmp_path, ca
 def test_what_is_handed_in_is_one_archive(tmp_path, monkeypatch, capsys):
     """All lesson files, as grade.py takes them; what is there is not overwritten."""
     monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:  # a lesson is missing: nothing blocks the next try
+        patch.setattr(blank, "LESSONS", [*LESSONS, "06_missing"])
+        assert blank.main(["--submit", "anna"]) == 1 and not list(tmp_path.iterdir())
+        assert "06_missing.py" in capsys.readouterr().err
     assert blank.main(["--submit", "anna"]) == 0
     with zipfile.ZipFile("anna.zip") as archive:
         archive.extractall("out")
