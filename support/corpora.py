@@ -105,7 +105,8 @@ def read(name, root):
         return splits, (f"stdlib (Python {sys.version.split()[0]}, {len(data):,} bytes, "
                         f"sha256 {hashlib.sha256(data).hexdigest()[:8]}…)")
     if name in SOURCES:
-        return cut(unpack(SOURCES[name], root)[0].read_bytes(), name), name
+        texts = [path.read_bytes() for path in unpack(SOURCES[name], root)]
+        return texts if len(texts) == 3 else cut(*texts, name), name
     if Path(name).is_file():
         return cut(Path(name).read_bytes(), Path(name).name), Path(name).name
     if Path(name).is_absolute():  # as --text gives it
@@ -173,10 +174,10 @@ def word_corpus(name, root):
     number = defaultdict(itertools.count(1).__next__, {"<eos>": 0})  # a new word gets the next
     splits = [tokenize(path, "<eos>", number) for path in paths]
     words = list(number)
-    found = (*map(len, splits), len(words))
-    if source.counts and found != source.counts:
+    found, published = (*map(len, splits), len(words)), (*source.counts, source.vocab_size)
+    if source.counts and found != published:
         raise ValueError(f"{name} in {root} has (train, valid, test, vocabulary) {found}, published"
-                         f" is {source.counts}: a file was changed; delete these and run again")
+                         f" is {published}: a file was changed; delete these and run again")
     counts = sum(torch.bincount(split, minlength=len(words)) for split in splits[:source.counted])
     counts[0] = counts.sum()
     order = counts.argsort(descending=True, stable=True)
@@ -281,11 +282,15 @@ def load(name_or_path, root="data", drop_newlines=False):
     if name == "copies":
         return synthetic_corpus()
     try:
-        if name in SOURCES and SOURCES[name].vocabulary:
+        kind = SOURCES[name].kind if name in SOURCES else "bytes"  # as are stdlib and files
+        if kind == "sentences":
             return sentence_corpus(name, root)
-        if name in SOURCES and len(SOURCES[name].files) > 1:
+        if kind == "words":
             return word_corpus(name, root)
-        return byte_corpus(name, root, drop_newlines)
+        if kind == "bytes":
+            return byte_corpus(name, root, drop_newlines)
+        raise ValueError(f"{name} is of the unknown kind {kind!r}, known are bytes, words, "
+                         "sentences")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{name} cannot be read ({error})") from None
 

@@ -28,50 +28,58 @@ class File(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A benchmark: one file of bytes, three of words, or shards of sentences and a vocabulary."""
+    """A benchmark: all that the project knows of it."""
+    kind: str  # "bytes", "words" or "sentences"
+    models: tuple[str, str]  # what --dataset trains with a GPU and without one (training/presets.py)
+    vocab_size: int  # as published
     archive: File  # zip or tar.gz
-    files: tuple[File, ...]  # wanted from it: the text; train, valid, test; shards, held-out shard
+    files: tuple[File, ...]  # wanted from it: train, valid, test, or for bytes one text, which is
+    # cut; for sentences the shards, the held-out one last
     folder: str = ""  # what stands before their names in the archive
-    counts: tuple[int, ...] = ()  # published: tokens of train, valid and test, words in vocabulary
+    counts: tuple[int, ...] = ()  # of words, published: tokens of train, valid and test
     counted: int = 3  # how many of the splits the vocabulary counts
-    vocabulary: File | None = None
+    vocabulary: File | None = None  # of sentences
 
 
-def wikitext(name, size, checksum, **more):
+def wikitext(name, models, vocab_size, size, checksum, **more):
     """The two WikiTexts differ in their sizes only."""
     hosts = "https://wikitext.smerity.com", "https://s3.amazonaws.com/research.metamind.io/wikitext"
     archive = File(f"{name}-v1.zip", size, checksum, tuple(f"{h}/{name}-v1.zip" for h in hosts))
     files = tuple(File(f"{name}/wiki.{split}.tokens") for split in ("train", "valid", "test"))
-    return Source(archive, files, **more)
+    return Source("words", models, vocab_size, archive, files, **more)
 
 
 LM1B = "1-billion-word-language-modeling-benchmark-r13output"
 SOURCES = {
     "enwik8": Source(
+        "bytes", ("enwik8-12L", "laptop"), 205,
         File("enwik8.zip", 36_445_475,
              "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
              ("http://mattmahoney.net/dc/enwik8.zip",)),
         (File("enwik8", 100_000_000),)),
     "text8": Source(
+        "bytes", ("text8-12L", "laptop"), 27,
         File("text8.zip", 31_344_016,
              "sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
              ("http://mattmahoney.net/dc/text8.zip",)),
         (File("text8", 100_000_000),)),
     "wt103": wikitext(
-        "wikitext-103", 190_229_076,
+        "wikitext-103", ("wt103-standard", "laptop-words"), 267_735, 190_229_076,
         "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-        counts=(103_227_021, 217_646, 245_569, 267_735), counted=1),
+        counts=(103_227_021, 217_646, 245_569), counted=1),
     "wikitext-2": wikitext(
-        "wikitext-2", 4_475_746,
+        "wikitext-2", ("ptb", "laptop-words"), 33_278, 4_475_746,
         "sha256:92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
-        counts=(2_088_628, 217_646, 245_569, 33_278)),
+        counts=(2_088_628, 217_646, 245_569)),
     "ptb": Source(
+        "words", ("ptb", "laptop-words"), 10_000,
         File("simple-examples.tgz", 34_869_662, "md5:30177ea32e27c525793142b6bf2c8e2d",
              ("http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",)),
         (File("ptb.train.txt", 5_101_618), File("ptb.valid.txt", 399_782),
          File("ptb.test.txt", 449_945)),
-        "./simple-examples/data/", (929_589, 73_760, 82_430, 10_000)),
+        "./simple-examples/data/", (929_589, 73_760, 82_430)),
     "lm1b": Source(
+        "sentences", ("lm1b-base", "laptop-words"), 793_471,
         File(f"{LM1B}.tar.gz", 1_792_209_805,
              "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
              (f"http://www.statmt.org/lm-benchmark/{LM1B}.tar.gz",)),

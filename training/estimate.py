@@ -2,17 +2,13 @@
 import math
 import os
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
 from support.corpora import load
+from support.download import SOURCES
 from training import presets, ranks
 from training.flags import for_vocabulary, settings
-
-# of the corpora that are the same everywhere, so that --dry-run fetches no data
-VOCABULARY = {"enwik8": 205, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000,
-              "wikitext-2": 33_278, "copies": 32}
 
 
 def bands(config):
@@ -73,18 +69,13 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam")
             "activations": activations}
 
 
-def vocabulary(run, config):
-    """The vocabulary size to count with: that of a --text, which is read; of a benchmark the
-    published one, so that nothing is fetched.
+def vocabulary(run):
+    """Return the vocabulary size: of a benchmark, which is not fetched, the published one; any
+    other text is read.
     """
-    if run.text:
-        return len(load(run.text).vocab)
-    if run.dataset not in ("stdlib", *VOCABULARY):
-        raise ValueError(f"unknown dataset {run.dataset!r}, known are "
-                         f"{', '.join(['stdlib', *VOCABULARY])}")
-    if run.dataset not in VOCABULARY:
-        return config.vocab_size
-    return VOCABULARY[run.dataset] - run.drop_newlines
+    if run.dataset in SOURCES and not run.text:
+        return SOURCES[run.dataset].vocab_size - run.drop_newlines
+    return len(load(run.text or run.dataset).vocab)
 
 
 def report(flags, device):
@@ -93,8 +84,7 @@ def report(flags, device):
     Returns the exit status, 0.
     """
     name, config, run = settings(flags, device)
-    config = replace(config, vocab_size=vocabulary(run, config))
-    config = for_vocabulary(config, config.vocab_size, flags) if run.text else config
+    config = for_vocabulary(config, vocabulary(run), flags)
     parameters, speed = presets.count_parameters(config), flags.tokens_per_second
     dtype = run.dtype if run.dtype != "auto" else "bf16" if device == "cuda" else "float32"
     B, T = run.batch, run.segment

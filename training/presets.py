@@ -11,9 +11,14 @@ from importlib import import_module
 import torch
 
 from support import validate
+from support.download import SOURCES
 
 lesson_5 = import_module("05_full_model")
 Config = lesson_5.Config
+
+# what --dataset trains: with a GPU, without one
+DATASETS = {"stdlib": ("laptop", "laptop"), "copies": ("laptop", "laptop"),
+            **{name: source.models for name, source in SOURCES.items()}}
 
 
 def setting(default, text, choices=()):
@@ -25,7 +30,7 @@ def setting(default, text, choices=()):
 class Run:
     """Data and training.  Lengths are in tokens.  ValueError for settings that make no run."""
 
-    dataset: str = setting("stdlib", "stdlib, copies, enwik8, text8, wt103, lm1b, ptb, wikitext-2")
+    dataset: str = setting("stdlib", ", ".join(DATASETS))
     batch: int = setting(16, "lanes B")
     segment: int = setting(128, "segment length T")
     steps: int = setting(0, "length of the run in steps (or --tokens, or --minutes)")
@@ -145,13 +150,6 @@ MODELS = {
 }
 CONFIGS = {name: config for name, (config, _) in MODELS.items()}
 RUNS = {name: run for name, (_, run) in MODELS.items()}
-
-# what --dataset trains: with a GPU, without one
-DATASETS = {
-    "stdlib": ("laptop", "laptop"), "copies": ("laptop", "laptop"),
-    "enwik8": ("enwik8-12L", "laptop"), "text8": ("text8-12L", "laptop"),
-    "wt103": ("wt103-standard", "laptop-words"), "lm1b": ("lm1b-base", "laptop-words"),
-    "ptb": ("ptb", "laptop-words"), "wikitext-2": ("ptb", "laptop-words")}
 
 
 def count_parameters(config):

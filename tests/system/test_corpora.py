@@ -195,7 +195,7 @@ def enwik8(tmp_path, monkeypatch):
     data = zipped({"enwik8": RAW})
     (tmp_path / "enwik8.zip").write_bytes(data)
     monkeypatch.setattr(corpora, "SOURCES", {"enwik8": Source(
-        published("enwik8.zip", data), (File("enwik8", len(RAW)),))})
+        "bytes", ("laptop", "laptop"), 0, published("enwik8.zip", data), (File("enwik8", len(RAW)),))})
     return tmp_path
 
 
@@ -213,13 +213,38 @@ def test_newlines_are_dropped_after_the_cut(enwik8):
     assert "enwik8" in refusal(load, "stdlib", drop_newlines=True)
 
 
+def test_the_kind_of_a_benchmark_is_said_and_not_guessed(tmp_path, monkeypatch):
+    """Three files may be of bytes, which are not cut then; an unknown kind is refused."""
+    texts = {"train": b"abba\ncab", "valid": b"ab\n", "test": b"cc"}
+    for name, text in texts.items():
+        (tmp_path / name).write_bytes(text)
+    source = Source("bytes", (), 4, published("a.zip", b""), tuple(map(File, texts)))
+    monkeypatch.setitem(corpora.SOURCES, "new", source)
+    corpus = load("new", tmp_path)
+    splits = [as_bytes(z, corpus.vocab) for z in (corpus.train, corpus.valid, corpus.test)]
+    assert (splits, corpus.unit) == ([*texts.values()], "bpc")
+    monkeypatch.setitem(corpora.SOURCES, "new", source._replace(kind="letters"))
+    assert "'letters', known are bytes, words, sentences" in refusal(load, "new", tmp_path)
+
+
+def test_each_entry_fits_its_kind():
+    """As many files as its reader takes, and a vocabulary if they are sentences."""
+    for name, source in corpora.SOURCES.items():
+        assert source.kind in ("bytes", "words", "sentences"), name
+        n = len(source.files)
+        assert n == 3 or (source.kind, n) == ("bytes", 1) or source.kind == "sentences", name
+        assert (source.vocabulary is not None) == (source.kind == "sentences"), name
+
+
 def test_the_table_has_the_published_figures():
     """Bytes; or tokens with <eos>, and vocabularies, as the literature has them."""
     table = corpora.SOURCES
-    assert {name: source.counts for name, source in table.items() if source.counts} == {
+    counts = {name: (*source.counts, source.vocab_size) for name, source in table.items()}
+    assert counts.items() >= {
+        "enwik8": (205,), "text8": (27,), "lm1b": (793_471,),
         "wt103": (103_227_021, 217_646, 245_569, 267_735),
         "wikitext-2": (2_088_628, 217_646, 245_569, 33_278),
-        "ptb": (929_589, 73_760, 82_430, 10_000)}
+        "ptb": (929_589, 73_760, 82_430, 10_000)}.items()
     assert [name for name, source in table.items() if source.counted == 1] == ["wt103"]
     assert len(table["lm1b"].files) == 100
     assert table["enwik8"].files[0].size == table["text8"].files[0].size == 100_000_000

@@ -172,7 +172,7 @@ def test_a_wrong_file_put_there_by_hand_is_refused_and_kept(tmp_path, wrong, wor
 def test_what_is_no_file_does_not_hang(make, tmp_path):
     """To open a pipe would wait for ever."""
     getattr(os, make)(tmp_path / "file")
-    source = Source(published("a.zip", b""), (File("file"),))
+    source = Source("bytes", (), 0, published("a.zip", b""), (File("file"),))
     with time_limit(10):
         assert "missing" in refusal(fetch, published("file", DATA), tmp_path)
         assert "missing" in refusal(unpack, source, tmp_path)
@@ -185,8 +185,8 @@ ARCHIVES = pytest.mark.parametrize("name, pack", [("a.zip", zipped), ("a.tar.gz"
 
 def source_of(archive, folder="w/"):
     """An archive's entry of the table: TEXTS, without what stands before their names in it."""
-    return Source(archive, tuple(File(name.removeprefix(folder), len(data))
-                                 for name, data in TEXTS.items()), folder)
+    return Source("words", (), 0, archive, tuple(File(name.removeprefix(folder), len(data))
+                                                 for name, data in TEXTS.items()), folder)
 
 
 @ARCHIVES

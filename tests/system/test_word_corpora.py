@@ -42,8 +42,10 @@ class Shelf:
             (self.root / name).write_bytes(bytes_of(text))
         return tuple(map(File, texts))
 
-    def list(self, name, files, archive=published("none.zip", b""), **more):
-        self.monkeypatch.setattr(corpora, "SOURCES", {name: Source(archive, files, **more)})
+    def list(self, name, files, archive=published("none.zip", b""), vocab_size=0, **more):
+        kind = "sentences" if name == "lm1b" else "words"
+        self.monkeypatch.setattr(corpora, "SOURCES", {
+            name: Source(kind, (), vocab_size, archive, files, **more)})
 
     def words(self, train, valid="a\n", test="a\n", name="ptb", **more):
         """Load these three texts as a benchmark of words."""
@@ -107,8 +109,9 @@ def test_wt103_counts_the_training_split_alone(shelf):
 @pytest.mark.parametrize("published_counts", [(4, 2, 2, 3), (3, 2, 3, 3), (3, 2, 2, 4)])
 def test_a_corpus_of_other_counts_than_published_is_refused(shelf, published_counts):
     """Tokens of each split and the vocabulary, each checked, with both figures in the sentence."""
-    shelf.words("a b\n", counts=(3, 2, 2, 3))
-    message = refusal(shelf.words, "a b\n", counts=published_counts)
+    shelf.words("a b\n", counts=(3, 2, 2), vocab_size=3)
+    *counts, V = published_counts
+    message = refusal(shelf.words, "a b\n", counts=tuple(counts), vocab_size=V)
     assert f"(3, 2, 2, 3), published is {published_counts}: a file was changed" in message
 
 
