@@ -12,27 +12,38 @@ Embeddings, of which a row is moved when its token occurs, biases, norms, u and 
 import torch
 
 
-def optimizer_of(model, run):
-    """The Optimizer that train.py's Run asks for."""
-    if run.optimizer == "adam":
-        return Optimizer(adam(model.parameters(), run))
+def adam(model, run):
+    """Return [torch's Adam for all weights]."""
+    return [adam_for(model.parameters(), run)]
+
+
+def muon(model, run):
+    """Return [Adam for embeddings, biases, norms, u and v; Muon for the matrices of the layers]."""
     matrices = [weight for weight in model.layers.parameters() if weight.dim() == 2]
     taken = {id(weight) for weight in matrices}
     others = [weight for weight in model.parameters() if id(weight) not in taken]
     group = {"params": matrices, "factor": run.muon_lr / run.lr}
-    muon = torch.optim.Muon([group], lr=run.muon_lr)  # momentum 0.95, decay 0.1
-    return Optimizer(adam(others, run), muon)
+    return [adam_for(others, run),
+            torch.optim.Muon([group], lr=run.muon_lr)]  # momentum 0.95, decay 0.1
 
 
-def adam(weights, run):
-    """torch's Adam for some weights."""
-    return torch.optim.Adam([{"params": weights, "factor": 1.0}], lr=run.lr, fused=True)
+def adam_for(weights, run):
+    """Return torch's Adam for some weights."""
+    return torch.optim.Adam(weights, lr=run.lr, fused=True)
+
+
+OPTIMIZERS = {"adam": adam, "muon": muon}  # the choices of --optimizer
+
+
+def optimizer_of(model, run):
+    """Return the Optimizer that train.py's Run asks for."""
+    return Optimizer(*OPTIMIZERS[run.optimizer](model, run))
 
 
 class Optimizer:
     """One or more of torch's optimizers, used like one.
 
-    Each of their groups of weights has a "factor": its learning rate, in units of the run's.
+    A group of weights may have a "factor": its learning rate, in units of the run's.
     """
 
     def __init__(self, *parts):
@@ -46,7 +57,7 @@ class Optimizer:
     def set_rate(self, rate):
         """The run's learning rate from here on."""
         for group in self.param_groups:
-            group["lr"] = rate * group["factor"]
+            group["lr"] = rate * group.get("factor", 1.0)
 
     def zero_grad(self, set_to_none=True):
         """Forget the gradients, or fill them with 0."""
@@ -63,9 +74,6 @@ class Optimizer:
         return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, states):
-        """The same back.  ValueError for moments of another model: torch would crash with them."""
+        """Restore the state of each part.  ValueError for another number of parts or groups."""
         for part, state in zip(self.parts, states, strict=True):
             part.load_state_dict(state)
-            for weight, moments in part.state.items():
-                if any(z.shape not in ((), weight.shape) for z in moments.values()):
-                    raise ValueError("moments of another shape")

@@ -12,6 +12,7 @@ import torch
 
 from support import validate
 from support.download import SOURCES
+from training.optimizers import OPTIMIZERS
 
 lesson_5 = import_module("05_full_model")
 Config = lesson_5.Config
@@ -40,7 +41,7 @@ class Run:
     eval_mem_len: int = setting(512, "memory length M of evaluation")
     eval_clamp_len: int = setting(0, "the largest distance distinguished there; 0: no clamp")
     optimizer: str = setting("adam", "muon is for the matrices of the layers, with adam for all "
-                             "else", ("adam", "muon"))
+                             "else", tuple(OPTIMIZERS))
     muon_lr: float = setting(0.02, "highest learning rate of Muon; lr is Adam's")
     schedule: str = setting("cosine", "how the rates fall to 0; sqrt is steep at first",
                             ("cosine", "sqrt"))
