@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from course.exercises import BY_NAME, ROOT
+from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT
 from training import presets
 from training.flags import parse, settings
 
@@ -68,6 +68,19 @@ def test_what_is_named_exists(path):
             assert name in BY_NAME, name
     for model in re.findall(r"\b(?:enwik8|text8)-\d+L|\b(?:wt103|lm1b)-[a-z]{4,}", text):
         assert model in presets.CONFIGS, model
+
+
+def test_the_exercises_are_counted_and_listed_as_they_are():
+    """Their number, in words, and those of each lesson."""
+    count = "sixteen seventeen eighteen nineteen twenty twenty-one".split()[len(EXERCISES) - 16]
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "tests/README.md")]
+    for page in pages:
+        found = re.findall(r"(\w+teen|twenty\S*) (?:exercises|functions)", page.lower())
+        assert found == [count, count]
+    assert re.findall(r"\d+ of (\d+) exercises", pages[1]) == [str(len(EXERCISES))]
+    for lesson in LESSONS:
+        (row,) = re.findall(rf"^\| {lesson}\.py \| .* \| (.+) \|$", pages[1], re.MULTILINE)
+        assert row.split(", ") == [e.name for e in EXERCISES if e.file == lesson]
 
 
 def test_each_figure_is_shown():
