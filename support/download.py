@@ -30,7 +30,7 @@ class File(NamedTuple):
 class Source(NamedTuple):
     """A benchmark: all that the project knows of it."""
     kind: str  # "bytes", "words" or "sentences"
-    models: tuple[str, str]  # what --dataset trains with a GPU and without one (training/presets.py)
+    models: tuple[str, str]  # that --dataset trains, with a GPU and without (training/presets.py)
     vocab_size: int  # as published
     archive: File  # zip or tar.gz
     files: tuple[File, ...]  # wanted from it: train, valid, test, or for bytes one text, which is

@@ -7,8 +7,9 @@ def write_atomically(path, fill, mode="wb", backup=None):
     """Write `path`, whose folder is made if need be: a temporary file beside it, which is flushed
     to the disk and then renamed.
 
-    fill(file) writes the content.  What `path` held is renamed to `backup`, if that is given (so for
-    a moment only the backup exists).  Raises what fill raises, or OSError, and leaves nothing over.
+    fill(file) writes the content.  What `path` held is renamed to `backup`, if that is given (so
+    for a moment only the backup exists).  Raises OSError or what fill raises, and then leaves no
+    temporary file.
     """
     temporary = Path(f"{path}.part")
     path.parent.mkdir(parents=True, exist_ok=True)

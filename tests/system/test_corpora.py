@@ -195,7 +195,7 @@ def enwik8(tmp_path, monkeypatch):
     data = zipped({"enwik8": RAW})
     (tmp_path / "enwik8.zip").write_bytes(data)
     monkeypatch.setattr(corpora, "SOURCES", {"enwik8": Source(
-        "bytes", ("laptop", "laptop"), 0, published("enwik8.zip", data), (File("enwik8", len(RAW)),))})
+        "bytes", (), 0, published("enwik8.zip", data), (File("enwik8", len(RAW)),))})
     return tmp_path
 
 

@@ -76,7 +76,8 @@ def test_what_is_named_exists(path):
 @pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
 @pytest.mark.parametrize("change, status", [
     (lambda text: text, 0), (lambda text: text.replace("requirements.txt", "others.txt"), 0),
-    (lambda text: text.replace(".venv/bin/pytest", "pytest"), 1)], ids=["as it is", "edited", "gone"])
+    (lambda text: text.replace(".venv/bin/pytest", "pytest"), 1)],
+    ids=["as it is", "edited", "gone"])
 def test_ci_runs_the_second_command_of_the_readme(tmp_path, change, status):
     """With programs that only write down how they were called."""
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
