@@ -10,6 +10,7 @@ whole lesson, and uses oracles (plain loops, written from the formulas) in place
 """
 import math
 import os
+import re
 import sys
 import time
 from importlib import import_module
@@ -379,9 +380,9 @@ def test_fragmentation_is_shown_by_position(capsys):
     bits = (nll(model.scores.expand(60, -1), tokens[1:61]) / math.log(2)).view(15, 4).mean(0)
     assert_close(found, bits, "bits by position", tolerance=1e-5)
     words = " ".join(capsys.readouterr().out.split())
-    assert f"segments of 4 bytes, each alone: {bits.mean():.2f} bits per byte" in words
-    assert (f"the first of a segment {bits[0]:.2f}, the second {bits[1]:.2f}, the later half "
-            f"{bits[2:].mean():.2f}") in words
+    assert f"segments of 4 bytes, each alone: {found.mean():.2f} bits per byte" in words
+    assert (f"the first of a segment {found[0]:.2f}, the second {found[1]:.2f}, the later half "
+            f"{found[2:].mean():.2f}") in words
 
 
 @pytest.mark.parametrize("n, T, count", [(243, 4, 14), (246, 8, 14)])
@@ -392,9 +393,10 @@ def test_sliding_window_is_compared_on_the_same_tokens(capsys, n, T, count):
     predicted = tokens[T::17][:count]
     bits = (nll(model.scores.expand(count, -1), predicted) / math.log(2)).mean().item()
     assert found == pytest.approx(bits, abs=1e-5)
-    words = " ".join(capsys.readouterr().out.split())
-    assert (f"sliding window: {bits:.2f} bits per byte the same {count} bytes in one pass: "
-            f"{bits:.2f}" in words)
+    said = re.fullmatch(
+        f"sliding window: (.*) bits per byte\n  the same {count} bytes in one pass: (.*)\n",
+        capsys.readouterr().out)
+    assert [*map(float, said.groups())] == pytest.approx([bits, bits], abs=0.006)  # two digits
 
 
 def test_the_sliding_window_mends_the_beginnings_of_segments():

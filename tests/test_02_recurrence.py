@@ -387,7 +387,7 @@ def test_absolute_positions_confuse_memory_and_segment(oracles_in_place, j, k):
     """Tokens at the same position of two segments can change places unnoticed; at others, not."""
     model = lesson.RecurrentTransformer(V=16, N=1, D=12, H=3, FF=20, M=8).double()
     same_place, other = lesson.confusion(model, 8, j, j), lesson.confusion(model, 8, j, k)
-    assert same_place < 1e-14 < 1e-6 < other
+    assert same_place < 1e-12 < 1e-6 < other
     if j < 6:  # two layers notice: before position 7 the states of layer 1 have changed, too
         two = lesson.RecurrentTransformer(V=16, N=2, D=12, H=3, FF=20, M=8).double()
         assert lesson.confusion(two, 8, j, j) > 1e-6, "two tokens must have been exchanged"

@@ -15,6 +15,7 @@ import torch.nn as nn
 from course import oracles
 from course.rules import replaced, same
 from course.stand_ins import Adder, Greedy
+from helpers import assert_close
 
 lesson = import_module("05_full_model")
 
@@ -242,7 +243,8 @@ def test_last_only_gives_the_logits_of_the_last_position():
     model, x = model_of(), torch.randint(11, (2, 4))
     logits, memory = model(x)
     last, same_memory = model(x, last_only=True)
-    assert last.equal(logits[:, -1:]) and all(map(torch.equal, memory, same_memory))
+    assert_close(last, logits[:, -1:], "the last logits")  # to rounding: a product of other shape
+    assert all(map(torch.equal, memory, same_memory))
 
 
 def test_a_second_call_with_the_same_seed_gives_the_same():

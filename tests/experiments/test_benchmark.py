@@ -51,9 +51,9 @@ def test_the_plain_form_gives_our_losses_and_gradients():
         x, y = torch.randint(11, (2, 2, T))
         loss, memory = ours(x, memory, y)
         other, past = theirs(x.T, past, y.T)
-        assert_close(other.T, loss, "the losses", 1e-6)  # its cross entropy is float32
+        assert_close(other.T, loss, "the losses", 1e-5)  # its cross entropy is float32
     logits, _ = ours(x, memory)
-    assert_close(theirs(x.T, past)[0].transpose(0, 1), logits, "the logits", 1e-6)
+    assert_close(theirs(x.T, past)[0].transpose(0, 1), logits, "the logits", 1e-5)
     found = torch.autograd.grad(loss.sum(), [ours.u, ours.layers[0].attention.W_kR.weight])
     wanted = torch.autograd.grad(other.sum(), [theirs.u, theirs.layers[0].r_net.weight])
     assert_close(found[0][0], wanted[0], "the gradient into u", 1e-5)

@@ -69,9 +69,7 @@ def train(model, streams, steps):
             optimizer.zero_grad()
             loss, memory = model(x, memory, y)
             (loss.sum() / y.numel()).backward()
-            norm = torch.stack([z.grad.norm() for z in model.parameters()]).norm()
-            for z in model.parameters():
-                z.grad *= min(torch.tensor(1.0), RUN.clip / (norm + 1e-6))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), RUN.clip)
             optimizer.step()
             column, step = column + T, step + 1
 

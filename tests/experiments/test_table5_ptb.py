@@ -183,7 +183,7 @@ def test_losses_by_temperature(setting):
     known[tokens[5:9]] = True
     found = ptb.losses_by_temperature(model, tokens, run, (1.0, 2.0, 0.5))
     (some,) = ptb.losses_by_temperature(model, tokens, run, (1.0,), known)
-    assert found[0] == pytest.approx(train.evaluate(model, tokens, run), abs=1e-6)
+    assert found[0] == pytest.approx(train.evaluate(model, tokens, run), abs=1e-5)
     logits = logits_by_hand(model, tokens, 11, 9)
     for temperature, loss in zip((1.0, 2.0, 0.5), found):
         assert loss == pytest.approx(

@@ -46,7 +46,7 @@ def mean_loss(model, tokens, run):
     for start in range(0, len(tokens) - 1, T):
         part = tokens[None, start : start + T + 1]
         losses, memory = read(part[:, :-1], memory, part[:, 1:])
-        total += losses.sum().item()
+        total += losses.double().sum().item()
     return total / (len(tokens) - 1)
 
 
@@ -74,14 +74,15 @@ def witness(corpus, run, shown):
         rate = run.lr * min((step + 1) / run.warmup, fall)
         adam.param_groups[0]["lr"] = rate
         losses, memory = model(x, memory, y)
+        loss = losses.sum() / y.numel()
         model.zero_grad()
-        losses.mean().backward()
+        loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), run.clip).item()
         adam.step()
         if muon:
             muon.param_groups[0]["lr"] = rate * (run.muon_lr / run.lr)
             muon.step()
-        steps.append((rate, losses.mean().item(), norm))
+        steps.append((rate, loss.item(), norm))
         tokens, place = tokens + x.numel(), f"{step + 1}\t{tokens + x.numel()}"
         if (step + 1) % run.log_every == 0:
             since = [loss for _, loss, _ in steps[-run.log_every :]]
