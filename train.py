@@ -251,7 +251,7 @@ def report(job, flags):
     model, corpus, run = job.model, job.corpus, job.run
     if (job.path / "best.pt").exists():  # not if no validation loss was finite
         model, _, _ = restored(checkpoint.best(job.path), model.u.device)
-    reader = fast.reader_of(model.eval(), run.plain)
+    reader = fast.prepared(model.eval(), run.plain)
     if ranks.RANK == 0:
         log.draw(job.path / "metrics.tsv", corpus)
         prompt = corpus.test[:200].long()
@@ -265,7 +265,7 @@ def use(flags, device):
     saved = checkpoint.best(folder_to_use(flags, name, run))
     model, run, state = restored(saved, device)
     run = replace(run, **other_lengths(flags, saved))  # those on the command line
-    reader = fast.reader_of(model, run.plain)
+    reader = fast.prepared(model, run.plain)
     print(f"{saved.path}: step {state.step:,}")
     if flags.sample is not None:
         prompt = corpora.encode(flags.sample, saved["vocab"])

@@ -224,7 +224,7 @@ def sample(models, prompts, run, given):
     new, in_turn = {"with memory": [], "without memory": []}, run.dataset == "copies"
     prompts, T = prompts.to(given.device), run.segment
     for seed, model in models.items():
-        reader = fast.Reader(model)
+        reader = fast.prepared(model)
         with train.evaluating(reader, run), machine.finite_logits():
             new["with memory"].append(continued(reader, prompts, given, seed, 0, in_turn))
         new["without memory"].append(continued(reader, prompts, given, seed, T, in_turn))

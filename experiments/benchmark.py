@@ -91,8 +91,8 @@ class Ours:
     def __init__(self, size, dtype, device):
         self.size, self.device, self.memory = size, device, None
         self.run = replace(presets.RUNS["tiny"], dtype=dtype)
-        self.model = fast.prepare(lesson_5.TransformerXL(size.config).to(device))
-        self.reader = fast.Reader(self.model)
+        self.model = lesson_5.TransformerXL(size.config).to(device)
+        self.reader = fast.prepared(self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2.5e-4, fused=True)
 
     def train(self, training):

@@ -172,7 +172,7 @@ def multiply(a, matrices):
 def layer_that_reads(size, block, dtype):
     """A call that reads eval_segment tokens, with one layer, the queries in such blocks."""
     config = replace(size.config, n_layer=1, mem_len=size.eval_mem_len, same_length=True)
-    reader, memory = fast.Reader(lesson_5.TransformerXL(config).eval()), None
+    reader, memory = fast.prepared(lesson_5.TransformerXL(config).eval()), None
 
     def call(T=size.eval_segment):
         nonlocal memory
@@ -221,7 +221,8 @@ def cost_of_a_step(config, threads):
     """
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model, T = fast.prepare(lesson_5.TransformerXL(config)), config.mem_len
+    model, T = lesson_5.TransformerXL(config), config.mem_len
+    fast.prepared(model)
     x, y = common.random_tokens(config.vocab_size, 2, 1, T)
     memory = [torch.randn(1, T, config.d_model) for _ in range(config.n_layer)]
     times = []

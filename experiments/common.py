@@ -131,6 +131,11 @@ def command(experiment):
     return main
 
 
+def reader_of(model):
+    """Return what reads the model: lesson 5's faster, the models of experiments as they are."""
+    return fast.prepared(model) if isinstance(model, lesson_5.TransformerXL) else model
+
+
 # ---- training -----------------------------------------------------------------------------------
 
 def choose_dtype(model, run, folder):
@@ -144,7 +149,7 @@ def choose_dtype(model, run, folder):
     if not note.exists():
         device = next(model.parameters()).device
         x = torch.zeros(run.batch, run.segment, dtype=torch.int64, device=device)
-        mine.write_text(machine.choose_dtype(train.train_step, fast.prepare(model), run, x, x))
+        mine.write_text(machine.choose_dtype(train.train_step, model, run, x, x))
         with suppress(FileExistsError):
             os.link(mine, note)  # whole or not at all, and never over another's
         mine.unlink()
@@ -155,7 +160,8 @@ class Training:
     """What `fit` asks for: here train.py's way, in table5_ptb.py another one."""
 
     def __init__(self, model, run):
-        self.model, self.run, self.recipe = fast.prepare(model), run, ""
+        self.model, self.run, self.recipe = model, run, ""
+        reader_of(model)  # it trains faster from here on
         self.learner, self.optimizer = self.model, optimizer_of(model, run)
 
     def length(self, step):
@@ -339,7 +345,7 @@ def memory_losses(model, tokens, before, segment, **changes):
     same_length=True.
     """
     memory, losses, device = None, [], next(model.parameters()).device
-    read = fast.Reader(model) if isinstance(model, lesson_5.TransformerXL) else model
+    read = reader_of(model)
     parts = math.ceil((tokens.shape[1] - 1) / segment)
     with evaluating_with(model, **changes):
         for x, y in train.progress(

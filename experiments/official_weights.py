@@ -36,7 +36,7 @@ def evaluate(given):
     if len(corpus.vocab) != config.vocab_size:
         raise ValueError(f"{given.file} has {config.vocab_size:,} words, {corpus.name} has "
                          f"{len(corpus.vocab):,}: other data, or another vocabulary")
-    line = train.test_line(fast.Reader(model.to(machine.choose())), corpus, run)
+    line = train.test_line(fast.prepared(model.to(machine.choose())), corpus, run)
     print(f"{line}; published: {PAPER.get(name, 'nothing')}")
 
 

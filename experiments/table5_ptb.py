@@ -155,7 +155,7 @@ class Averaging(common.Training):
 
     def validate(self, model):
         """The validation loss in nats."""
-        return train.evaluate(fast.Reader(model), self.valid, self.run, "validating")
+        return train.evaluate(fast.prepared(model), self.valid, self.run, "validating")
 
     def keep(self, finished):
         """A finished model becomes the average, if there is one."""
@@ -190,7 +190,7 @@ def losses_by_temperature(model, tokens, run, temperatures=TEMPERATURES, known=N
     One lane, each token once, memory and clamp of the run.  The logits are divided by the
     temperature: above 1 the model is less sure.  With known (V,) bool only these words count.
     """
-    reader, memory, table = fast.Reader(model), None, []
+    reader, memory, table = fast.prepared(model), None, []
     stream = lesson_1.lanes(tokens.to(model.u.device), 1)
     parts = math.ceil((len(tokens) - 1) / run.eval_segment)
     with train.evaluating(reader, run):

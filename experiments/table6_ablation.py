@@ -231,7 +231,8 @@ def without_order(corpus):
 def longest_segment(row, setting, given):
     """T of a row of table 10, and its MiB: at most what autograd keeps of the first model."""
     def kept(row, T):
-        model = fast.prepare(make(row, setting, given, T))
+        model = make(row, setting, given, T)
+        common.reader_of(model)
         x = common.random_tokens(setting.config.vocab_size, setting.run.batch, T).to(given.device)
         with torch.no_grad():
             _, memory = model(x, None, x)

@@ -473,14 +473,6 @@ def test_evaluating_changes_mode_and_lengths_and_puts_both_back(training):
     assert model.config is config and model.training == training
 
 
-def test_reader_of_prepares_the_model_unless_the_run_is_plain(monkeypatch):
-    """A Reader of the prepared model; with --plain the model itself, as it was."""
-    monkeypatch.setattr(fast, "prepare", lambda model: ("prepared", model))
-    monkeypatch.setattr(fast, "Reader", lambda model: ("reader of", model))
-    assert fast.reader_of("model", plain=True) == "model"
-    assert fast.reader_of("model") == ("reader of", ("prepared", "model"))
-
-
 def test_the_test_line_is_of_the_test_split_in_the_corpuss_unit(monkeypatch):
     """In bits of bytes and as perplexity of words, with the lengths that it belongs to."""
     bytes_, words = (corpora.Corpus(*torch.arange(12).split((7, 2, 3)), vocab, "made up")

@@ -2,9 +2,14 @@
 
 Lesson 5 is written to be read; here is what costs time, for those who want to know.
 
-    model = prepare(TransformerXL(config))      for training
-    reader = Reader(model.eval())               for evaluation and generation
-    loss, memory = reader(x, memory, y)         called like the model
+    model = TransformerXL(config)
+    reader = prepared(model)                trains faster from here on; reader reads faster
+    model.eval()
+    loss, memory = reader(x, memory, y)     called like the model, without gradients
+
+What you read is what runs: `prepared` stands in only for the text of the lessons that
+the tests have compared, and only for models of exactly those classes.  Whoever edits a
+lesson, or replaces a part of a model, gets the model as it is written.
 
 Training.  Attention reads and writes its (T, K) scores once for each step that makes,
 moves, scales or masks them.  The numbers say how many times as fast each change is: the
@@ -49,7 +54,10 @@ How much all of it brings: training/README.md.  Measured on a core of an AMD EPY
 AVX512-bf16, torch 2.13: `python experiments/benchmark.py --threads 1 --repetitions 30`
 with --what parts or reading, and --dtype bf16.
 """
+import hashlib
+import inspect
 import math
+from functools import cache
 from importlib import import_module
 
 import torch
@@ -58,7 +66,72 @@ import torch.nn.functional as F
 
 from support import validate
 
+lesson_1 = import_module("01_vanilla_segments")
+lesson_2 = import_module("02_recurrence")
+lesson_4 = import_module("04_rel_shift")
 lesson_5 = import_module("05_full_model")
+
+# ---- what may be replaced -----------------------------------------------------------
+
+# of the text that test_fast.py has compared; when that text changes the test prints this
+COMPARED = "fd1ef2e35f40d719ef855bf272b8cd3a82caf8d6fa445fad9aeeadcce314ef39"
+
+
+def checksum_of_lessons():
+    """Return the SHA-256 of the text whose work is done here in another order, or which
+    that order relies on: of functions, and of classes with the methods that they have now.
+    """
+    parts = (lesson_1.sinusoid, lesson_2.update_memory, lesson_4.rel_shift,
+             lesson_4.relative_score, lesson_5.attention_mask, lesson_5.distance_encoding,
+             lesson_5.RelativeAttention, lesson_5.Layer, lesson_5.TiedEmbedding,
+             lesson_5.TransformerXL)
+    text = "".join(inspect.getsource(z) for part in parts for z in (
+        part, *filter(inspect.isfunction, vars(part).values())))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def describe(model):
+    """List what two models must have in common: of each module its name, class and sizes,
+    and how many parameters, hooks, ... it has.  Rates of dropout and dtypes may differ.
+    """
+    return [(name, type(z), isinstance(z, (nn.Dropout, nn.ParameterList)) or z.extra_repr(),
+             {key: len(value) if isinstance(value, dict) else type(value)
+              for key, value in vars(z).items()}) for name, z in model.named_modules()]
+
+
+def is_lesson_5s(model):
+    """Tell whether the model is what lesson 5 makes of its config, or `replace_parts` of
+    that: no subclass, no other module, no hook, no method of its own.
+    """
+    with torch.device("meta"):  # sizes without numbers
+        made = lesson_5.TransformerXL(model.config)
+    return describe(model) in (describe(made), describe(replace_parts(made)))
+
+
+@cache
+def say_once(line):
+    """Print the line, unless it was printed before."""
+    print(line)
+
+
+def prepared(model, plain=False):
+    """Make the model train faster, in place, and return what reads it faster: a Reader.
+
+    The model itself is returned, unchanged, if plain; and, with a line that says so, if
+    the lessons' text or the model is another than what was compared.
+    """
+    if plain:
+        return model
+    if checksum_of_lessons() != COMPARED:
+        say_once("lesson 5 (or an earlier one) was edited, so the model runs as it is written "
+                 "there: slower to train, several times slower to evaluate and sample")
+        return model
+    if not is_lesson_5s(model):
+        say_once("the model is not exactly lesson 5's (another class or module, or a hook), so "
+                 "it runs as it is: slower to train, several times slower to evaluate and sample")
+        return model
+    return Reader(replace_parts(model))
+
 
 # ---- training: attention, dropout, ReLU ---------------------------------------------
 
@@ -162,36 +235,21 @@ class DropoutReLU(Dropout):
         return F.relu(super().forward(z))
 
 
-def prepare(model, attention=True):
-    """Exchange lesson 5's attention and dropouts for those above; returns the model.
+def replace_parts(model):
+    """Replace lesson 5's attention and dropouts by those above, and return the model.
 
     No parameter changes and no key of the state dict; a second call changes nothing.
-    attention=False leaves lesson 5's attention: for projections that do more than a
-    product with their weight and have to be called, as an experiment's DropConnect.
     """
     for module in model.modules():  # parents first, so the new attention is visited too
-        if isinstance(module, lesson_5.Layer) and is_plain_dropout(module.dropout_inner):
+        if type(module) is lesson_5.Layer and type(module.dropout_inner) is nn.Dropout:
             module.dropout_inner = DropoutReLU(module.dropout_inner.p)
             module.relu = nn.Identity()
         for name, child in module.named_children():
-            if is_plain_dropout(child):
+            if type(child) is nn.Dropout:
                 setattr(module, name, Dropout(child.p))
-            elif (attention and isinstance(child, lesson_5.RelativeAttention)
-                    and not isinstance(child, Attention)):
+            elif type(child) is lesson_5.RelativeAttention:
                 setattr(module, name, Attention(child))
     return model.train(model.training)  # new parts are in the model's mode
-
-
-def is_plain_dropout(module):
-    """Whether it is torch's dropout and not yet one of those above."""
-    return isinstance(module, nn.Dropout) and not isinstance(module, Dropout)
-
-
-def reader_of(model, plain=False):
-    """What evaluates and samples: a Reader of the model, which `prepare` changes in
-    place, so that it trains faster, too.  If plain: the model itself, unchanged.
-    """
-    return model if plain else Reader(prepare(model))
 
 
 # ---- reading without gradients ------------------------------------------------------

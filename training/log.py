@@ -164,7 +164,8 @@ def circumstances(parameters, job):
     command = " ".join(" ".join(["python train.py", *sys.argv[1:]]).split())  # in one line
     return (f"# {command}\n# commit {commit or 'unknown'}, Python {platform.python_version()}, "
             f"torch {torch.__version__}, {job.model.u.device.type}: {hardware}\n"
-            f"# {parameters:,} parameters, {job.corpus.name}\n")
+            f"# {parameters:,} parameters, {job.corpus.name}; the model runs "
+            f"{'as lesson 5 has it' if job.reader is job.model else 'as training/fast.py has it'}\n")
 
 
 def say_what_a_gpu_trains(flags, device):

@@ -168,7 +168,7 @@ class Job:
 
     name, config, run      the model's name, its sizes, the settings of the training
     corpus, batches        the text, and the place in it
-    model, reader          the model, and what reads without gradients (fast.Reader)
+    model, reader          the model, and what reads without gradients (fast.prepared)
     learner                the model as train_step is given it: of several ranks, compiled
     optimizer, state, log  what else changes with each step
     """
@@ -180,7 +180,7 @@ class Job:
         machine.tune(device)
         torch.manual_seed(run.seed)
         self.model = lesson_5.TransformerXL(config).to(device)
-        self.reader = fast.reader_of(self.model, run.plain)
+        self.reader = fast.prepared(self.model, run.plain)
         self.optimizer = optimizer_of(self.model, run)
 
     @classmethod

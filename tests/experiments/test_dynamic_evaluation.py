@@ -32,7 +32,7 @@ def model():
     """A small model for V symbols, as it was drawn."""
     torch.manual_seed(0)
     config = replace(presets.CONFIGS["tiny"], vocab_size=V, dropout=0.1)
-    return fast.prepare(lesson_5.TransformerXL(config)).eval()
+    return fast.replace_parts(lesson_5.TransformerXL(config)).eval()
 
 
 def a_corpus(n=400):

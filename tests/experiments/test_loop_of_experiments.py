@@ -85,7 +85,7 @@ def test_training_as_train_py_does(separator, tmp_path, our_own):
     with watched() as found:
         model = common.fit(lesson_5.TransformerXL(config), corpus, RUN, tmp_path / "m.pt")
     torch.manual_seed(1)
-    own = fast.prepare(lesson_5.TransformerXL(config)).train()
+    own = fast.replace_parts(lesson_5.TransformerXL(config)).train()
     streams = [lesson_1.lanes(corpus.train, 2) if separator is None else SentenceLanes(
         corpus.train, 2, separator, RUN.seed, epoch) for epoch in range(9)]
     with watched() as wanted:

@@ -1,4 +1,5 @@
-"""The fast form gives the numbers of the plain one, forward and gradient, whatever is asked.
+"""The fast form gives the numbers of the plain one, forward and gradient, whatever is asked; and it
+stands in for nothing but the text and the classes that were compared here.
 
     pytest tests/system/test_fast.py
 
@@ -7,17 +8,28 @@ Lesson 5's file, compared with the formulas by its own tests, is the oracle here
 import copy
 import gc
 import math
+import shutil
+import subprocess
+import sys
 import weakref
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn as nn
+import torch.nn.utils.parametrizations as parametrizations
 
 from helpers import assert_close, gradients, randomized, run_examples
-from training import fast
+from training import fast, presets
 
+import train
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+lesson_1 = import_module("01_vanilla_segments")
+lesson_2 = import_module("02_recurrence")
+lesson_4 = import_module("04_rel_shift")
 lesson_5 = import_module("05_full_model")
 SMALL = lesson_5.Config(
     vocab_size=11, n_layer=2, d_model=6, n_head=3, d_head=4, d_inner=7, mem_len=5)
@@ -111,10 +123,10 @@ def test_dropout_and_relu_change_places(training):
 # ---- the model in training ----------------------------------------------------------------------
 
 @pytest.mark.parametrize("name, B", CASES)
-def test_a_prepared_model_gives_the_same_numbers_and_gradients(name, B):
+def test_a_model_with_replaced_parts_gives_the_same_numbers_and_gradients(name, B):
     """Losses of every segment and the gradient of every parameter, in training without dropout."""
     plain = model_of(CONFIGS[name]).train()
-    quick = fast.prepare(copy.deepcopy(plain))
+    quick = fast.replace_parts(copy.deepcopy(plain))
     pieces = torch.randint(11, (B, sum(CUTS[:8]))).split(CUTS[:8], dim=1)
     found, wanted = (torch.cat(read(model, pieces), dim=1) for model in (quick, plain))
     assert_close(found, wanted, "the losses", 1e-10)
@@ -124,43 +136,29 @@ def test_a_prepared_model_gives_the_same_numbers_and_gradients(name, B):
         assert_close(a / b.abs().max(), b / b.abs().max(), f"the gradient into {name}", 1e-10)
 
 
-def test_prepare_changes_no_parameter_and_no_key():
+def test_replace_parts_changes_no_parameter_and_no_key():
     """Old checkpoints stay good, an optimizer made before stays right; twice is as once."""
     model = model_of(replace(SMALL, dropout=0.3, dropout_attention=0.2))
     before, modes = dict(model.named_parameters()), [m.training for m in model.modules()]
     keys = list(model.state_dict())
-    assert fast.prepare(model) is model and fast.prepare(model) is model
+    assert fast.replace_parts(model) is model and fast.replace_parts(model) is model
     assert all(before[name] is p for name, p in model.named_parameters())
     assert list(model.state_dict()) == keys and set(before) == set(dict(model.named_parameters()))
     assert not any(m.training for m in model.modules()) and not any(modes)
-    assert all(m.training for m in fast.prepare(model.train()).modules())
+    assert all(m.training for m in fast.replace_parts(model.train()).modules())
 
 
-def test_prepare_exchanges_what_is_of_lesson_5():
+def test_replace_parts_exchanges_what_is_of_lesson_5():
     """The type of every part; a second call leaves the very same modules."""
-    model = fast.prepare(model_of(replace(SMALL, dropout=0.3, dropout_attention=0.2)))
+    model = fast.replace_parts(model_of(replace(SMALL, dropout=0.3, dropout_attention=0.2)))
     assert all(type(layer.attention) is fast.Attention for layer in model.layers)
     assert not any(type(m) in (nn.Dropout, lesson_5.RelativeAttention) for m in model.modules())
     assert all(type(layer.dropout_inner) is fast.DropoutReLU and type(layer.relu) is nn.Identity
                for layer in model.layers)
     once = list(model.named_modules())
-    for attention in (True, False):
-        again = list(fast.prepare(model, attention).named_modules())
-        assert [name for name, _ in again] == [name for name, _ in once]
-        assert all(a is b for (_, a), (_, b) in zip(again, once))
-
-
-def test_prepare_may_leave_lesson_5s_attention():
-    """attention=False: the module itself stays, and its dropout is exchanged as every other."""
-    model = model_of(replace(SMALL, dropout_attention=0.2))
-    before = [layer.attention for layer in model.layers]
-    fast.prepare(model, attention=False)
-    for layer, attention in zip(model.layers, before, strict=True):
-        assert layer.attention is attention and type(attention) is lesson_5.RelativeAttention
-        assert type(attention.dropout_attention) is fast.Dropout
-        assert type(layer.dropout_inner) is fast.DropoutReLU
-    fast.prepare(model)
-    assert all(type(layer.attention) is fast.Attention for layer in model.layers)
+    again = list(fast.replace_parts(model).named_modules())
+    assert [name for name, _ in again] == [name for name, _ in once]
+    assert all(a is b for (_, a), (_, b) in zip(again, once))
 
 
 # ---- the Reader ---------------------------------------------------------------------------------
@@ -220,7 +218,7 @@ def test_weights_may_change_between_texts_but_not_inside_of_one(change):
 def test_generation_draws_the_same_tokens(name):
     """Through lesson 5's generate."""
     model, prompt = model_of(CONFIGS[name]), torch.randint(11, (3, 4))
-    reader = fast.Reader(fast.prepare(copy.deepcopy(model)))
+    reader = fast.Reader(fast.replace_parts(copy.deepcopy(model)))
     wanted, found = (lesson_5.generate(z, prompt, 30, top_k=7, temperature=1.5,
                                      generator=torch.Generator().manual_seed(3))
                      for z in (model, reader))
@@ -307,7 +305,7 @@ def test_lengths_may_change_between_calls():
     (torch.float32, torch.bfloat16, 0.05), (torch.float64, torch.float64, 1e-10)], ids=str)
 def test_the_memory_has_the_dtype_of_the_projections(dtype, kept, tolerance):
     """Under autocast bf16, with the model's numbers; float64 is left alone there."""
-    model, x = fast.prepare(model_of().to(dtype)), torch.randint(11, (4, 2, 3))
+    model, x = fast.replace_parts(model_of().to(dtype)), torch.randint(11, (4, 2, 3))
     reader = fast.Reader(model)
     with torch.autocast("cpu", torch.bfloat16):
         slow, quick, memory = read(model, x), read(reader, x), reader(x[0])[1]
@@ -370,3 +368,167 @@ def test_what_does_not_fit_is_refused(call, words):
 def test_the_examples_in_the_docstrings_are_true():
     """The worked example runs."""
     run_examples(fast)
+
+
+# ---- what may stand in --------------------------------------------------------------------------
+
+EDITED = "lesson 5 (or an earlier one) was edited, so the model runs as it is written there"
+OTHER = "the model is not exactly lesson 5's"
+
+
+def prints(capsys, model, **given):
+    """What `prepared` returns, and what it prints, as if it were called for the first time."""
+    fast.say_once.cache_clear()
+    return fast.prepared(model, **given), capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", presets.CONFIGS)
+def test_it_stands_in_for_every_preset_and_says_nothing(name, our_own, capsys):
+    """Of any dtype, twice, and after a dropout was given another rate."""
+    with torch.device("meta"):
+        model = lesson_5.TransformerXL(presets.CONFIGS[name]).bfloat16()
+    model.dropout_final = nn.Dropout(0.7)
+    for _ in range(2):
+        reader, out = prints(capsys, model)
+        assert type(reader) is fast.Reader and reader.model is model and out == ""
+    assert type(model.layers[0].attention) is fast.Attention
+
+
+def test_plain_is_the_model_as_it_is(capsys):
+    model = model_of()
+    before = [*map(type, model.modules())]
+    assert prints(capsys, model, plain=True) == (model, "")
+    assert [*map(type, model.modules())] == before
+
+
+PARTS = [(lesson_1, "sinusoid"), (lesson_2, "update_memory"), (lesson_4, "rel_shift"),
+         (lesson_4, "relative_score"), (lesson_5, "attention_mask"),
+         (lesson_5, "distance_encoding"), (lesson_5.RelativeAttention, "heads"),
+         (lesson_5.RelativeAttention, "attend"), (lesson_5.RelativeAttention, "forward"),
+         (lesson_5.Layer, "__init__"), (lesson_5.Layer, "forward"),
+         (lesson_5.TiedEmbedding, "logits"), (lesson_5.TransformerXL, "distances"),
+         (lesson_5.TransformerXL, "attention_mask"), (lesson_5.TransformerXL, "forward")]
+
+
+@pytest.mark.parametrize("owner, name", PARTS, ids=lambda z: getattr(z, "__name__", z))
+def test_another_function_is_run_as_it_is_written(owner, name, monkeypatch, capsys):
+    """Whichever of them it is: the model is returned unchanged, and one line says why, once."""
+    real, model = getattr(owner, name), model_of()
+    monkeypatch.setattr(owner, name, lambda *given, **more: real(*given, **more))
+    found, out = prints(capsys, model)
+    assert found is model and out.startswith(EDITED) and out.count("\n") == 1
+    assert fast.prepared(model) is model and capsys.readouterr().out == ""
+    assert type(model.layers[0].attention) is lesson_5.RelativeAttention
+
+
+class PreNorm(lesson_5.Layer):
+    """A layer of a reader's own."""
+
+
+def with_layer(model, change):
+    """The model after change(its last layer)."""
+    change(model.layers[-1])
+    return model
+
+
+VARIANTS = {  # models that Attention and Reader would get wrong, or might
+    "a model of another class": lambda m: type("Mine", (type(m),), {})(m.config),
+    "a layer of another class": lambda m: with_layer(
+        m, lambda _: m.layers.__setitem__(1, PreNorm(m.config))),
+    "a hook": lambda m: with_layer(m, lambda z: z.norm_1.register_forward_hook(print)),
+    "a hook before": lambda m: with_layer(m, lambda z: z.W_1.register_forward_pre_hook(print)),
+    "a hook backward": lambda m: with_layer(m, lambda z: z.register_full_backward_hook(print)),
+    "a parametrization": lambda m: with_layer(m, lambda z: parametrizations.weight_norm(z.W_2)),
+    "a lookup for W_kR": lambda m: with_layer(
+        m, lambda z: setattr(z.attention, "W_kR", nn.Embedding(9, 12))),
+    "a bias in W_kR": lambda m: with_layer(
+        m, lambda z: setattr(z.attention, "W_kR", nn.Linear(6, 12))),
+    "GELU": lambda m: with_layer(m, lambda z: setattr(z, "relu", nn.GELU())),
+    "another eps": lambda m: with_layer(m, lambda z: setattr(z, "norm_2", nn.LayerNorm(6, 1e-3))),
+    "another dropout": lambda m: with_layer(m, lambda z: setattr(z, "dropout_ff", nn.Dropout1d())),
+    "one dropout more": lambda m: with_layer(m, lambda z: setattr(z, "more", nn.Dropout())),
+    "a method of its own": lambda m: with_layer(
+        m, lambda z: setattr(z.attention, "attend", print)),
+    "a parameter more": lambda m: with_layer(
+        m, lambda z: setattr(z.attention, "u", nn.Parameter(torch.zeros(3, 4)))),
+    "one layer twice": lambda m: with_layer(m, lambda z: m.layers.__setitem__(0, z))}
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_model_that_is_not_exactly_lesson_5s_runs_as_it_is(name, is_prepared, our_own, capsys):
+    """Before and after `prepared` has made it faster."""
+    model = model_of(replace(SMALL, dropout=0.1))
+    if is_prepared:
+        fast.prepared(model)
+    model = VARIANTS[name](model)
+    before = [*map(type, model.modules())]
+    found, out = prints(capsys, model)
+    assert found is model and out.startswith(OTHER) and out.count("\n") == 1
+    assert [*map(type, model.modules())] == before
+
+
+@pytest.mark.parametrize("more, form", [([], "as training/fast.py has it"),
+                                        (["--plain"], "as lesson 5 has it")])
+def test_a_run_notes_in_which_form_its_model_runs(more, form, our_own, tmp_path):
+    """In the head of metrics.tsv."""
+    (tmp_path / "notes.txt").write_text("to be, or not to be. " * 99)
+    assert train.main(["--text", str(tmp_path / "notes.txt"), "--model", "tiny", "--steps", "1",
+                       "--out", str(tmp_path / "run"), *more]) == 0
+    head = (tmp_path / "run" / "metrics.tsv").read_text().split("\nstep")[0]
+    assert head.endswith(f"the model runs {form}")
+
+
+def test_the_checksum_is_of_the_text_that_was_compared(our_own):
+    """The last of this file's tests: the others have held the text of now equal."""
+    now = fast.checksum_of_lessons()
+    assert fast.COMPARED == now, (
+        "the lessons have changed; if all other tests of this file pass, put this line into "
+        f'training/fast.py:\nCOMPARED = "{now}"')
+
+
+EDITS = {  # file, old text, new text
+    "the score's scale": ("05_full_model.py", "score / math.sqrt(self.C)", "score * 0"),
+    "the mask": ("05_full_model.py", "    return distance < 0\n", "    return distance < -1\n"),
+    "GELU": ("05_full_model.py", "nn.ReLU()", "nn.GELU()"),
+    "pre-norm": ("05_full_model.py", "self.attention(h, memory", "self.attention(self.norm_1(h), "
+                 "memory"),
+    "a bias": ("05_full_model.py", "self.W_q = initialized(nn.Linear(D, self.H * self.C, "
+               "bias=False))", "self.W_q = initialized(nn.Linear(D, self.H * self.C))"),
+    "a dropout": ("05_full_model.py", "R = self.dropout_R(", "R = nn.Dropout(0.5)("),
+    "another u": ("05_full_model.py", "layer(h, memory[n], R, u[n]", "layer(h, memory[n], R, v[n]"),
+    "the last row": ("04_rel_shift.py", "return x[..., 1:, :].reshape", "return x[..., :-1, :]"
+                     ".reshape"),
+    "a memory of zeros": ("02_recurrence.py", "joined[:, first:].detach()", "0 * "
+                          "joined[:, first:].detach()"),
+    "cosines first": ("01_vanilla_segments.py", "angle.sin(), angle.cos()", "angle.cos(), "
+                      "angle.sin()"),
+    "Windows": ("05_full_model.py", "\n", "\r\n")}
+
+
+TWO_RUNS = """
+import train
+flags = "--text ../notes.txt --model tiny --steps 20 --dtype float32 --out ".split()
+assert train.main([*flags, "../as"]) == train.main([*flags, "../plain", "--plain"]) == 0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_of_a_lesson_takes_effect_in_train_py(name, our_own, tmp_path):
+    """One line, and then the same bits as with --plain, in training and test."""
+    shutil.copytree(ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(
+        ".*", "runs", "tests", "experiments", "figures", "pretrained", "data"))
+    file, old, new = EDITS[name]
+    path = tmp_path / "copy" / file
+    text = path.read_text()
+    assert old in text
+    path.write_bytes(text.replace(old, new).encode())
+    (tmp_path / "notes.txt").write_text("to be, or not to be: that is the question. " * 99)
+    out = subprocess.run([sys.executable, "-c", TWO_RUNS], cwd=path.parent, text=True,
+                         timeout=300, check=True, capture_output=True).stdout
+    assert out.count(EDITED) == (name != "Windows"), "there no line of a lesson has changed"
+    scores = [line.split(" (")[0] for line in out.splitlines() if line.startswith("test ")]
+    weights = [torch.load(tmp_path / run / "best.pt")["model"].values() for run in ("as", "plain")]
+    if name != "Windows":
+        assert scores[0] == scores[1] and all(a.equal(b) for a, b in zip(*weights, strict=True))

@@ -177,7 +177,7 @@ def made(name, form, dtype, device, layers=None):
     with torch.device(device):
         model = lesson_5.TransformerXL(config).train()
     run = replace(presets.RUNS[name], dtype=dtype, plain=form == "plain")
-    return model if run.plain else fast.prepare(model), run
+    return model if run.plain else fast.replace_parts(model), run
 
 
 def a_full_memory(model, B):
@@ -201,7 +201,7 @@ def two_steps(model, run, watch, micro_batch=0):
 
 def read(model, run):
     """Evaluate until the memory is full, and a shorter segment; then continue two prompts."""
-    reader = fast.reader_of(model, run.plain)
+    reader = fast.prepared(model, run.plain)
     n = run.eval_mem_len + 2 * run.eval_segment + run.eval_segment // 2
     train.evaluate(reader, torch.empty(n + 1, dtype=torch.uint8, device=model.u.device), run)
     prompt = torch.empty(2, 100, dtype=torch.int64, device=model.u.device)

@@ -56,7 +56,7 @@ def witness(corpus, run, shown):
     """
     torch.manual_seed(run.seed)
     model = lesson_5.TransformerXL(TINY)
-    model = model if run.plain else fast.prepare(model)
+    model = model if run.plain else fast.replace_parts(model)
     matrices = [weight for name, weight in model.named_parameters() if run.optimizer == "muon"
                 and name.startswith("layers.") and weight.dim() == 2]
     adam = torch.optim.Adam([weight for weight in model.parameters()

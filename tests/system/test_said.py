@@ -151,8 +151,8 @@ def test_a_run_says_what_is_done_and_continues_the_test_split(notes, monkeypatch
 def test_a_checkpoint_is_used_in_the_form_that_was_trained(plain, notes, monkeypatch, capsys):
     monkeypatch.setattr(log, "draw", lambda *given: None)
     train.train(flags_of(notes, plain=plain), torch.device("cpu"))
-    asked, real = [], fast.reader_of
-    monkeypatch.setattr(fast, "reader_of", lambda model, plain=False: (
+    asked, real = [], fast.prepared
+    monkeypatch.setattr(fast, "prepared", lambda model, plain=False: (
         asked.append(plain), real(model, plain))[1])
     train.use(Flags(out=str(notes.parent / "run"), eval_only=True), torch.device("cpu"))
     assert asked[-1] is plain
