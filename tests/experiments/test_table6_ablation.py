@@ -198,15 +198,6 @@ def test_equal_memory_is_measured():
                                   )[1] > limit
 
 
-def test_equal_memory_is_that_of_the_model_that_is_trained(monkeypatch, our_own):
-    """Which is the prepared one: the plain one keeps more."""
-    row, setting = next(row for row in table6.ROWS if row.table == 10), table6.SIZES["tiny"]
-    _, prepared = table6.longest_segment(row, setting, ON_CPU)
-    monkeypatch.setattr(common.fast, "prepared", lambda model: model)
-    _, plain = table6.longest_segment(row, setting, ON_CPU)
-    assert prepared < plain
-
-
 def test_kept_for_backward_counts_bytes():
     """exp keeps its result, a product both factors, a sum nothing; what is kept twice counts once.
     """
