@@ -201,7 +201,7 @@ def two_steps(model, run, watch, micro_batch=0):
 
 def read(model, run):
     """Evaluate until the memory is full, and a shorter segment; then continue two prompts."""
-    reader = fast.prepared(model, run.plain)
+    reader = model if run.plain else fast.Reader(model)
     n = run.eval_mem_len + 2 * run.eval_segment + run.eval_segment // 2
     train.evaluate(reader, torch.empty(n + 1, dtype=torch.uint8, device=model.u.device), run)
     prompt = torch.empty(2, 100, dtype=torch.int64, device=model.u.device)

@@ -300,7 +300,8 @@ def job_of(path):
     model = nn.Linear(2, 3)
     model.u = model.weight
     corpus = SimpleNamespace(unit="bpc", name="made up $1")
-    return SimpleNamespace(name="toy", path=path, model=model, state=State(), corpus=corpus)
+    return SimpleNamespace(
+        name="toy", path=path, model=model, reader=model, state=State(), corpus=corpus)
 
 
 def test_metrics_are_means_since_the_last_line(tmp_path, capsys):
