@@ -35,8 +35,7 @@ READS = {"train.py: train_step": "the loss and the norm: for the log, and whethe
          "train.py: evaluate": "its result, once",
          "adaptive_softmax.py: forward": "nonzero: how many of the words lie in a band",
          "adaptive_softmax.py: losses": "the same of the targets"}
-ON_A_CPU = {"validate.py: tokens": "whether they lie in the vocabulary; left out on a GPU",
-            "fast.py: changed": "whether the weights are those of the memory; left out, too"}
+ON_A_CPU = {"validate.py: tokens": "whether they lie in the vocabulary; left out on a GPU"}
 
 
 # ---- tensors without numbers --------------------------------------------------------------------
