@@ -6,12 +6,10 @@ stands in for nothing but the text and the classes that were compared here.
 Lesson 5's file, compared with the formulas by its own tests, is the oracle here.
 """
 import copy
-import gc
 import math
 import shutil
 import subprocess
 import sys
-import weakref
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -121,24 +119,14 @@ def test_a_model_with_replaced_parts_gives_the_same_numbers_and_gradients(name, 
 def test_replace_parts_changes_no_parameter_and_no_key():
     """Old checkpoints stay good, an optimizer made before stays right; twice is as once."""
     model = model_of(replace(SMALL, dropout=0.3, dropout_attention=0.2))
-    before, modes = dict(model.named_parameters()), [m.training for m in model.modules()]
-    keys = list(model.state_dict())
-    assert fast.replace_parts(model) is model and fast.replace_parts(model) is model
-    assert all(before[name] is p for name, p in model.named_parameters())
+    before, keys = dict(model.named_parameters()), list(model.state_dict())
+    once = [*map(id, fast.replace_parts(model).modules())]
+    assert [*map(id, fast.replace_parts(model).modules())] == once
     assert list(model.state_dict()) == keys and set(before) == set(dict(model.named_parameters()))
-    assert not any(m.training for m in model.modules()) and not any(modes)
-    assert all(m.training for m in fast.replace_parts(model.train()).modules())
-
-
-def test_replace_parts_exchanges_what_is_of_lesson_5():
-    """The type of every part; a second call leaves the very same modules."""
-    model = fast.replace_parts(model_of(replace(SMALL, dropout=0.3, dropout_attention=0.2)))
-    assert all(type(layer.attention) is fast.Attention for layer in model.layers)
-    assert not any(type(m) in (nn.Dropout, lesson_5.RelativeAttention) for m in model.modules())
-    once = list(model.named_modules())
-    again = list(fast.replace_parts(model).named_modules())
-    assert [name for name, _ in again] == [name for name, _ in once]
-    assert all(a is b for (_, a), (_, b) in zip(again, once))
+    assert all(before[name] is p for name, p in model.named_parameters())
+    assert not {nn.Dropout, lesson_5.RelativeAttention} & {type(z) for z in model.modules()}
+    assert not any(z.training for z in model.modules())
+    assert all(z.training for z in fast.replace_parts(model.train()).modules())
 
 
 # ---- the Reader ---------------------------------------------------------------------------------
@@ -236,18 +224,6 @@ def test_what_a_caller_holds_never_changes():
         assert_close(reader(beam[0], root, (beam[0] + 1) % 11)[0], alone[i][0], "later", 1e-10)
 
 
-def test_a_call_that_fails_spoils_nothing(monkeypatch):
-    """Out of memory, Ctrl-C: after a call that ended half-way the memory before it is good."""
-    model, (a, b) = model_of(), torch.randint(11, (2, 1, 3))
-    reader, wanted = fast.Reader(model), read(model, [a, b])[1]
-    _, memory = reader(a)
-    with monkeypatch.context() as patch:
-        patch.setattr(model.layers[1].norm_1, "forward", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            reader((b + 5) % 11, memory)
-    assert_close(reader(b, memory, (b + 1) % 11)[0], wanted, "after a failed call", 1e-10)
-
-
 def test_lengths_may_change_between_calls():
     """mem_len up and down, clamp_len, same_length: read at every call, as the model does."""
     model, x = model_of(), torch.randint(11, (7, 2, 4))
@@ -275,24 +251,6 @@ def test_under_autocast_the_memory_is_bf16():
                               layer.W_1, layer.W_2, layer.b_1, layer.b_2)} == {torch.bfloat16}
     for a, b in zip(slow, quick):
         assert_close(b.double(), a.detach().double(), "under autocast", 0.05)
-
-
-def test_nothing_lives_longer_than_its_last_user():
-    """No cycle: buffers go with the last memory that shows them, without a garbage collection."""
-    model, x = model_of(), torch.randint(11, (4, 1, 3))
-    reader = fast.Reader(model)
-    gc.disable()
-    try:
-        _, memory = reader(x[0])
-        first = weakref.ref(memory.buffer.keys)
-        for piece in x[1:]:
-            _, memory = reader(piece, memory)
-        assert first() is None, "the first buffer is alive though all has moved out"
-        last, weights = weakref.ref(memory.buffer.keys), weakref.ref(model)
-        del memory, model, reader
-        assert last() is None and weights() is None
-    finally:
-        gc.enable()
 
 
 X = torch.zeros(2, 3, dtype=torch.int64)
@@ -371,37 +329,21 @@ def test_another_function_is_run_as_it_is_written(owner, name, monkeypatch, caps
     assert type(model.layers[0].attention) is lesson_5.RelativeAttention
 
 
-class PreNorm(lesson_5.Layer):
-    """A layer of a reader's own."""
-
-
-def with_layer(model, change):
-    """The model after change(its last layer)."""
-    change(model.layers[-1])
-    return model
-
-
-VARIANTS = {  # models that Attention and Reader would get wrong, or might
-    "a model of another class": lambda m: type("Mine", (type(m),), {})(m.config),
-    "a layer of another class": lambda m: with_layer(
-        m, lambda _: m.layers.__setitem__(1, PreNorm(m.config))),
-    "a hook": lambda m: with_layer(m, lambda z: z.norm_1.register_forward_hook(print)),
-    "a hook before": lambda m: with_layer(m, lambda z: z.W_1.register_forward_pre_hook(print)),
-    "a hook backward": lambda m: with_layer(m, lambda z: z.register_full_backward_hook(print)),
-    "a parametrization": lambda m: with_layer(m, lambda z: parametrizations.weight_norm(z.W_2)),
-    "a lookup for W_kR": lambda m: with_layer(
-        m, lambda z: setattr(z.attention, "W_kR", nn.Embedding(9, 12))),
-    "a bias in W_kR": lambda m: with_layer(
-        m, lambda z: setattr(z.attention, "W_kR", nn.Linear(6, 12))),
-    "GELU": lambda m: with_layer(m, lambda z: setattr(z, "relu", nn.GELU())),
-    "another eps": lambda m: with_layer(m, lambda z: setattr(z, "norm_2", nn.LayerNorm(6, 1e-3))),
-    "another dropout": lambda m: with_layer(m, lambda z: setattr(z, "dropout_ff", nn.Dropout1d())),
-    "one dropout more": lambda m: with_layer(m, lambda z: setattr(z, "more", nn.Dropout())),
-    "a method of its own": lambda m: with_layer(
-        m, lambda z: setattr(z.attention, "attend", print)),
-    "a parameter more": lambda m: with_layer(
-        m, lambda z: setattr(z.attention, "u", nn.Parameter(torch.zeros(3, 4)))),
-    "one layer twice": lambda m: with_layer(m, lambda z: m.layers.__setitem__(0, z))}
+VARIANTS = {  # changes of a model m, or of its last layer z, which Attention or Reader would miss
+    "a model of another class": lambda m, z: setattr(m, "__class__", type("Mine", (type(m),), {})),
+    "a layer of another class": lambda m, z: setattr(z, "__class__", type("Mine", (type(z),), {})),
+    "a hook": lambda m, z: z.norm_1.register_forward_hook(print),
+    "a hook before": lambda m, z: z.W_1.register_forward_pre_hook(print),
+    "a hook of the gradient": lambda m, z: z.register_full_backward_hook(print),
+    "a parametrization": lambda m, z: parametrizations.weight_norm(z.W_2),
+    "a lookup for W_kR": lambda m, z: setattr(z.attention, "W_kR", nn.Embedding(9, 12)),
+    "a bias in W_kR": lambda m, z: setattr(z.attention, "W_kR", nn.Linear(6, 12)),
+    "GELU": lambda m, z: setattr(z, "relu", nn.GELU()),
+    "another eps": lambda m, z: setattr(z, "norm_2", nn.LayerNorm(6, 1e-3)),
+    "another dropout": lambda m, z: setattr(z, "dropout_ff", nn.Dropout1d()),
+    "a method of its own": lambda m, z: setattr(z.attention, "attend", print),
+    "a parameter more": lambda m, z: setattr(z, "gain", nn.Parameter(torch.ones(1))),
+    "one layer twice": lambda m, z: m.layers.__setitem__(0, z)}
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
@@ -411,7 +353,7 @@ def test_a_model_that_is_not_exactly_lesson_5s_runs_as_it_is(name, is_prepared, 
     model = model_of(replace(SMALL, dropout=0.1))
     if is_prepared:
         fast.prepared(model)
-    model = VARIANTS[name](model)
+    VARIANTS[name](model, model.layers[-1])
     before = [*map(type, model.modules())]
     found, out = prints(capsys, model)
     assert found is model and out.startswith(OTHER) and out.count("\n") == 1
@@ -441,19 +383,16 @@ EDITS = {  # file, old text, new text
     "the score's scale": ("05_full_model.py", "score / math.sqrt(self.C)", "score * 0"),
     "the mask": ("05_full_model.py", "    return distance < 0\n", "    return distance < -1\n"),
     "GELU": ("05_full_model.py", "nn.ReLU()", "nn.GELU()"),
-    "pre-norm": ("05_full_model.py", "self.attention(h, memory", "self.attention(self.norm_1(h), "
-                 "memory"),
+    "pre-norm": ("05_full_model.py", "self.attention(h, ", "self.attention(self.norm_1(h), "),
     "a bias": ("05_full_model.py", "self.W_q = initialized(nn.Linear(D, self.H * self.C, "
                "bias=False))", "self.W_q = initialized(nn.Linear(D, self.H * self.C))"),
     "a dropout": ("05_full_model.py", "R = self.dropout_R(", "R = nn.Dropout(0.5)("),
-    "another u": ("05_full_model.py", "layer(h, memory[n], R, u[n]", "layer(h, memory[n], R, v[n]"),
-    "the last row": ("04_rel_shift.py", "return x[..., 1:, :].reshape", "return x[..., :-1, :]"
-                     ".reshape"),
-    "a memory of zeros": ("02_recurrence.py", "joined[:, first:].detach()", "0 * "
-                          "joined[:, first:].detach()"),
-    "cosines first": ("01_vanilla_segments.py", "angle.sin(), angle.cos()", "angle.cos(), "
-                      "angle.sin()"),
-    "Windows": ("05_full_model.py", "\n", "\r\n")}
+    "another u": ("05_full_model.py", "memory[n], R, u[n]", "memory[n], R, v[n]"),
+    "the last row": ("04_rel_shift.py", "x[..., 1:, :].reshape", "x[..., :-1, :].reshape"),
+    "no memory": ("02_recurrence.py", "joined[:, first:].detach()", "0 * joined[:, first:]"),
+    "cosines first": ("01_vanilla_segments.py", "angle.sin(), angle.cos()",
+                      "angle.cos(), angle.sin()"),
+    "no edit, as on Windows": ("05_full_model.py", "\n", "\r\n")}
 
 
 TWO_RUNS = """
@@ -477,8 +416,9 @@ def test_an_edit_of_a_lesson_takes_effect_in_train_py(name, our_own, tmp_path):
     (tmp_path / "notes.txt").write_text("to be, or not to be: that is the question. " * 99)
     out = subprocess.run([sys.executable, "-c", TWO_RUNS], cwd=path.parent, text=True,
                          timeout=300, check=True, capture_output=True).stdout
-    assert out.count(EDITED) == (name != "Windows"), "there no line of a lesson has changed"
+    is_edit = "no edit" not in name
+    assert out.count(EDITED) == is_edit
     scores = [line.split(" (")[0] for line in out.splitlines() if line.startswith("test ")]
     weights = [torch.load(tmp_path / run / "best.pt")["model"].values() for run in ("as", "plain")]
-    if name != "Windows":
+    if is_edit:
         assert scores[0] == scores[1] and all(a.equal(b) for a, b in zip(*weights, strict=True))
