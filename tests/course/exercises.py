@@ -28,7 +28,6 @@ class Exercise:
     before: str  # what must be known
     task: str  # three sentences
     hint: str  # shown by --hints
-    tests: str = ""  # the test file of its rules, if it is not that of the lesson
 
     @property
     def lesson(self):
@@ -38,7 +37,7 @@ class Exercise:
     @property
     def test_file(self):
         """Where its rules stand."""
-        return self.tests or f"test_{self.file}"
+        return f"test_{self.file}"
 
 
 EXERCISES = (
@@ -172,8 +171,7 @@ EXERCISES = (
         "numbers of the vocabulary, (B, 1). Refuse top_k outside 1..V and a temperature that is "
         "not above 0 (NaN is not, either) with a ValueError.",
         "topk gives values and indices. What multinomial draws is a place among the k best: it "
-        "must be translated back into the vocabulary.",
-        "test_05_generation"),
+        "must be translated back into the vocabulary."),
     Exercise(
         "generate", "05_full_model", "generate", 9, 25, 2,
         "sampling with memory", "update_memory, sample_top_k",
@@ -184,8 +182,7 @@ EXERCISES = (
         "are off.",
         "Keep one variable for what the model reads next: first the prompt, then the (B, 1) "
         "token just drawn. Who feeds the prompt again reads it twice, since the memory holds "
-        "it.",
-        "test_05_generation"),
+        "it."),
     Exercise(
         "train_step", "train", "train_step", 18, 40, 3,
         "one update, the memory handed on", "backward, clipping, update_memory",
