@@ -42,15 +42,6 @@ def visible(T, M):
     return seen
 
 
-def in_segments(model, x, T):
-    """(B, n) -> logits (B, n, V), the memory handed on, and the last memory."""
-    memory, parts = None, []
-    for part in x.split(T, dim=1):
-        logits, memory = model(part, memory)
-        parts.append(logits)
-    return torch.cat(parts, dim=1), memory
-
-
 def wait_until(true, what, seconds=60):
     """Wait for true() to be true; AssertionError, and what was waited for, if it never is."""
     end = time.monotonic() + seconds

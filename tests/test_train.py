@@ -1,13 +1,8 @@
-"""train.py's own ideas: a step, an evaluation, the schedule, and the place in the text.
+"""train.py: the rules of train_step and evaluate.
 
-    pytest -k train_step      the rules of one exercise, in the order in which they stand here
+    pytest -k train_step      the rules of one exercise, in the order of this file
     pytest -k evaluate
-    pytest tests/test_train.py
-
-A test that takes an exercise by its name is one of its rules; what follows below is about all else.
 """
-import copy
-import itertools
 import math
 from contextlib import suppress
 from dataclasses import replace
@@ -15,20 +10,14 @@ from importlib import import_module
 
 import pytest
 import torch
-import torch.nn as nn
 
 from course import oracles
 from course.rules import replaced, same
 from course.stand_ins import Descent, Ledger, Noted, OneLargeLoss, OpaqueReader
-from support import corpora
-from training import fast, machine, presets, ranks
-from training.batches import Batches, SentenceLanes
-from training.flags import Flags
-from training.run import State
+from training import machine, presets, ranks
 
-train, lesson_5 = import_module("train"), import_module("05_full_model")
-lesson_1, lesson_2 = train.lesson_1, import_module("02_recurrence")
-Config, TransformerXL = lesson_5.Config, lesson_5.TransformerXL
+train = import_module("train")
+lesson_1 = train.lesson_1
 
 
 # ---- exercise train_step ------------------------------------------------------------------------
@@ -38,7 +27,6 @@ Config, TransformerXL = lesson_5.Config, lesson_5.TransformerXL
 
 X, Y = torch.tensor([[9, 1, 2], [8, 6, 5]]), torch.tensor([[1, 2, 3], [6, 5, 1]])
 STEPPING = presets.Run(steps=9, dtype="float32")
-in_parts = pytest.mark.parametrize("micro_batch", [0, 1])
 
 
 def past():
@@ -405,223 +393,3 @@ def test_progress_is_told_how_many_segments(evaluate, n, parts):
     told = []
     read(evaluate, None, TOKENS[:n], told=told, label="here")
     assert set(told) <= {("here", parts), ("here", None)}
-
-
-# ---- beyond the exercises: stand-ins ------------------------------------------------------------
-
-RUN = presets.Run(steps=10, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
-                eval_clamp_len=4)
-
-
-def model_of(dropout=0.0):
-    """A small model of lesson 5, in float64, every weight random."""
-    model = TransformerXL(Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12,
-                                 mem_len=6, dropout=dropout)).double()
-    for weight in model.parameters():
-        nn.init.normal_(weight, std=0.4)
-    return model
-
-
-# ---- the schedule -------------------------------------------------------------------------------
-
-def test_the_learning_rate_warms_up_and_ends_at_zero():
-    """Linear over the warm-up, half at the middle of the cosine, 0 at the end."""
-    run = replace(RUN, lr=2.0, warmup=4)
-    assert [train.learning_rate(run, step, 0.0) for step in range(5)] == [0.5, 1, 1.5, 2, 2]
-    assert train.learning_rate(run, 9, 0.5) == pytest.approx(1.0)
-    assert train.learning_rate(run, 9, 0.25) == pytest.approx(1 + math.sqrt(0.5))
-    assert train.learning_rate(run, 9, 1.0) == 0
-    assert train.learning_rate(replace(run, warmup=0), 0, 0.0) == 2.0
-    steep = replace(run, schedule="sqrt")
-    assert [train.learning_rate(steep, 9, done) for done in (0.0, 0.25, 0.81, 1.0)] == (
-        pytest.approx([2.0, 1.0, 0.2, 0.0]))
-    assert train.learning_rate(steep, 0, 0.0) == 0.5
-
-
-@pytest.mark.parametrize("length", [{"steps": 8}, {"tokens": 200}, {"minutes": 2.0}], ids=str)
-def test_a_run_knows_its_length_in_steps_tokens_or_minutes(length):
-    """A quarter is done, by whichever length was given; never more than all."""
-    run = replace(RUN, **{"steps": 0} | length)
-    quarter = {"steps": 2, "tokens": 50, "minutes": 30.0}
-    most = {"steps": 9, "tokens": 999, "minutes": 999.0}
-    for done, wanted in ((quarter, 0.25), (most, 1)):
-        place = most | {name: done[name] for name in length}
-        state = State(place["steps"], place["tokens"], place["minutes"])
-        assert train.fraction_done(run, state) == wanted
-
-
-# ---- around a model -----------------------------------------------------------------------------
-
-@pytest.mark.parametrize("dtype, wanted", [("bf16", torch.bfloat16), ("float32", torch.float32)])
-def test_autocast_is_for_matrix_products(dtype, wanted):
-    """In 16 bits if the run says so, and only in the block; sums stay in float32."""
-    z = torch.ones(2, 2)
-    with machine.autocast(replace(RUN, dtype=dtype), "cpu"):
-        assert (z @ z).dtype == wanted and (z + z).dtype == torch.float32
-    assert (z @ z).dtype == torch.float32
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_evaluating_changes_mode_and_lengths_and_puts_both_back(training):
-    """Whatever happens in the block, a Ctrl-C included."""
-    model = nn.Dropout().train(training)
-    model.config = config = Config(11, mem_len=6)
-    with pytest.raises(KeyboardInterrupt), train.evaluating(model, RUN):
-        assert not model.training
-        assert model.config == replace(config, mem_len=7, same_length=True, clamp_len=4)
-        raise KeyboardInterrupt
-    assert model.config is config and model.training == training
-
-
-def test_the_test_line_is_of_the_test_split_in_the_corpuss_unit(monkeypatch):
-    """In bits of bytes and as perplexity of words, with the lengths that it belongs to."""
-    bytes_, words = (corpora.Corpus(*torch.arange(12).split((7, 2, 3)), vocab, "made up")
-                     for vocab in ([97], ["<eos>"]))
-    monkeypatch.setattr(train, "evaluate", lambda model, tokens, *rest: tokens.sum() / 15)
-    assert train.test_line(None, bytes_, RUN) == (  # 9 + 10 + 11 = 30
-        f"test {2 / math.log(2):.4f} bpc (evaluation T 5, M 7, clamp 4; 2 predictions; made up)")
-    assert train.test_line(None, words, replace(RUN, eval_clamp_len=0)) == (
-        f"test {math.exp(2):.4f} ppl (evaluation T 5, M 7, clamp none; 2 predictions; made up)")
-
-
-def test_a_sample_is_drawn_with_the_memory_of_evaluation(monkeypatch):
-    """In eval mode; what was asked for is handed on."""
-    def generate(model, prompt, **asked):
-        return torch.tensor([[model.config.mem_len, model.training, asked["n_tokens"],
-                              prompt.shape[1]]])
-
-    monkeypatch.setattr(lesson_5, "generate", generate)
-    found = train.sample(model_of().train(), TOKENS[:9], RUN, Flags(n_tokens=3))
-    assert found.tolist() == [7, False, 3, 9]
-
-
-# ---- the place in the text ----------------------------------------------------------------------
-
-TEXT = torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
-STREAM = corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up")
-TWO = replace(RUN, batch=2, segment=2, seed=5)
-
-
-def test_batches_are_the_segments_of_the_lanes_again_and_again():
-    """Lanes of 5 inputs in segments of 2, 2, 1; then the text begins again, which is said."""
-    made, wanted = Batches(STREAM, TWO, "cpu"), list(lesson_1.segments(lesson_1.lanes(TEXT, 2), 2))
-    for i, (x, y) in zip(range(7), made):
-        assert x.equal(wanted[i % 3][0]) and y.equal(wanted[i % 3][1])
-        assert made.text_begins == (i % 3 == 0)
-        assert 5 * made.epoch + made.column == (2, 4, 5, 7, 9, 10, 12)[i]
-
-
-@pytest.mark.parametrize("separator", [None, 0], ids=["one text", "sentences"])
-def test_batches_go_on_where_they_stood(our_own, separator):
-    """At any place, at the end of the text, too; the place is what a checkpoint keeps."""
-    corpus = replace(STREAM, separator=separator)
-    made = Batches(corpus, TWO, "cpu")
-    for _ in range(8):
-        again = Batches(corpus, TWO, "cpu", **made.state())
-        for (x, y), (same_x, same_y) in zip(itertools.islice(copy.deepcopy(made), 4), again):
-            assert x.equal(same_x) and y.equal(same_y)
-        next(made)
-
-
-def test_sentences_come_in_an_order_of_seed_and_epoch(our_own):
-    """A new one in each epoch; to see a segment moves nothing."""
-    made = Batches(replace(STREAM, separator=0), TWO, "cpu")
-    for epoch in range(3):
-        stream = SentenceLanes(TEXT, 2, 0, 5, epoch)
-        x, _ = made.segment(0) if epoch == 0 else next(made)
-        assert x.equal(stream[:, :2]) and made.epoch == epoch
-        made.column = stream.shape[1] - 1
-
-
-def test_batches_are_of_this_ranks_lanes(monkeypatch):
-    """And the segments as long as T says."""
-    monkeypatch.setattr(ranks, "my_lanes", {2: slice(1, 2)}.get)
-    made = Batches(STREAM, TWO, "cpu")
-    made.T = 3
-    x, y = next(made)
-    assert x.tolist() == [[0, 4, 5]] and y.tolist() == [[4, 5, 0]]
-
-
-@pytest.mark.parametrize("every, due", [(16, [16, 32, 40]), (0, [*range(4, 41, 4)]), (99, [40])])
-def test_a_validation_is_due_every_so_many_steps_or_at_each_tenth(every, due):
-    """Of a run of 40 steps; at its end, too, and never twice at one step."""
-    run, state, found = replace(RUN, steps=40, eval_every=every), State(), []
-    for state.step in [*range(41), 40]:
-        if train.is_validation_due(run, state):
-            found.append(state.step)
-            state.evaluated, state.tenths = state.step, int(10 * train.fraction_done(run, state))
-    assert found == due
-
-
-# ---- the length that evaluation reads with ------------------------------------------------------
-
-@pytest.mark.parametrize("T, M, wanted", [
-    (80, 2100, 512), (512, 512, 512), (64, 128, 128), (16, 512, 512), (700, 512, 700), (5, 0, 5)])
-def test_evaluation_reads_at_least_its_t(T, M, wanted):
-    """Up to M or 512, whichever is less."""
-    assert train.reading_length(replace(RUN, eval_segment=T, eval_mem_len=M)) == wanted
-
-
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("read_by", ["the model", "a Reader"])
-@pytest.mark.parametrize("T, M, clamp", [(5, 7, 4), (3, 0, 0), (1, 16, 0), (4, 30, 9), (2, 70, 0)])
-def test_evaluation_gives_what_segments_of_its_t_give(T, M, clamp, read_by, count, monkeypatch):
-    """To rounding, in texts that no length divides, in one part and in those of three ranks."""
-    run, model = replace(RUN, eval_segment=T, eval_mem_len=M, eval_clamp_len=clamp), model_of()
-    tokens = torch.randint(11, (200,), generator=torch.Generator().manual_seed(M))
-    found = []
-    monkeypatch.setattr(ranks, "mean", lambda number: number)  # of one rank
-    monkeypatch.setattr(ranks, "COUNT", count)
-    for rank in range(count):
-        monkeypatch.setattr(ranks, "RANK", rank)
-        found.append(ranks.evaluate_in_parts(
-            train.evaluate, fast.Reader(model) if read_by == "a Reader" else model, tokens, run,
-            "testing"))
-    with torch.no_grad(), train.evaluating(model, run):
-        losses = lesson_2.stream_losses(model, tokens[None, :-1], tokens[None, 1:], T)
-    assert sum(found) / count == pytest.approx(losses.mean().item(), rel=1e-12)
-
-
-def test_evaluation_reads_in_long_segments(our_own, monkeypatch):
-    """Of reading_length, not of the T that is asked for."""
-    reads, run, cut = [], replace(RUN, eval_segment=4, eval_mem_len=30), lesson_1.segments
-    monkeypatch.setattr(lesson_1, "segments", lambda stream, T: (
-        reads.append(T), cut(stream, T))[1])
-    train.evaluate(model_of(), torch.arange(70) % 11, run)
-    assert reads == [30]
-
-
-# ---- twice on one model -------------------------------------------------------------------------
-
-TOKENS = torch.arange(60) * 7 % 11
-CORPUS = corpora.Corpus(TOKENS, TOKENS, TOKENS, list(range(97, 108)), "made up")
-USES = {
-    "evaluate": lambda model: train.evaluate(model, TOKENS, RUN),
-    "evaluate by a Reader": lambda model: train.evaluate(fast.Reader(model), TOKENS, RUN),
-    "evaluate and skip": lambda model: train.evaluate(model, TOKENS, RUN, "here", 13),
-    "test_line": lambda model: train.test_line(model, CORPUS, RUN),
-    "evaluate_in_parts": lambda model: ranks.evaluate_in_parts(
-        train.evaluate, model, TOKENS, RUN, "testing"),
-    "sample": lambda model: train.sample(
-        model, TOKENS[:9], RUN, Flags(n_tokens=20)).tolist(),
-    "sample by a Reader": lambda model: train.sample(
-        fast.Reader(model), TOKENS[:9], RUN, Flags(n_tokens=20, typed={"seed": 3})).tolist(),
-    "choose_dtype": lambda model: machine.choose_dtype(
-        train.train_step, model, replace(RUN, dtype="auto"), *TOKENS.view(2, 3, 10)) and None}
-
-
-def all_of(model):
-    """What a use of a model must leave as it was, the random state among it."""
-    return [model.config, [module.training for module in model.modules()],
-            {name: z.tolist() for name, z in model.state_dict().items()},
-            [p.grad for p in model.parameters()], torch.get_rng_state().tolist()]
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
-@pytest.mark.parametrize("use", USES)
-def test_a_second_use_of_a_model_gives_the_same_and_leaves_it_as_it_was(use, training):
-    """Nothing is left in it: no memory, no mode, no length, no gradient, no draw."""
-    model = model_of(dropout=0.3).train(training)
-    before = all_of(model)
-    assert USES[use](model) == USES[use](model)
-    assert all_of(model) == before

@@ -97,47 +97,6 @@ def terms_of_one_head(*given):
     return table[:, 0, 0].masked_fill(~seen_cells(T, K - T), torch.nan).numpy()
 
 
-def relative_attention(attention, h, memory, u, v):
-    """Lesson 3's attention, one query and one key at a time: (B, T, D), (B, m, D) -> (B, T, D)."""
-    lanes = [[*past, *now] for past, now in zip(memory, h)]
-    return torch.stack([torch.stack([
-        one_query(attention, lane[: memory.shape[1] + i + 1], u, v) for i in range(h.shape[1])])
-        for lane in lanes])
-
-
-def one_query(attention, rows, u, v):
-    """The last of these rows (D,) looks at itself and at all before it."""
-    D, C, heads = len(rows[-1]), attention.C, []
-    for n in range(attention.H):
-        W_q, W_kE, W_kR, W_v = (W.weight[n * C : n * C + C] for W in (
-            attention.W_q, attention.W_kE, attention.W_kR, attention.W_v))
-        q, scores = W_q @ rows[-1], []
-        for back, row in zip(range(len(rows))[::-1], rows):
-            key, distance = W_kE @ row, W_kR @ unit_circle([back], D)[0]
-            scores.append(((q + u[n]) @ key + (q + v[n]) @ distance) / C**0.5)
-        p = torch.stack(scores).exp()
-        heads.append((p / p.sum()) @ torch.stack([W_v @ row for row in rows]))
-    return attention.W_o.weight @ torch.cat(heads)
-
-
-def relative_stream(model, x, T, M):
-    """Lesson 3's model on one stream (n,) in segments of T -> logits (n, V), as the paper's summary
-    has it: the whole stream at once, layer by layer, token by token."""
-    E, D = model.embedding.weight, model.embedding.weight.shape[1]
-    h = [D**0.5 * E[token] for token in x.tolist()]
-    for layer in model.layers:
-        first, _, second = layer.feed_forward
-        above = []
-        for i in range(len(h)):
-            start = i // T * T  # of the segment that i stands in; before it is memory
-            rows = [h[j].detach() if j < start else h[j] for j in range(max(0, start - M), i + 1)]
-            o = normalized(h[i] + one_query(layer.attention, rows, model.u, model.v), layer.norm_1)
-            inner = (first.weight @ o + first.bias).clamp(min=0)
-            above.append(normalized(o + second.weight @ inner + second.bias, layer.norm_2))
-        h = above
-    return torch.stack(h) @ E.T
-
-
 def normalized(x, norm):
     """What a LayerNorm makes of the vectors (..., D)."""
     x = x - x.mean(-1, keepdim=True)
@@ -207,45 +166,6 @@ def layer(part, h, *context):
     inner = torch.einsum("btd,fd->btf", o, part.W_1.weight) + part.W_1.bias
     out = torch.einsum("btf,df->btd", b * inner * (inner > 0), part.W_2.weight) + part.W_2.bias
     return normalized(o + c * out, part.norm_2)
-
-
-def norm(z, layer_norm):
-    """Layer norm of one state in NumPy."""
-    mean, variance = z.mean(), ((z - z.mean()) ** 2).mean()
-    return (z - mean) / np.sqrt(variance + 1e-5) * layer_norm["weight"] + layer_norm["bias"]
-
-
-def transformer_xl(model, tokens, cuts):
-    """Logits (n, V) of one lane, from the equations of section 3.3, one query and key at a time."""
-    c, w = model.config, {k: z.detach().numpy() for k, z in model.state_dict().items()}
-    D, H, C, M = c.d_model, c.n_head, c.d_head, c.mem_len
-    starts = [sum(cuts[:i]) for i, T in enumerate(cuts) for _ in range(T)]  # of tokens' segments
-    h = [w["embedding.weight"][t] * np.sqrt(D) for t in tokens]
-    for n in range(c.n_layer):
-        p, pair = f"layers.{n}.", n if c.untie_r else 0
-        W_q, W_kE, W_kR, W_v, W_o = (w[p + f"attention.{k}.weight"] for k in (
-            "W_q", "W_kE", "W_kR", "W_v", "W_o"))
-        out = []
-        for i in range(len(tokens)):
-            first = i - M if c.same_length else starts[i] - M
-            keys, heads = range(max(0, first), i + 1), []
-            for a in range(H):
-                rows = slice(a * C, (a + 1) * C)
-                u, v, q = w["u"][pair, a], w["v"][pair, a], W_q[rows] @ h[i]
-                score = []
-                for j in keys:
-                    d = i - j if c.clamp_len <= 0 else min(i - j, c.clamp_len)
-                    R = unit_circle([d], D)[0].numpy()
-                    k, r = W_kE[rows] @ h[j], W_kR[rows] @ R
-                    score.append((q @ k + q @ r + u @ k + v @ r) / np.sqrt(C))
-                weight = np.exp(score) / np.exp(score).sum()
-                heads.append(sum(z * (W_v[rows] @ h[j]) for z, j in zip(weight, keys)))
-            norms = [{k: w[p + f"norm_{m}.{k}"] for k in ("weight", "bias")} for m in (1, 2)]
-            o = norm(h[i] + W_o @ np.concatenate(heads), norms[0])
-            inner = np.maximum(w[p + "W_1.weight"] @ o + w[p + "W_1.bias"], 0)
-            out.append(norm(o + w[p + "W_2.weight"] @ inner + w[p + "W_2.bias"], norms[1]))
-        h = out
-    return torch.tensor(np.array(h) @ w["embedding.weight"].T + w["embedding.bias"])
 
 
 # ---- lesson 5: generation -----------------------------------------------------------------------

@@ -1,0 +1,317 @@
+"""The models of all lessons: against the paper's equations, against each other, and the equalities
+that a Transformer-XL must keep.
+
+    pytest tests/maths/test_models.py
+"""
+import math
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+import torch.nn as nn
+
+from course.stand_ins import Times
+from helpers import assert_close, gradients, randomized, visible
+from maths import oracle
+
+lesson_1, lesson_2, lesson_3, lesson_4, lesson = map(import_module, (
+    "01_vanilla_segments", "02_recurrence", "03_relative_attention", "04_rel_shift",
+    "05_full_model"))
+TransformerXL = lesson.TransformerXL
+
+SMALL = lesson.Config(vocab_size=11, n_layer=2, d_model=6, n_head=3, d_head=4, d_inner=7, mem_len=5)
+BANDS = replace(SMALL, d_model=12, cutoffs=(3, 7), div_val=2)
+# T, m: one token, no memory, memory longer and shorter than a segment, K odd and even
+SHAPES = [(1, 0), (1, 4), (4, 0), (3, 2), (2, 5), (5, 3), (3, 3), (2, 6)]
+
+
+class Forgetful(lesson_1.VanillaTransformer):
+    """Lesson 1's model, called like the others."""
+
+    def forward(self, x, memory=None):
+        return super().forward(x), []
+
+
+def early(kind, **sizes):
+    """Make a model of lesson 1, 2 or 3: sizes that differ, float64, every weight random."""
+    return randomized(kind(**dict(V=11, N=2, D=12, H=3, FF=20) | sizes))
+
+
+def full(config=SMALL):
+    """Make a model of lesson 5 in eval mode: float64, every weight random."""
+    return randomized(TransformerXL(config)).eval()
+
+
+def with_factors():
+    """Make a model of lesson 5 in which each dropout multiplies by a factor of its own."""
+    model = full()
+    dropouts = [(part, name) for part in model.modules() for name, child in part.named_children()
+                if isinstance(child, nn.Dropout)]
+    for i, (part, name) in enumerate(dropouts):
+        setattr(part, name, Times(0.8 + 0.05 * i))
+    return model
+
+
+def read(model, x, cuts, *y):
+    """Read x (and y) (B, n) in segments of lengths `cuts`, passing the memory on -> outputs (B, n,
+    ...), and the memories after each segment."""
+    memory, outputs, memories = None, [], []
+    for part, *targets in zip(*(z.split(list(cuts), dim=1) for z in (x, *y))):
+        output, memory = model(part, memory, *targets)
+        outputs.append(output)
+        memories.append(memory)
+    return torch.cat(outputs, dim=1), memories
+
+
+# ---- forward and gradient against the equations -------------------------------------------------
+
+MODELS = {
+    "lesson 1": lambda: early(Forgetful),
+    "lesson 2": lambda: early(lesson_2.RecurrentTransformer, M=4),
+    "lesson 2, M 0": lambda: early(lesson_2.RecurrentTransformer, M=0),
+    "lesson 3": lambda: early(lesson_3.RelativeTransformer, M=4),
+    "lesson 3, M 0": lambda: early(lesson_3.RelativeTransformer, M=0),
+    "lesson 5": full,
+    "untied u and v": lambda: full(replace(SMALL, untie_r=True)),
+    "same_length": lambda: full(replace(SMALL, same_length=True, mem_len=3)),
+    "clamp": lambda: full(replace(SMALL, clamp_len=2)),
+    "M 0": lambda: full(replace(SMALL, mem_len=0)),
+    "all": lambda: full(replace(SMALL, untie_r=True, same_length=True, clamp_len=3, mem_len=4)),
+    "dropouts": with_factors,
+    "bands": lambda: full(BANDS),
+    "untied bands": lambda: full(replace(BANDS, tie_projections=False, untie_r=True))}
+
+
+@pytest.mark.parametrize("cuts", [(3, 4, 2), (1, 7, 1)], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_the_papers_equations_forward_and_gradient(name, cuts):
+    """Log-probabilities, the gradient of each weight (stop-gradient included), and the memory: the
+    last M inputs of each layer."""
+    model, (x, y) = MODELS[name](), torch.randint(11, (2, 2, sum(cuts)))
+    found, memories = read(model, x, cuts)
+    found, (wanted, inputs) = found.log_softmax(-1), oracle.read(model, x, cuts)
+    assert_close(found, wanted, "log-probabilities", tolerance=1e-10)
+    names, weights = zip(*model.named_parameters())
+    for weight, a, b in zip(names, gradients(found, weights), gradients(wanted, weights)):
+        assert_close(a, b, f"gradient of {weight}", tolerance=1e-8)
+    M = model.config.mem_len if isinstance(model, TransformerXL) else getattr(model, "M", 0)
+    for s, memory in enumerate(memories):
+        end = sum(cuts[: s + 1])
+        for kept, h in zip(memory, inputs, strict=name != "lesson 1"):
+            last = h[:, max(0, end - M) : end]
+            assert kept.shape == last.shape and not kept.requires_grad
+            assert (kept - last).abs().sum() < 1e-10, f"memory after segment {s}"
+    if isinstance(model, TransformerXL):
+        losses = read(model, x, cuts, y)[0]
+        assert_close(losses, -wanted.gather(-1, y[..., None])[..., 0], "losses", tolerance=1e-10)
+    if name == "dropouts":
+        assert len(model.dropout_R.given) == 2 * len(cuts), "once for all layers"
+
+
+@pytest.mark.parametrize("name", ["lesson 1", "lesson 2", "lesson 3"])
+def test_a_masked_probability_is_exactly_0(name):
+    """However low the scores of the visible keys are: the mask is -inf, not a large number."""
+    model, x = MODELS[name](), torch.randint(11, (2, 9))
+    for layer in model.layers:
+        W_k = getattr(layer.attention, "W_k", None) or layer.attention.W_kE
+        nn.init.normal_(layer.attention.W_q.weight, std=1e6)
+        W_k.weight.data = -layer.attention.W_q.weight  # a query's own score is about -1e13
+    other = x.clone()
+    other[:, 7:] = (x[:, 7:] + 1) % 11
+    assert_close(read(model, x, (3, 6))[0][:, :7], read(model, other, (3, 6))[0][:, :7], "the past")
+
+
+@pytest.mark.parametrize("kind", [
+    lesson_1.VanillaTransformer, lesson_2.RecurrentTransformer, lesson_3.RelativeTransformer])
+def test_a_new_model_guesses_evenly(kind):
+    """Before training the loss is about ln V; a wrong scale of the tied embedding shows here."""
+    x, y = torch.randint(200, (2, 4, 32))
+    logits = kind(200)(x)
+    loss = lesson_1.token_losses(logits if torch.is_tensor(logits) else logits[0], y).mean().item()
+    assert loss == pytest.approx(math.log(200), rel=0.05)
+
+
+def test_losses_are_float32_at_least():
+    """The softmax over a vocabulary, also where autocast has made the logits bf16."""
+    model, x = TransformerXL(SMALL).bfloat16(), torch.randint(11, (2, 4))
+    assert model(x, None, x)[0].dtype == torch.float32
+
+
+# ---- the chain of the lessons -------------------------------------------------------------------
+
+@pytest.mark.parametrize("M, cuts", [(4, (5,)), (0, (5, 5, 4))])
+def test_lesson_2_without_memory_is_lesson_1(M, cuts):
+    """The weights are the same, the memory adds none: logits and gradients are equal in a first
+    segment, and in every segment if M = 0."""
+    model, vanilla = early(lesson_2.RecurrentTransformer, M=M), early(Forgetful)
+    vanilla.load_state_dict(model.state_dict())
+    x = torch.randint(11, (3, sum(cuts)))
+    found, wanted = read(model, x, cuts)[0], read(vanilla, x, cuts)[0]
+    assert_close(found, wanted, "logits without a memory")
+    for a, b in zip(gradients(found, list(model.parameters())),
+                    gradients(wanted, list(vanilla.parameters()))):
+        assert_close(a, b, "gradients without a memory", tolerance=1e-10)
+
+
+@pytest.mark.parametrize("B, H, C, D", [(2, 3, 4, 6), (1, 2, 5, 8), (3, 1, 2, 4)])
+@pytest.mark.parametrize("T, m", SHAPES)
+def test_lesson_4_is_lesson_3_forward_and_gradient(T, m, B, H, C, D):
+    """The shift computes the same score from K projections instead of T * K."""
+    leaves, seen = lesson_4.example(B, H, T, m, C, D), visible(T, m)
+    assert leaves[2][-1].tolist() == [0] * (D // 2) + [1] * (D // 2), "the last row is distance 0"
+    leaves = [torch.randn_like(z).requires_grad_() for z in leaves]  # R has no symmetry, either
+    found, wanted = (score(*leaves)[..., seen] for score in (
+        lesson_4.score_by_shift, lesson_4.score_by_pairs))
+    assert_close(found, wanted, "score against lesson 3's")
+    for name, a, b in zip(("q", "k", "R", "W_kR", "u", "v"),
+                          gradients(found, leaves), gradients(wanted, leaves)):
+        assert_close(a, b, f"gradient into {name}")
+
+
+@pytest.mark.parametrize("T, m", SHAPES)
+def test_lesson_5s_attention_is_lesson_3s_by_lesson_4s_score(T, m):
+    """With the same weights the attention of lesson 5 and that of lesson 3 are equal."""
+    fast = lesson.RelativeAttention(SMALL).double()
+    slow = lesson_3.RelativeAttention(6, 3, 4).double()
+    slow.load_state_dict(fast.state_dict())
+    h, memory, u, v = (torch.randn(z, dtype=torch.float64) for z in (
+        (2, T, 6), (2, m, 6), (3, 4), (3, 4)))
+    found = fast(h, memory, lesson.distance_encoding(m + T, 6), u, v, ~visible(T, m))
+    assert_close(found, slow(h, memory, u, v), "attention against lesson 3's")
+
+
+# ---- the two golden equalities ------------------------------------------------------------------
+
+def largest_difference(model, x, *all_cuts):
+    """Return the largest difference of logits between two segmentations of x."""
+    first, second = (read(model, x, cuts)[0] for cuts in all_cuts)
+    return (first - second).abs().max().item()
+
+
+@pytest.mark.parametrize("cuts", [(3, 3, 3, 3), (1,) * 12, (5, 1, 6), (2, 10)], ids=str)
+@pytest.mark.parametrize("make", [lambda M: early(lesson_3.RelativeTransformer, M=M),
+                                  lambda M: full(replace(SMALL, mem_len=M))], ids=["03", "05"])
+def test_golden_1_segments_with_enough_memory_are_one_pass(make, cuts):
+    """While nothing has left the memory, the segmentation changes no logit; a missing memory does,
+    and so does lesson 2's absolute position."""
+    x = torch.randint(11, (2, 12))
+    assert largest_difference(make(12), x, cuts, (12,)) < 1e-12
+    assert largest_difference(make(0), x, cuts, (12,)) > 1e-3
+    absolute = early(lesson_2.RecurrentTransformer, M=12)
+    assert largest_difference(absolute, x, cuts, (12,)) > 1e-3
+
+
+@pytest.mark.parametrize("M", [0, 1, 4, 20])
+def test_golden_2_with_same_length_no_loss_depends_on_the_cut(M):
+    """Every query attends to M + 1 keys in any segmentation, a single pass included, from the first
+    token on."""
+    x, model = torch.randint(11, (2, 12)), full(replace(SMALL, mem_len=M, same_length=True))
+    for cuts in ((1,) * 12, (2,) * 6, (4,) * 3, (5, 1, 6)):  # NaN, where all is masked, is not < 1
+        assert largest_difference(model, x, cuts, (12,)) < 1e-12, f"segments of {cuts}"
+
+
+def test_without_same_length_the_cut_does_matter():
+    """The second equality is the effect of same_length."""
+    model, x = full(replace(SMALL, mem_len=2)), torch.randint(11, (1, 12))
+    assert largest_difference(model, x, (2,) * 6, (4,) * 3) > 1e-3
+
+
+# ---- memory and generation ----------------------------------------------------------------------
+
+@pytest.mark.parametrize("make", [
+    MODELS["lesson 2"], MODELS["lesson 3"], full], ids=["02", "03", "05"])
+def test_a_memory_is_not_changed_in_place(make):
+    """The caller may keep a memory and go on from it twice."""
+    model, x = make(), torch.randint(11, (2, 3))
+    memory = model(torch.randint(11, (2, 4)))[1]
+    copies = [z.clone() for z in memory]
+    first, second = model(x, memory)[0], model(x, memory)[0]
+    assert first.equal(second) and all(map(torch.equal, memory, copies))
+
+
+def test_lengths_are_read_at_every_call():
+    """A trained model is evaluated at other lengths by replacing its config; no weight changes."""
+    model, x = full(replace(SMALL, mem_len=8)), torch.randint(11, (2, 6))
+    memory = model(x)[1]
+    model.config = replace(model.config, mem_len=4)
+    shorter, new = model(x, memory)
+    assert new[0].shape[1] == 4
+    assert_close(shorter, model(x, [rows[:, -4:] for rows in memory])[0], "the last rows alone")
+    model.config = replace(model.config, mem_len=0)
+    assert_close(model(x, memory)[0], model(x)[0], "none")
+
+
+@pytest.mark.parametrize("M, same_length", [(20, False), (3, True), (0, True), (20, True)])
+def test_greedy_generation_is_the_argmax_of_one_pass_at_every_step(M, same_length):
+    """One token at a time with memory equals reading the whole text again, at lower cost."""
+    model = full(replace(SMALL, d_model=24, mem_len=M, same_length=same_length))
+    for name, weight in model.named_parameters():  # so that the best token depends on the text
+        if "norm" in name or name == "embedding.bias":
+            weight.data.fill_(float(name.endswith("norm_1.weight") or name.endswith("2.weight")))
+    text = torch.randint(11, (2, 4))
+    assert len(model(torch.arange(11)[None])[0].argmax(-1).unique()) > 2, "could not fail"
+    tokens = lesson.generate(model, text, 8, top_k=1)
+    for step in range(8):
+        best = model(text)[0][:, -1].argmax(-1, keepdim=True)
+        assert tokens[:, step : step + 1].equal(best), f"token {step}"
+        text = torch.cat([text, best], 1)
+
+
+# ---- lesson 5: first values, dropout, refusals --------------------------------------------------
+
+@pytest.mark.parametrize("words", [{}, {"cutoffs": (900, 1900), "div_val": 2}],
+                         ids=["full", "bands"])
+def test_first_values_are_the_authors(words):
+    """N(0, 0.02) for matrices, embedding, u, v; N(0, 0.01) for projections of the adaptive softmax;
+    gains N(1, 0.02); biases 0.  Each parameter has values of its own."""
+    model = TransformerXL(lesson.Config(3000, n_layer=3, d_model=128, n_head=3, d_head=32,
+                                        d_inner=256, untie_r=True, **words))
+    kinds = {}
+    for name, z in model.named_parameters():
+        kind = next((kind for kind in ("bias", "norm", "project") if kind in name), "weight")
+        kinds.setdefault(kind, {})[name] = z.detach()
+    assert not any(z.any() for z in kinds.pop("bias").values())
+    assert len(kinds["norm"]) == 6 and len(kinds.get("project", ())) == (4 if words else 0)
+    for kind, (mean, std) in {"norm": (1, 0.02), "project": (0, 0.01), "weight": (0, 0.02)}.items():
+        for name, z in kinds.get(kind, {}).items():  # within five standard errors
+            n = z.numel()
+            assert z.mean().item() == pytest.approx(mean, abs=5 * std / math.sqrt(n)), name
+            assert z.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * n)), name
+    first = [tuple(z.flatten()[:8].tolist()) for part in kinds.values() for z in part.values()]
+    assert len(set(first)) == len(first), "two parameters begin with the same values"
+
+
+def test_each_dropout_has_its_rate():
+    """dropout_attention for the attention probabilities, dropout for all hidden states."""
+    model = TransformerXL(replace(SMALL, dropout=0.25, dropout_attention=0.5))
+    rates = {name: part.p for name, part in model.named_modules() if isinstance(part, nn.Dropout)}
+    assert len(rates) == 3 + 2 * 4
+    assert all(p == (0.5 if name.endswith("attention") else 0.25) for name, p in rates.items())
+
+
+TOKENS = torch.zeros(2, 3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda m: m(TOKENS + 11), "token 11 outside vocabulary of 11"),
+    (lambda m: m(TOKENS - 1), "token -1 outside"),
+    (lambda m: m(TOKENS, None, TOKENS + 12), "token 12"),
+    (lambda m: m(TOKENS.float()), "int64"),
+    (lambda m: m(TOKENS[0]), r"\(B, T\)"),
+    (lambda m: m(TOKENS[:, :0]), "both at least 1"),
+    (lambda m: m(TOKENS, None, TOKENS[:, :2]), r"\(2, 2\)"),
+    (lambda m: m(TOKENS, m(TOKENS[:1])[1]), "memory must be"),
+    (lambda m: m(TOKENS, m(TOKENS)[1][:1]), "list of 2"),
+    (lambda m: m(TOKENS, torch.zeros(2, 2, 5, 6)), "list of 2"),
+    (lambda m: m(TOKENS, [torch.zeros(2, 5, 8)] * 2), r"\(2, m, 6\)"),
+    (lambda m: replace(SMALL, mem_len=-1), "mem_len must be at least 0, got -1"),
+    (lambda m: replace(SMALL, n_layer=0), "n_layer must be at least 1, got 0"),
+    (lambda m: replace(SMALL, d_model=7), "even"),
+    (lambda m: replace(SMALL, dropout=1.0), "dropout must be in"),
+    (lambda m: replace(SMALL, dropout_attention=-0.1), "dropout_attention"),
+], ids=lambda z: z if isinstance(z, str) else "")
+def test_bad_input_is_a_value_error_with_the_numbers(call, words):
+    """What would fail far from its cause, or silently, is refused where it comes in."""
+    with pytest.raises(ValueError, match=words):
+        call(full())

@@ -1,0 +1,296 @@
+"""Training and evaluation: the loops of lessons 1 and 3, and the parts of train.py.
+
+    pytest tests/maths/test_training.py
+"""
+import math
+import sys
+import time
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+import torch.nn as nn
+
+from course import oracles
+from course.rules import replaced
+from helpers import assert_close, randomized
+from support import corpora
+from support.progress import progress
+from training import fast, machine, presets, ranks
+from training.batches import Batches, SentenceLanes
+from training.flags import Flags
+from training.run import State
+
+train, lesson_1, lesson_3, lesson_5 = map(import_module, (
+    "train", "01_vanilla_segments", "03_relative_attention", "05_full_model"))
+
+RUN = presets.Run(steps=10, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
+                eval_clamp_len=4)
+TOKENS = torch.arange(60) * 7 % 11
+CORPUS = corpora.Corpus(TOKENS, TOKENS, TOKENS, list(range(97, 108)), "made up")
+
+
+def model_of(dropout=0.0):
+    """A small model of lesson 5, in float64, every weight random."""
+    return randomized(lesson_5.TransformerXL(lesson_5.Config(
+        11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6, dropout=dropout)))
+
+
+# ---- the loops of lessons 1 and 3 ---------------------------------------------------------------
+
+class Unigram(nn.Module):
+    """Scores that do not depend on the input."""
+
+    def __init__(self, V):
+        super().__init__()
+        self.scores = nn.Parameter(torch.zeros(V))
+
+    def forward(self, x):
+        return self.scores.expand(*x.shape, -1)
+
+
+# the gradients of the first text are clipped, those of the second are not
+@pytest.mark.parametrize("tokens", [torch.full((201,), 3), torch.arange(201) % 11])
+def test_fit_steps_along_the_gradient_of_one_segment_after_the_other(monkeypatch, tokens):
+    """Lanes in stream order, repeatedly; fresh gradients, clipped; the rate warms up, decays."""
+    model, read, rates = Unigram(11), [], []
+    batches = list(oracles.segments(oracles.lanes(tokens, 4), 9))
+
+    class Recorder(torch.optim.Adam):
+        def step(self, *args):
+            x, y = batches[len(rates) % len(batches)]
+            assert read[-1].equal(x), f"step {len(rates)} reads another segment"
+            occurs = y.flatten().bincount(minlength=11) / y.numel()
+            wanted = model.scores.detach().softmax(-1) - occurs  # of the mean loss
+            wanted *= min(1, 0.25 / wanted.norm())
+            assert_close(model.scores.grad, wanted, f"gradient of step {len(rates)} alone", 1e-5)
+            rates.append(self.param_groups[0]["lr"])
+            return super().step(*args)
+
+    monkeypatch.setattr(torch.optim, "Adam", Recorder)
+    model.register_forward_pre_hook(lambda module, args: read.append(args[0]))
+    lesson_1.fit(model, tokens, B=4, T=9, steps=80, lr=1e-3)
+    assert rates == pytest.approx([1e-3 * min((s + 1) / 50, 1 - s / 80) for s in range(80)])
+    assert model.scores.abs().max() > 1e-3, "the steps are taken"
+
+
+class Bigram(nn.Module):
+    """Scores each token after the one before it; notes its calls and numbers the memories."""
+
+    def __init__(self, V):
+        super().__init__()
+        self.scores = nn.Parameter(torch.linspace(-1, 1, V * V).view(V, V))
+        self.calls = []
+
+    def forward(self, x, memory=None):
+        self.calls.append((x, memory))
+        return self.scores[x], len(self.calls)
+
+
+class BigramWithoutMemory(Bigram):
+    """The same for lesson 1, which has no memory."""
+
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+def test_lesson_3s_fit_is_lesson_1s_with_a_memory():
+    """Each segment gets the memory that the one before returned, the first of the text none.  For a
+    model that ignores its memory both loops read the same segments and reach the same weights."""
+    ours, theirs, text = Bigram(11), BigramWithoutMemory(11), torch.randint(11, (25,))
+    for lesson, model in ((lesson_3, ours), (lesson_1, theirs)):
+        lesson.fit(model, text, B=2, T=4, steps=70, lr=0.1)
+    memories = [memory for _, memory in ours.calls]
+    assert memories[:8] == [None, 1, 2, None, 4, 5, None, 7]
+    assert all(a.equal(b) for (a, _), (b, _) in zip(ours.calls, theirs.calls, strict=True))
+    assert_close(ours.scores, theirs.scores, "weights", tolerance=1e-6)
+    assert not ours.scores.equal(Bigram(11).scores), "the steps are taken"
+
+
+@pytest.mark.parametrize("terminal, lines", [
+    (True, ["", "step 1/30 ", "step 2/30 "]), (False, ["step 11/30 ", "step 22/30 "])])
+def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monkeypatch, capsys):
+    """It writes to stderr: one line on a terminal, elsewhere one in ten seconds."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    monkeypatch.setattr(time, "monotonic", iter(range(1000)).__next__)  # a slow computer
+    assert list(progress(range(30), "step", 30)) == list(range(30))
+    out, err = capsys.readouterr()
+    assert out == "" and ("\r" in err) == terminal
+    assert err.split("\r" if terminal else "\n")[: len(lines)] == lines
+
+
+# ---- train.py: the schedule ---------------------------------------------------------------------
+
+def test_the_learning_rate_warms_up_and_ends_at_zero():
+    """Linear over the warm-up, half at the middle of the cosine, 0 at the end."""
+    run = replace(RUN, lr=2.0, warmup=4)
+    assert [train.learning_rate(run, step, 0.0) for step in range(5)] == [0.5, 1, 1.5, 2, 2]
+    assert train.learning_rate(run, 9, 0.5) == pytest.approx(1.0)
+    assert train.learning_rate(run, 9, 0.25) == pytest.approx(1 + math.sqrt(0.5))
+    assert train.learning_rate(run, 9, 1.0) == 0
+    assert train.learning_rate(replace(run, warmup=0), 0, 0.0) == 2.0
+    steep = replace(run, schedule="sqrt")
+    assert [train.learning_rate(steep, 9, done) for done in (0.0, 0.25, 0.81, 1.0)] == (
+        pytest.approx([2.0, 1.0, 0.2, 0.0]))
+    assert train.learning_rate(steep, 0, 0.0) == 0.5
+
+
+@pytest.mark.parametrize("length", [{"steps": 8}, {"tokens": 200}, {"minutes": 2.0}], ids=str)
+def test_the_fraction_done_is_of_steps_tokens_or_minutes(length):
+    """A quarter, by whichever length was given; never more than all."""
+    run = replace(RUN, **{"steps": 0} | length)
+    quarter = {"steps": 2, "tokens": 50, "minutes": 30.0}
+    most = {"steps": 9, "tokens": 999, "minutes": 999.0}
+    for done, wanted in ((quarter, 0.25), (most, 1)):
+        reached = most | {name: done[name] for name in length}
+        state = State(reached["steps"], reached["tokens"], reached["minutes"])
+        assert train.fraction_done(run, state) == wanted
+
+
+@pytest.mark.parametrize("every, due", [(16, [16, 32, 40]), (0, [*range(4, 41, 4)]), (99, [40])])
+def test_a_validation_is_due_every_so_many_steps_or_at_each_tenth(every, due):
+    """In a run of 40 steps; also at its end, and never twice at one step."""
+    run, state, found = replace(RUN, steps=40, eval_every=every), State(), []
+    for state.step in [*range(41), 40]:
+        if train.is_validation_due(run, state):
+            found.append(state.step)
+            state.evaluated, state.tenths = state.step, int(10 * train.fraction_done(run, state))
+    assert found == due
+
+
+# ---- train.py: evaluation and samples -----------------------------------------------------------
+
+@pytest.mark.parametrize("dtype, wanted", [("bf16", torch.bfloat16), ("float32", torch.float32)])
+def test_autocast_is_for_matrix_products(dtype, wanted):
+    """In 16 bits if the run says so, and only in the block; sums stay in float32."""
+    z = torch.ones(2, 2)
+    with machine.autocast(replace(RUN, dtype=dtype), "cpu"):
+        assert (z @ z).dtype == wanted and (z + z).dtype == torch.float32
+    assert (z @ z).dtype == torch.float32
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluating_changes_mode_and_lengths_and_restores_both(training):
+    """Whatever happens in the block, a Ctrl-C included."""
+    model = nn.Dropout().train(training)
+    model.config = config = lesson_5.Config(11, mem_len=6)
+    with pytest.raises(KeyboardInterrupt), train.evaluating(model, RUN):
+        assert not model.training
+        assert model.config == replace(config, mem_len=7, same_length=True, clamp_len=4)
+        raise KeyboardInterrupt
+    assert model.config is config and model.training == training
+
+
+@pytest.mark.parametrize("T, M, wanted", [
+    (80, 2100, 512), (512, 512, 512), (64, 128, 128), (16, 512, 512), (700, 512, 700), (5, 0, 5)])
+def test_evaluation_reads_at_least_its_t(T, M, wanted):
+    """Up to M or 512, whichever is less."""
+    assert train.reading_length(replace(RUN, eval_segment=T, eval_mem_len=M)) == wanted
+
+
+def test_the_test_line_is_of_the_test_split_in_the_corpuss_unit():
+    """In bits of bytes and as perplexity of words, with the lengths that it belongs to."""
+    bytes_, words = (corpora.Corpus(*torch.arange(12).split((7, 2, 3)), vocab, "made up")
+                     for vocab in ([97], ["<eos>"]))
+    with replaced(train, evaluate=lambda model, tokens, *rest: tokens.sum() / 15):  # 9 + 10 + 11
+        bits = train.test_line(None, bytes_, RUN)
+        perplexity = train.test_line(None, words, replace(RUN, eval_clamp_len=0))
+    end = "; 2 predictions; made up)"
+    assert bits == f"test {2 / math.log(2):.4f} bpc (evaluation T 5, M 7, clamp 4{end}"
+    assert perplexity == f"test {math.exp(2):.4f} ppl (evaluation T 5, M 7, clamp none{end}"
+
+
+def test_a_sample_is_drawn_with_the_memory_of_evaluation():
+    """In eval mode; what was asked for is passed on."""
+    def generate(model, prompt, **asked):
+        return torch.tensor([[model.config.mem_len, model.training, asked["n_tokens"],
+                              prompt.shape[1]]])
+
+    with replaced(lesson_5, generate=generate):
+        found = train.sample(model_of().train(), TOKENS[:9], RUN, Flags(n_tokens=3))
+    assert found.tolist() == [7, False, 3, 9]
+
+
+USES = {
+    "evaluate": lambda model: train.evaluate(model, TOKENS, RUN),
+    "evaluate by a Reader": lambda model: train.evaluate(fast.Reader(model), TOKENS, RUN),
+    "test_line": lambda model: train.test_line(model, CORPUS, RUN),
+    "sample": lambda model: train.sample(
+        model, TOKENS[:9], RUN, Flags(n_tokens=20)).tolist(),
+    "sample by a Reader": lambda model: train.sample(
+        fast.Reader(model), TOKENS[:9], RUN, Flags(n_tokens=20, typed={"seed": 3})).tolist()}
+
+
+def all_of(model):
+    """What a use of a model must leave as it was, the random state among it."""
+    return [model.config, [module.training for module in model.modules()],
+            {name: z.tolist() for name, z in model.state_dict().items()},
+            [p.grad for p in model.parameters()], torch.get_rng_state().tolist()]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
+@pytest.mark.parametrize("use", USES)
+def test_a_second_use_of_a_model_returns_the_same_and_leaves_it_as_it_was(use, training):
+    """Nothing is left in it: no memory, no mode, no length, no gradient, no draw."""
+    model = model_of(dropout=0.3).train(training)
+    before = all_of(model)
+    assert USES[use](model) == USES[use](model)
+    assert all_of(model) == before
+
+
+# ---- batches: the position in the text ----------------------------------------------------------
+
+TEXT = torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
+STREAM = corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up")
+TWO = replace(RUN, batch=2, segment=2, seed=5)
+
+
+def test_batches_are_the_segments_of_the_lanes_repeatedly():
+    """Lanes of 5 inputs in segments of 2, 2, 1; then the text begins again, which is said."""
+    made = Batches(STREAM, TWO, "cpu")
+    wanted = list(oracles.segments(oracles.lanes(TEXT, 2), 2))
+    for i, (x, y) in zip(range(7), made):
+        assert x.equal(wanted[i % 3][0]) and y.equal(wanted[i % 3][1])
+        assert made.text_begins == (i % 3 == 0)
+        assert 5 * made.epoch + made.column == (2, 4, 5, 7, 9, 10, 12)[i]
+
+
+@pytest.fixture
+def sentences(monkeypatch):
+    """The text as sentences, which are no tensor: only our own segments are made for them."""
+    monkeypatch.setattr(lesson_1, "segments", oracles.segments)
+    return replace(STREAM, separator=0)
+
+
+@pytest.mark.parametrize("name", ["one text", "sentences"])
+def test_batches_continue_where_they_were(name, sentences):
+    """From any position, the end of the text included; a checkpoint keeps the position."""
+    corpus = sentences if name == "sentences" else STREAM
+    made, states, wanted = Batches(corpus, TWO, "cpu"), [], []
+    for _ in range(12):
+        states.append(made.state())
+        wanted.append(next(made))
+    for start in range(8):
+        again = Batches(corpus, TWO, "cpu", **states[start])
+        for (x, y), (same_x, same_y) in zip(wanted[start : start + 4], again):
+            assert x.equal(same_x) and y.equal(same_y)
+
+
+def test_sentences_have_an_order_by_seed_and_epoch(sentences):
+    """A new one in each epoch; to look at a segment changes nothing."""
+    made = Batches(sentences, TWO, "cpu")
+    for epoch in range(3):
+        stream = SentenceLanes(TEXT, 2, 0, 5, epoch)
+        x, _ = made.segment(0) if epoch == 0 else next(made)
+        assert x.equal(stream[:, :2]) and made.epoch == epoch
+        made.column = stream.shape[1] - 1
+
+
+def test_batches_are_of_this_ranks_lanes(monkeypatch):
+    """And the segments as long as T says."""
+    monkeypatch.setattr(ranks, "my_lanes", {2: slice(1, 2)}.get)
+    made = Batches(STREAM, TWO, "cpu")
+    made.T = 3
+    x, y = next(made)
+    assert x.tolist() == [[0, 4, 5]] and y.tolist() == [[4, 5, 0]]
