@@ -3,19 +3,19 @@
     python tests/grade.py submissions/                     a table, and what the class found hard
     python tests/grade.py submissions/ --only lanes,segments    this week's exercises
     python tests/grade.py submissions/ --all-mistakes      with every sentence, not only the first
-    python tests/grade.py submissions/ --csv grades.csv    the table as a file, too
+    python tests/grade.py submissions/ --csv grades.csv    also write the table to a file
     python tests/grade.py submissions/ --feedback out/     a page for each student
     python tests/grade.py anna/ --gradescope results.json  one student, in Gradescope's form
 
 submissions/ holds for each student a folder with lesson files, or with the archive that blank.py
 --submit packs, or that archive alone; or the flat download of a learning platform
-(smithanna_123_456_04_rel_shift-1.py; of several the last one counts).  Only what a student handed
-in can give points: where a lesson is missing, our own stands in for those that need it, but counts
-nothing.
+(smithanna_123_456_04_rel_shift-1.py; of several the last upload counts).  Only the six lesson files
+are taken, and only what a student handed in can give points: our own lesson stands in for a missing
+or broken one, but scores nothing.
 
-Each submission is laid over a copy of the project, where pytest runs its rules in a process with
-limits of time, memory and file size.  If that process hangs or dies, each exercise gets a run of
-its own: the one that does it has no point, and the others are graded.
+For each submission pytest runs the rules in a process that imports these files in place of ours,
+in a temporary folder, with limits of time, memory and file size.  If that process hangs or dies,
+the exercise that it was at has no point, and another process grades the others.
 This guards against accidents, not against a determined attacker: read what looks odd.
 """
 import argparse
@@ -24,6 +24,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,16 +40,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from blank import Parser, exercises_called, write_whole
-from course import copies
-from course.exercises import BY_NAME, LESSONS
+from course import lessons
+from course.exercises import BY_NAME, LESSONS, ROOT
 
 NAMES = list(BY_NAME)
 HONEST = __doc__.strip().splitlines()[-1]
 LENGTH = 200  # of a sentence
-MARKS = {"solved": "1", "blank": "b", "failing": "0", "untested": "0", "missing": "-"}
+MARKS = {"solved": "1", "blank": "b", "failing": "0", "missing": "-"}
 COPY = r"(-\d+| \(\d+\))?"  # what a platform or a browser adds to a name that is there already
-FLAT = re.compile(rf"(?P<who>[^_]+)_(.*?(?P<lesson>{'|'.join(LESSONS)}){COPY}\.py"
-                  r"|(LATE_)?\d+_\d+_.*\.zip)")
+FLAT = re.compile(  # as a platform names it; it gives archives without two numbers to nobody
+    r"(?P<who>[^_]+)_(LATE_)?((?P<id>\d+)_)?((?P<upload>\d+)_)?"
+    rf"(.*?(?P<lesson>{'|'.join(LESSONS)}){COPY}\.py|(?(upload).*\.zip|(?!)))")
 PACKAGES = "numpy", "torch", "matplotlib", "pytest"
 ARCHIVE = 20 << 20  # bytes that a student's archive may hold
 
@@ -67,15 +69,15 @@ class Row:
 
     def sentences(self):
         """The first sentence of each message; one cause may break several exercises."""
-        told = {}
+        found = {}
         for name, message in self.messages.items():
             if self.states.get(name) != "blank":
-                sentence = clean(copies.first_sentence(message))
-                told.setdefault(sentence.split(": ", 1)[-1], sentence)
+                sentence = first_sentence(message)
+                found.setdefault(sentence.split(": ", 1)[-1], sentence)
         blank = [name for name, state in self.states.items() if state == "blank"]
         if blank:
-            told["blank"] = f"blank: {', '.join(blank)}"
-        return list(told.values()) or ["all solved"]
+            found["blank"] = f"blank: {', '.join(blank)}"
+        return list(found.values()) or ["all solved"]
 
 
 # ---- one submission -----------------------------------------------------------------------------
@@ -86,62 +88,97 @@ def clean(text):
     return text if len(text) <= LENGTH else text[: LENGTH - 3] + "..."
 
 
-def run_rules(copy, arguments, seconds, stop):
-    """Run pytest in the copy: (what became of each exercise, or None; how its process ended)."""
-    report = copy.root.parent / "report.xml"
+def first_sentence(message):
+    """The diagnosis, which is at the top of a message, without the lines that belong below it."""
+    lines = message.splitlines()
+    below = next((n for n, line in enumerate(lines) if n and line.startswith("  ")), len(lines))
+    return clean(" ".join(lines[:below]))
+
+
+def run_rules(folder, names, seconds, stop):
+    """Run the rules of these exercises on the lessons in folder/lessons.
+
+    Returns (notes, {exercise: (state, message)}, how the process ended).  It is killed if it notes
+    nothing new for so many seconds.
+    """
+    report = folder / "report"
     report.unlink(missing_ok=True)
-    process = copy.start([*arguments, f"--junitxml={report}"],
-                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    end = time.monotonic() + seconds
+    environment = os.environ | {
+        "XL_CODE": str(folder / "lessons"), "XL_REPORT": str(report), "TMPDIR": str(folder),
+        "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": ""}
+    process = subprocess.Popen(
+        # no ini file and no conftest.py of a folder above; `tests`, so that nothing else is read
+        [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ROOT, "--confcutdir", ROOT,
+         "-k", " or ".join(names), ROOT / "tests"], cwd=folder, env=environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True)
+    size, end = 0, time.monotonic() + seconds
     try:
         while process.poll() is None and time.monotonic() < end and not stop.is_set():
             time.sleep(0.05)
-        how = process.poll()
+            now = report.stat().st_size if report.exists() else 0
+            if now != size:
+                size, end = now, time.monotonic() + seconds
+        status = process.poll()
     finally:
-        copies.kill(process)
-    if how is None:
-        return None, f"still running after {seconds:.0f} seconds"
-    return (copies.results(report) if report.exists() else None,
-            f"ended the process (status {how})")  # -n: by signal n
+        kill(process)
+    how = f"ended the process (status {status})"  # -n: by signal n
+    if status is None:
+        how = f"still running after {seconds:.0f} seconds"
+    return *lessons.read_notes(report), how
 
 
-def judged(copy, names, seconds, stop):
-    """{exercise: (state, message)} of a submission."""
-    rules = ["-m", "rule", *copies.RULES] if names == NAMES else ["-k", " or ".join(names)]
-    found, _ = run_rules(copy, rules, seconds, stop)
-    if found:
-        found = {name: found[name] for name in names}
-        untested = {BY_NAME[name].file for name in names if found[name][0] == "untested"}
-        for file in untested if len(copy.files) > 1 else ():
-            # it cannot be imported, or only one that it needs cannot; what it needs is ours now
-            mine = [name for name in names if BY_NAME[name].file == file]
-            one, _ = run_rules(copy.with_one(file), ["-k", " or ".join(mine)], seconds, stop)
-            found |= {name: one[name] for name in mine if one}
-        return found
+def kill(process):
+    """Kill a process and all that it has started."""
+    if hasattr(os, "killpg"):
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # nobody is left
+            pass
+    process.kill()
+    process.wait()
+
+
+def judged(folder, names, seconds, stop):
+    """{exercise: (state, message)} of the lessons in folder/lessons, where each has its own name.
+    """
     found = {}
-    for name in names:  # one of them has hung or died
-        found[name] = "missing", ""
-        if BY_NAME[name].file in copy.files and not stop.is_set():
-            one, how = run_rules(copy, ["-k", name], seconds / 4, stop)
-            found[name] = one[name] if one else ("failing", f"{name}: {how}")
+    while not stop.is_set():
+        todo = [name for name in names if name not in found
+                and (folder / "lessons" / f"{BY_NAME[name].file}.py").exists()]
+        if not todo:
+            break
+        notes, new, how = run_rules(folder, todo, seconds, stop)
+        found |= new
+        at_fault = [name for name in todo if name not in found][:1]
+        if notes and "importing" in notes[-1]:
+            file = notes[-1]["importing"]
+            (folder / "lessons" / f"{file}.py").unlink()
+            at_fault, how = [n for n in todo if BY_NAME[n].file == file], f"{file}.py: {how}"
+        found |= {name: ("failing", f"{name}: {how}") for name in at_fault}
     return found
 
 
 def grade(submission, names, seconds, stop):
     """The row of one submission."""
+    found, messages = {}, {}
     try:
-        with unpacked(submission) as folder, copies.laid_over(folder) as copy:
-            found = judged(copy, names, seconds, stop)
-            messages = {name: copy.with_own_names(text.split("hint:")[0].rstrip())
-                        for name, (_, text) in found.items() if text}
+        with unpacked(submission) as place, tempfile.TemporaryDirectory(
+                ignore_cleanup_errors=True) as temporary:
+            folder = Path(temporary).resolve()
+            (folder / "lessons").mkdir()
+            for lesson, path in lessons.find_lessons(place).items():
+                shutil.copyfile(path, folder / "lessons" / f"{lesson}.py")
+            found = judged(folder, names, seconds, stop)
+            messages = {name: text for name, (_, text) in found.items() if text}
     except (ValueError, OSError) as error:
-        found, messages = {}, {"": str(error)}
+        messages[""] = str(error)
     except Exception as error:  # whatever it is, the others must be graded
-        found, messages = {}, {"": f"the grader failed: {type(error).__name__}: {error}"}
+        messages[""] = f"the grader failed: {type(error).__name__}: {error}"
     states = {name: found.get(name, ("missing",))[0] for name in names}
-    name, folder = submission.name, submission.with_suffix("")
-    if submission.suffix == ".zip" and not folder.exists():  # else two were called anna
-        name = folder.name
+    name, beside = submission.name, submission.with_suffix("")
+    if submission.suffix == ".zip" and not beside.exists():  # else two were called anna
+        name = beside.name
     return Row(clean(name), states, messages)
 
 
@@ -151,10 +188,10 @@ def unpacked(submission):
     other as it is.  Of several archives the last copy counts.  ValueError."""
     if submission.suffix != ".zip":
         archives = sorted(submission.rglob("*.zip"))
-        if not archives or any(map(copies.lesson_of, submission.rglob("*.py"))):
+        if not archives or any(map(lessons.lesson_of, submission.rglob("*.py"))):
             yield submission
             return
-        submission = max(archives, key=copies.copy_number)
+        submission = max(archives, key=lessons.copy_number)
     with tempfile.TemporaryDirectory() as folder:
         try:
             with zipfile.ZipFile(submission) as archive:
@@ -163,7 +200,7 @@ def unpacked(submission):
                                      "in the lesson files alone")
                 archive.extractall(folder)
         except zipfile.BadZipFile:
-            raise ValueError(f"{submission.name} is damaged; pack it anew") from None
+            raise ValueError(f"{submission.name} is damaged; pack it again") from None
         yield Path(folder)
 
 
@@ -177,21 +214,25 @@ def find_submissions(folder, sorted_into):
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {what}; name the folder that holds the submissions")
-    there = sorted(path for path in folder.iterdir() if not copies.hidden(path.name))
+    there = sorted(path for path in folder.iterdir() if not lessons.is_hidden(path.name))
     if any(path.name.removesuffix(".py") in LESSONS and path.is_file() for path in there):
         raise ValueError(f"{folder} holds lesson files, so it is the folder of one student; name "
                          "the folder above it")
-    found = [path for path in there if path.is_dir()]
-    flat = sorted((match["who"], copies.copy_number(path), path, match["lesson"])
-                  for path in there if (match := FLAT.fullmatch(path.name)))
-    for who, _, path, lesson in flat:  # the last one overwrites the others
-        (sorted_into / who).mkdir(exist_ok=True)
-        shutil.copyfile(path, sorted_into / who / (f"{lesson}.py" if lesson else "all.zip"))
-    found += sorted({sorted_into / who for who, *_ in flat})
-    found += [path for path in there if path not in found and path not in [f[2] for f in flat]]
+    flat = {path: match for path in there if (match := FLAT.fullmatch(path.name))}
+    namesakes = Counter(who for who, _ in {(z["who"], z["id"]) for z in flat.values()})
+    found = [path for path in there if path not in flat]
+
+    def upload(path):
+        return int(flat[path]["upload"] or 0), lessons.copy_number(path)
+    for path in sorted(flat, key=upload):  # the last one overwrites the others
+        who, number, lesson = flat[path]["who"], flat[path]["id"], flat[path]["lesson"]
+        own = sorted_into / (who if namesakes[who] == 1 else f"{who}_{number}")
+        own.mkdir(exist_ok=True)
+        shutil.copyfile(path, own / (f"{lesson}.py" if lesson else "all.zip"))
+        found.append(own)
     if not found:
         raise ValueError(f"{folder} holds no submission; put a folder for each student into it")
-    return sorted(found, key=lambda path: path.name)
+    return sorted(set(found), key=lambda path: path.name)
 
 
 def grade_all(submissions, names, jobs, seconds):
@@ -230,7 +271,7 @@ def summary(rows, names):
     lines = ["the class: solved, and the commonest mistake"]
     for name in names:
         states = [row.states[name] for row in rows if row.states[name] != "missing"]
-        told = Counter(clean(copies.first_sentence(row.messages[name])) for row in rows
+        told = Counter(first_sentence(row.messages[name]) for row in rows
                        if row.states[name] == "failing")
         (sentence, count), = told.most_common(1) or [("", 0)]
         often = f"{count} x {sentence.partition(': ')[2]}" if count else ""
@@ -296,9 +337,9 @@ def parse(argv):
                         help="SUBMISSIONS is one student's folder: write results.json")
     parser.add_argument("--jobs", type=int, metavar="N", default=os.cpu_count() or 1,
                         help="submissions at a time (default: the cores, %(default)s)")
-    parser.add_argument("--seconds", type=int, metavar="S", default=120,
-                        help="for one submission; a quarter of it for an exercise that is run by "
-                        "itself (default: 120)")
+    parser.add_argument("--seconds", type=int, metavar="S", default=30,
+                        help="without a result, after which an exercise counts as endless "
+                        "(default: 30)")
     given = parser.parse_args(argv)
     if given.jobs < 1 or given.seconds < 12:
         raise ValueError(f"--jobs {given.jobs} --seconds {given.seconds}: at least 1 job and 12 "

@@ -69,9 +69,5 @@ def exit_status(child, seconds=60):
 
 
 def run_examples(lesson):
-    """The worked examples in the docstrings are true; an error goes through as it is.
-
-    A student's functions may have no docstring.
-    """
-    examples = doctest.testmod(lesson, raise_on_error=True).attempted
-    assert examples or "XL_HANDED_IN" in os.environ
+    """The worked examples in the docstrings are true; an error goes through as it is."""
+    assert doctest.testmod(lesson, raise_on_error=True).attempted

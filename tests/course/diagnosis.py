@@ -83,7 +83,7 @@ def outcome_of_mistake(rule, mistake):
 
 # ---- which mistake is it? -----------------------------------------------------------------------
 
-def misconception(name, rule, function, mine):
+def misconception(rule, function, mine):
     """The sentence of the mistake that answers as this function does, or "".
 
     If several do, those stay that do so under the other rules, too.
@@ -91,11 +91,11 @@ def misconception(name, rule, function, mine):
     if mine.kind() == "rule":
         return ""
     alike = []
-    for mistake in filter(mistakes.fits, mistakes.of(name)):
+    for mistake in filter(mistakes.fits, mistakes.of(rule.exercise)):
         theirs = outcome_of_mistake(rule, mistake)
         if theirs is not None and mistake.sentence and mine.is_like(theirs):
             alike.append(mistake)
-    for other in rules_of(name):
+    for other in rules_of(rule.exercise):
         if len({mistake.sentence for mistake in alike}) < 2:
             break
         here = outcome_of(other, function)
@@ -109,7 +109,7 @@ def misconception(name, rule, function, mine):
     return alike[0].sentence if alike else ""
 
 
-def diagnose(name, rule, function, error):
+def diagnose(rule, function, error):
     """The message for a broken rule: its first line is the diagnosis."""
     mine, asked = outcome(error), sentence_of(rule)
     compared = mine.comparison if mine.kind() == "number" else None
@@ -118,7 +118,7 @@ def diagnose(name, rule, function, error):
         try:
             with time_limit(SECONDS), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a mistake: they are none of the student's
-                sentence = misconception(name, rule, function, mine)
+                sentence = misconception(rule, function, mine)
         except TimeoutError:
             pass
     if mine.kind() == "error":

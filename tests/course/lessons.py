@@ -1,30 +1,135 @@
-"""The functions under test: where they stand, what keeps one from being tested, what replaces it.
+"""The lessons under test: where they are, what keeps one from being tested, the shipped solutions.
 
     import_lessons()          all six, once; one that cannot be imported goes into `broken`
     function_of(exercise)     the function as its lesson has it
-    put(exercise, function)   another one in its place, under its full name
     problem_of(exercise)      why it cannot be tested at all, in one sentence, or ""
     solution(exercise)        the shipped solution as text
+
+They are those of this folder or, with XL_CODE, the files that somebody else has handed in.  Ours
+stand in for a lesson that is missing or broken, but only so that the others can be imported.
 """
-import ast
+import json
 import os
+import re
 import signal
 import sys
+import tempfile
 import traceback
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
-from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
+from course.exercises import LESSONS, ROOT, find
 
 TESTS = ROOT / "tests"
 PRISTINE = TESTS / "course" / "pristine"  # of lessons that are blank: as they were before that
+under_test = {file: ROOT / f"{file}.py" for file in LESSONS}  # the files that are judged
+imported_from = {}  # lesson -> the file that an import of it runs: that one, or ours
 broken = {}  # lesson -> one sentence, if it cannot be imported
-handed_in = os.environ.get("XL_HANDED_IN", " ".join(LESSONS)).split()  # lessons that count
+home = []  # the folder of somebody else's code, if it is under test
+MEMORY = 4 << 30  # bytes that it may have, over what torch itself takes
+FILE_SIZE = 100 << 20  # bytes of one file that it writes
+
+
+# ---- somebody else's lessons --------------------------------------------------------------------
+
+def is_hidden(name):
+    """Is it no student's work?  .git, ._notes.py, __pycache__, __MACOSX"""
+    return name.startswith((".", "__"))
+
+
+def copy_number(path):
+    """The number that a browser or a learning platform adds to a name: 2 in x-2.py and x (2).py.
+    """
+    found = re.search(r"(-| \()(\d+)\)?\.\w+$", path.name)
+    return int(found.group(2)) if found else 0
+
+
+def lesson_of(path):
+    """The lesson that a file is, by its name, or None."""
+    stem = re.sub(r"(-\d+| \(\d+\))$", "", path.stem)
+    return stem if stem in LESSONS and path.suffix == ".py" else None
+
+
+def find_lessons(place):
+    """{lesson: path} of the lesson files in a folder, or in the one folder below it that has some;
+    or of one file.  Of several copies the last one counts.  ValueError: one sentence."""
+    place = Path(place)
+    if not place.exists():
+        raise ValueError(f"{place} does not exist; name the folder with the student's files")
+    if place.is_file() and place.suffix != ".py":
+        raise ValueError(f"{place.name} is neither a folder nor a lesson file; unpack archives")
+    paths = [place] if place.is_file() else [
+        path for path in sorted(place.rglob("*.py"))
+        if not any(map(is_hidden, path.relative_to(place).parts))]
+    paths = sorted(filter(lesson_of, paths), key=copy_number)
+    depth = min((len(path.parts) for path in paths), default=0)
+    folders = sorted({path.parent for path in paths if len(path.parts) == depth})
+    if len(folders) > 1:
+        raise ValueError(f"{place} holds lesson files in {folders[0].name}/ and in "
+                         f"{folders[1].name}/; leave one of them")
+    if not folders:
+        raise ValueError(
+            f"{place} holds no lesson file ({LESSONS[0]}.py, ..., {LESSONS[-1]}.py); hand in the "
+            "lesson's whole file, under its own name, with the function written in it")
+    return {lesson_of(path): path.resolve() for path in paths if path.parent == folders[0]}
+
+
+def move_into_own_folder():
+    """Have somebody else's code run, and leave its files, in a temporary folder: return that."""
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    home.append(Path(folder.name) / "home")  # one deeper, so that .. is also temporary
+    sys.dont_write_bytecode = True
+    return folder
+
+
+def go_home():
+    """Return there, wherever it has gone."""
+    for folder in home:
+        folder.mkdir(exist_ok=True)
+        os.chdir(folder)
+
+
+def limit_resources():
+    """Give this process no endless memory, and no endless file."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    limits = {resource.RLIMIT_FSIZE: FILE_SIZE}
+    if Path("/proc/self/statm").exists():  # macOS has no such limit
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MEMORY
+    for kind, value in limits.items():
+        resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
+
+
+def note(**facts):
+    """Add a line to the file XL_REPORT: whatever becomes of this process, it can be read."""
+    if path := os.environ.get("XL_REPORT"):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(facts) + "\n")
+
+
+def read_notes(path):
+    """What a process has noted there: ([facts, ...], {exercise: (state, message)})."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    notes = [json.loads(line) for line in lines]
+    return notes, {z["exercise"]: (z["state"], z["message"]) for z in notes if "exercise" in z}
 
 
 # ---- the lessons, imported in order -------------------------------------------------------------
+
+class LessonFinder:
+    """Finds a lesson where `imported_from` says, for whoever imports it by its name."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        """The spec that import asks for; None for all other names."""
+        return spec_from_file_location(name, imported_from[name]) if name in LESSONS else None
+
 
 def sentence(error, path):
     """An error of a student's file in one line: what, where."""
@@ -40,16 +145,23 @@ def sentence(error, path):
 
 
 def import_lessons(up_to=LESSONS[-1]):
-    """Import all six, or those up to one.  What needs a broken one is broken for the same reason.
-    """
+    """Import all six, or those up to one.  ValueError if one is broken and nothing can stand in."""
+    imported_from.update({file: shipped_file(file) for file in LESSONS} | under_test)
+    sys.meta_path.insert(0, LessonFinder)
     for file in LESSONS[: LESSONS.index(up_to) + 1]:
+        note(importing=file)
+        go_home()
         try:
             with time_limit(60):  # the first one imports torch
                 import_module(file)
         except (Exception, SystemExit) as error:
-            sys.modules[file] = None  # from now on an import of it fails at once
-            needed = getattr(error, "name", None)
-            broken[file] = broken.get(needed) or sentence(error, ROOT / f"{file}.py")
+            broken[file] = sentence(error, imported_from[file])
+            note(broken=broken[file])
+            if imported_from[file] == shipped_file(file):
+                raise ValueError(broken[file]) from None
+            imported_from[file] = shipped_file(file)
+            import_module(file)
+    note(imported=up_to)
 
 
 @contextmanager
@@ -78,99 +190,29 @@ def time_limit(seconds):
 
 # ---- one function -------------------------------------------------------------------------------
 
-def owner_of(exercise):
-    """(the module or class that holds the function, its name there)."""
-    *classes, name = exercise.function.split(".")
-    owner = import_module(exercise.file)
-    for part in classes:
-        owner = getattr(owner, part)
-    return owner, name
-
-
 def function_of(exercise):
     """The function under test, as its lesson has it; AttributeError if it is missing."""
-    owner, name = owner_of(exercise)
-    return getattr(owner, name)
-
-
-def put(exercise, function):
-    """Another function in the exercise's place: who calls it by its full name gets this one."""
-    owner, name = owner_of(exercise)
-    setattr(owner, name, function)
-
-
-def set_aside(exercise):
-    """From now on, whoever calls this wrong exercise is told so, at once."""
-    def stub(*args, **kwargs):
-        raise NotImplementedError(f"{exercise.name} is wrong")
-    put(exercise, stub)
-
-
-def is_missing(exercise):
-    """Does its lesson not define the function any more?"""
-    try:
-        return not callable(function_of(exercise))
-    except AttributeError:
-        return True
+    found = import_module(exercise.file)
+    for part in exercise.function.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def is_blank(exercise):
-    """Does the task stand where the function should be?"""
-    text = (ROOT / f"{exercise.file}.py").read_text(errors="replace")
-    return f'"{exercise.name} is blank' in text
+    """Is the task still in the place of the function?"""
+    return f'"{exercise.name} is blank' in under_test[exercise.file].read_text(errors="replace")
 
 
-@cache
 def problem_of(exercise):
     """Why this exercise cannot be tested, in one sentence; "" if it can."""
     if exercise.file in broken:
         return broken[exercise.file]
-    if is_missing(exercise):
-        return f"there is no {exercise.function} in {exercise.file}.py; its name must stay"
-    borrowed = imported_from_tests(ROOT / f"{exercise.file}.py")
-    if borrowed:
-        return (f"the file imports {borrowed} from tests/, where the answers are: write the "
-                "function yourself, without that import")
-    return ""
-
-
-@cache
-def imported_from_tests(path, seen=()):
-    """The first name of tests/ that a source, or a file beside it, imports or opens; else ""."""
-    ours = {p.stem for p in TESTS.rglob("*.py")} - set(LESSONS) | {"tests", "course", "system"}
     try:
-        nodes = list(ast.walk(ast.parse(path.read_bytes())))
-    except (SyntaxError, ValueError):  # a file beside the lesson that is no Python imports nothing
-        return ""
-    for node in nodes:
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        elif isinstance(node, ast.Call):
-            names = [z.value for z in node.args if isinstance(z, ast.Constant)
-                     and ("import" in ast.unparse(node.func) or "course/" in str(z.value))]
-        for name in map(str, names):
-            parts = name.replace("/", ".").split(".")
-            beside = path.parent / f"{parts[0]}.py"
-            if beside.exists() and beside not in (path, *seen) and parts[0] not in LESSONS:
-                if found := imported_from_tests(beside, (path, *seen)):
-                    return found
-            elif ours & set(parts) and not beside.exists():
-                return name
-    return ""
-
-
-def blank_in(error):
-    """The exercise whose stub raised this error, or None."""
-    while error is not None:
-        name = str(error).split(" is ")[0]
-        if isinstance(error, NotImplementedError) and name in BY_NAME:
-            return BY_NAME[name]
-        inner = getattr(error, "exc_info", (None, None))[1]  # of doctest
-        error = inner or error.__cause__ or error.__context__
-    return None
+        if callable(function_of(exercise)):
+            return ""
+    except AttributeError:
+        pass
+    return f"there is no {exercise.function} in {exercise.file}.py; its name must stay"
 
 
 # ---- the shipped solutions ----------------------------------------------------------------------
@@ -179,21 +221,28 @@ WARNING = "# SPOILERS: this lesson before it was blanked; the known mistakes are
 
 
 def kept_file(file, root=ROOT):
-    """Where a lesson is kept as it was before its first blank, or before a student's was laid over.
-    """
+    """Where a lesson is kept as it was before its first blank."""
     return root / PRISTINE.relative_to(ROOT) / f"{file}.py"
 
 
-def pristine(file, root=ROOT):
-    """The text of a lesson as it is shipped, whether it is blank now or not."""
-    kept = kept_file(file, root)
-    if kept.exists():
-        return kept.read_text(encoding="utf-8").removeprefix(WARNING)
-    return (root / f"{file}.py").read_text(encoding="utf-8")
+def in_work():
+    """Is a lesson blank, or was it, and not put back?"""
+    return any(PRISTINE.glob("*.py"))
+
+
+def shipped_file(file):
+    """The file that holds a lesson as it is shipped, whether it is blank now or not."""
+    kept = kept_file(file)
+    return kept if kept.exists() else ROOT / f"{file}.py"
+
+
+def pristine(file):
+    """The text of a lesson as it is shipped."""
+    return shipped_file(file).read_text(encoding="utf-8").removeprefix(WARNING)
 
 
 def keep_pristine(file, root):
-    """Lay the shipped text of a lesson aside, in this copy of the project."""
+    """Keep the shipped text of a lesson, in this copy of the project."""
     kept = kept_file(file, root)
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(WARNING + pristine(file), encoding="utf-8")
@@ -208,15 +257,3 @@ def solution(exercise):
     top = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     kept = lines[top - 1 : node.body[0].lineno - 1] + lines[first - 1 : node.end_lineno]
     return "\n".join(line[node.col_offset :] for line in kept) + "\n"
-
-
-def is_as_shipped(exercise):
-    """Is it our own solution, but for comments and docstring?"""
-    if problem_of(exercise):
-        return False
-    node, _ = find((ROOT / f"{exercise.file}.py").read_text(), exercise.function)
-    if ast.get_docstring(node) is not None:
-        node.body = node.body[1:]
-    shipped = ast.parse(solution(exercise)).body[0]
-    parts = [[n.args, *n.decorator_list, *n.body] for n in (node, shipped)]
-    return ast.unparse(parts[0]) == ast.unparse(parts[1])

@@ -8,15 +8,20 @@ A test that takes an exercise by its name is a rule of it: one sentence, one ass
 parameters as well, but no other fixture, so it can be called with another function in the
 exercise's place, at any time:
 
-    rules_of("causal_mask")                  its rules, pytest's items, in the order of the file
+    rules_of("causal_mask")                  its rules, in the order of the file
     judge("causal_mask", function)           (None, "") or the first rule that is broken, and why
-    state("causal_mask")                     "solved", "blank", "failing" or "missing", and why
+    state("causal_mask")                     "solved", "blank" or "failing", and why
 """
 import inspect
 import io
+import itertools
 import warnings
+from collections import Counter
+from collections.abc import Callable
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -24,7 +29,7 @@ import torch
 
 from course import lessons
 from course.exercises import BY_NAME, EXERCISES, find
-from course.lessons import TESTS, time_limit
+from course.lessons import time_limit
 
 SECONDS = 10  # that a rule may take; the rules of one exercise take less than a second
 
@@ -114,44 +119,57 @@ def replaced(owner, **names):
 
 # ---- the rules of an exercise -------------------------------------------------------------------
 
-# A rule may be asked for that is not in this run: by the last line that pytest prints, by a test
-# that waits for an exercise of another file, by a diagnosis, which tries all rules on a mistake.
-# So each file with rules is collected once more, apart from the run, and its rules are called as
-# plain functions.  `passed` and `states`, below, hold what the run has found: that is not asked
-# again.
-session = []  # pytest's, put here when it starts
+@dataclass(frozen=True)
+class Rule:
+    """A test that takes an exercise by its name, with one choice of its parameters."""
+
+    exercise: str
+    function: Callable
+    values: dict
+
+    @property
+    def name(self):
+        """test_masks_of_other_sizes {'T': 1, 'm': 0}"""
+        return f"{self.function.__name__} {self.values}"
 
 
 def exercise_of(item):
-    """The name of the exercise that a test is a rule of, or None."""
+    """The name of the exercise that one of pytest's tests is a rule of, or None."""
     return next((name for name in getattr(item, "fixturenames", ()) if name in BY_NAME), None)
 
 
-@cache
-def collected(file):
-    """All tests of a test file as pytest's items, whether they are in this run or not."""
-    return list(pytest.Module.from_parent(session[0], path=TESTS / f"{file}.py").collect())
+def rule_of(item):
+    """The Rule that one of pytest's tests is."""
+    values = item.callspec.params if hasattr(item, "callspec") else {}
+    return Rule(exercise_of(item), item.function, values)
 
 
 @cache
 def rules_of(name):
-    """The rules of an exercise, in the order of its test file."""
-    return [item for item in collected(BY_NAME[name].test_file) if exercise_of(item) == name]
-
-
-def parameters_of(rule):
-    """The parameters of a rule beside the exercise."""
-    return rule.callspec.params if hasattr(rule, "callspec") else {}
+    """The rules of an exercise, in the order of its test file, whether pytest runs them or not."""
+    found = []
+    for function in vars(import_module(BY_NAME[name].test_file)).values():
+        if inspect.isfunction(function) and name in inspect.signature(function).parameters and (
+                function.__name__.startswith("test_")):
+            marks = [mark.args for mark in getattr(function, "pytestmark", ())
+                     if mark.name == "parametrize"]
+            for choice in itertools.product(*(values for _, values in marks)):
+                values = {}
+                for (names, _), value in zip(marks, choice):
+                    names = [part.strip() for part in names.split(",")]
+                    values |= zip(names, value if len(names) > 1 else [value])
+                found.append(Rule(name, function, values))
+    return found
 
 
 def run(rule, function):
     """Silent if the rule holds for this function; else it raises."""
-    start_anew()
+    reset()
     with torch.enable_grad():  # and put back, whatever the function has switched off
-        rule.function(**{**parameters_of(rule), exercise_of(rule): function})
+        rule.function(**{**rule.values, rule.exercise: function})
 
 
-def start_anew():
+def reset():
     """Every test starts from the same seed, so none depends on those that ran before it."""
     torch.default_generator.manual_seed(0)  # of the CPU alone: a hundredth of the time
     Comparison.last = None
@@ -164,44 +182,45 @@ def sentence_of(rule):
 
 def place_of(rule):
     """test_04_rel_shift.py, line 31, T = 3, m = 2"""
-    given = [f"{name} = {value}" for name, value in parameters_of(rule).items()
+    given = [f"{name} = {value}" for name, value in rule.values.items()
              if isinstance(value, (int, float, str, bool, tuple))]
-    lines, first = inspect.getsourcelines(rule.function)  # decorators stand above the `def`
+    lines, first = inspect.getsourcelines(rule.function)  # decorators are above the `def`
     line = first + next(n for n, text in enumerate(lines) if text.startswith("def "))
-    return ", ".join([f"{rule.path.name}, line {line}", *given])
+    file = BY_NAME[rule.exercise].test_file
+    return f"{file}.py, " + ", ".join([f"line {line}", *given])
 
 
-# ---- does a function keep them? -----------------------------------------------------------------
+# ---- what becomes of an exercise ----------------------------------------------------------------
 
 FAILURES = (Exception, SystemExit, pytest.fail.Exception)
-passed = set()  # (exercise, rule) that pytest has run and found kept
-states = {}  # name -> what `state` found, so that each is judged once a run
+passed = Counter()  # exercise -> how many of its rules pytest has found kept
+states = {}  # exercise -> (state, message), so that each is judged once
 
 
-def judge(name, function, without=()):
+def judge(name, function):
     """(None, "") if all rules hold, else (the first that is broken, the message)."""
     rule = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for rule in rules_of(name):
-                if (name, rule.name) not in without:
-                    with time_limit(SECONDS):
-                        run(rule, function)
+                with time_limit(SECONDS):
+                    run(rule, function)
     except FAILURES as error:
-        return rule, message(name, rule, function, error)
+        return rule, failure_message(rule, function, error)
     return None, ""
 
 
-def message(name, rule, function, error):
+def failure_message(rule, function, error):
     """What a student reads: the diagnosis, the rule, and the numbers."""
     from course.diagnosis import diagnose  # imports the table of mistakes, which is long
-    if lessons.blank_in(error) == BY_NAME[name]:
-        return blank_message(name)
-    return f"{name}: {diagnose(name, rule, function, error)}"
+    if isinstance(error, NotImplementedError) and (
+            str(error).startswith(f"{rule.exercise} is blank")):
+        return blank_message(rule.exercise)
+    return f"{rule.exercise}: {diagnose(rule, function, error)}"
 
 
-def beginning(text, n=20):
+def first_lines(text, n=20):
     """The first lines of what a function has printed, and how many more there are."""
     lines = text.splitlines()
     return "\n".join(lines[:n] + [f"... ({len(lines) - n} more lines)"] * (len(lines) > n))
@@ -210,55 +229,57 @@ def beginning(text, n=20):
 def blank_message(name):
     """A blank exercise is no mistake: what is to be done."""
     exercise = BY_NAME[name]
-    file = f"{exercise.file}.py"
-    node, _ = find((lessons.ROOT / file).read_text(), exercise.function)
+    node, _ = find(lessons.under_test[exercise.file].read_text(), exercise.function)
     if len(node.body) > 2:  # more than a docstring and the stub
         return (f"{name} is blank: there is code in it, but the `raise NotImplementedError` of the "
                 "blank still stands there, too; delete it")
-    return (f"{name} is blank: write {exercise.function} in {file}, then run "
+    return (f"{name} is blank: write {exercise.function} in {exercise.file}.py, then run "
             f"pytest -k {name}\n{exercise.task}")
 
 
-def state(name):
-    """("solved" | "blank" | "failing" | "missing", message) of the code under test.
+def counted():
+    """The exercises whose lesson is under test."""
+    return [exercise for exercise in EXERCISES if exercise.file in lessons.under_test]
 
-    What pytest has found already is not asked again: rules that are in no run are judged here.
-    """
+
+def state(name):
+    """("solved" | "blank" | "failing", message) of the code under test, judged here if pytest has
+    not run its rules."""
     exercise = BY_NAME[name]
     if name not in states:
-        if exercise.file not in lessons.handed_in:
-            states[name] = "missing", f"{name} is not in XL_CODE; where it is needed, ours is used"
-        elif problem := lessons.problem_of(exercise):
-            states[name] = "failing", f"{name}: {problem}"
-        else:
-            with redirect_stdout(io.StringIO()):  # a student's prints are for the tests
-                states[name] = state_of(*judge(name, lessons.function_of(exercise), passed))
+        if problem := lessons.problem_of(exercise):
+            return record(name, f"{name}: {problem}")
+        with redirect_stdout(io.StringIO()):  # a student's prints are for the tests
+            return record(name, judge(name, lessons.function_of(exercise))[1])
     return states[name]
 
 
-def state_of(rule, text):
-    """The state that a judgement means."""
-    if rule is None:
-        return "solved", ""
-    return "blank" if " is blank: " in text.split("\n")[0] else "failing", text
+def record(name, message=""):
+    """Note what became of an exercise, "" if it is solved: its state."""
+    kind = "solved" if not message else "failing"
+    if message.startswith(f"{name} is blank: "):
+        kind = "blank"
+    states[name] = kind, message
+    lessons.note(exercise=name, state=kind, message=message)
+    return states[name]
 
 
 def progress_line():
     """9 of 18 exercises solved; next: rel_shift (04)"""
-    found = {e.name: state(e.name)[0] for e in EXERCISES}
-    counted = [e for e in EXERCISES if found[e.name] != "missing"]
-    todo = [e for e in counted if found[e.name] != "solved"]
-    line = f"{len(counted) - len(todo)} of {len(counted)} exercises solved"
-    if len(counted) < len(EXERCISES):
-        line += f" ({len(EXERCISES) - len(counted)} more are not in XL_CODE)"
+    todo = [e for e in counted() if state(e.name)[0] != "solved"]
+    line = f"{len(counted()) - len(todo)} of {len(counted())} exercises solved"
+    if len(counted()) < len(EXERCISES):
+        line += f" ({len(EXERCISES) - len(counted())} more are not in XL_CODE)"
     return line + (f"; next: {todo[0].name} ({todo[0].lesson})" if todo else "")
 
 
 def line_of(name):
     """rel_shift is solved; next: attention_mask (05), one of 8 that are blank"""
+    if BY_NAME[name] not in counted():
+        return f"{name} is not in XL_CODE"
     if why := lessons.broken.get(BY_NAME[name].file, ""):
         return f"{name} cannot be tested: {why}"
-    found, blank = state(name)[0], [e for e in EXERCISES if lessons.is_blank(e)]
+    found, blank = state(name)[0], [e for e in counted() if lessons.is_blank(e)]
     return f"{name} is {found}" + (
         f"; next: {blank[0].name} ({blank[0].lesson}), one of {len(blank)} that are blank"
         if blank and found == "solved" else "")

@@ -16,7 +16,7 @@ from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
 NAMES = [e.name for e in EXERCISES]
 
 
-pytestmark = pytest.mark.usefixtures("our_own")
+pytestmark = pytest.mark.usefixtures("needs_shipped_solutions")
 
 
 @pytest.fixture

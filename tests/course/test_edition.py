@@ -5,6 +5,7 @@
 """
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,12 +14,13 @@ import zipfile
 import pytest
 
 import blank
-from course import copies, lessons
+from course import lessons
 from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT
 
 NAMES = [exercise.name for exercise in EXERCISES]
 COUNT = len(EXERCISES)
-pytestmark = pytest.mark.usefixtures("our_own")
+pytestmark = pytest.mark.usefixtures("needs_shipped_solutions")
+each = pytest.mark.parametrize("exercise", EXERCISES, ids=NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +32,17 @@ def edition(tmp_path_factory):
     return folder
 
 
-# ---- no solution stands where a student reads ---------------------------------------------------
+@pytest.fixture
+def project(tmp_path):
+    """A copy of the whole project, to be worked in."""
+    return shutil.copytree(ROOT, tmp_path / "project", ignore=shutil.ignore_patterns(
+        ".*", "__pycache__", "data", "runs", "pristine"))
 
-ROOM = """copies diagnosis exercises lessons mistakes mistakes_01 mistakes_02 mistakes_03
-    mistakes_04 mistakes_05 mistakes_train oracles rules stand_ins""".split()
+
+# ---- no solution is where a student reads -------------------------------------------------------
+
+ROOM = """diagnosis exercises lessons mistakes mistakes_01 mistakes_02 mistakes_03 mistakes_04
+    mistakes_05 mistakes_train oracles rules stand_ins""".split()
 
 
 def test_the_edition_holds_what_is_listed_and_nothing_else(edition):
@@ -65,32 +74,21 @@ def telling(exercise):
     return max((line for line in lines if squeezed(all_lessons).count(line) == 1), key=len)
 
 
-def read_by_students(folder):
-    """The files that a student opens: all but tests/course/, which says that it spoils."""
-    return [path for path in sorted(folder.rglob("*.py"))
-            if (folder / "tests" / "course") not in path.parents]
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=NAMES)
-def test_no_telling_line_of_a_solution_stands_in_what_students_read(edition, exercise):
-    """The line is one of the lesson's, so that it would be found."""
-    line = telling(exercise)
-    assert len(line) > 10
-    found = [path.name for path in read_by_students(edition)
-             if line in squeezed(path.read_text(encoding="utf-8"))]
-    assert not found, f"{line} stands in {found}"
+@each
+def test_no_telling_line_of_a_solution_is_in_what_students_read(edition, exercise):
+    """Students open all except tests/course/, where files say that they spoil."""
+    line = telling(exercise)  # it is one of the lesson's, so that it would be found
+    assert len(line) > 10 and blank.Lesson(exercise, edition / f"{exercise.file}.py").is_blank()
+    for path in edition.rglob("*.py"):
+        if edition / "tests" / "course" not in path.parents:
+            assert line not in squeezed(path.read_text(encoding="utf-8")), path
 
 
 def test_what_knows_answers_says_so(edition):
-    """Answers lie in tests/course/ alone, in files whose first line warns."""
+    """Answers are in tests/course/ alone, in files whose first line warns."""
     for path in (edition / "tests" / "course").rglob("*.py"):
         if path.stem.startswith(("mistakes", "oracles")) or path.parent.name == "pristine":
             assert "SPOILERS" in path.read_text().split("\n")[0], path.name
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=NAMES)
-def test_all_is_blank_there(edition, exercise):
-    assert blank.Lesson(exercise, edition / f"{exercise.file}.py").is_blank()
 
 
 def test_its_readme_speaks_only_of_what_is_in_it(edition):
@@ -116,18 +114,19 @@ def test_its_fast_form_is_the_plain_one(edition):
 
 def test_an_exam_has_no_solution_and_no_mistake(tmp_path, capsys):
     """A broken rule shows itself, and what it compared; nothing names a mistake."""
-    assert blank.main(["--all", str(tmp_path / "exam"), "--exam"]) == 0
-    course = tmp_path / "exam" / "tests" / "course"
+    folder = tmp_path / "exam"
+    assert blank.main(["--all", str(folder), "--exam"]) == 0
+    course = folder / "tests" / "course"
     assert not (course / "pristine").exists() and not list(course.glob("mistakes_*"))
-    page = (tmp_path / "exam" / "README.md").read_text()
+    page = (folder / "README.md").read_text()
     assert "To hand in" in page and "hold the answers" not in page
-    path = tmp_path / "exam" / "02_recurrence.py"
-    exercise = BY_NAME["reach"]
-    solve(tmp_path / "exam", exercise, "return T - 1 - token", "return T - token")
-    assert "return T - token" in path.read_text()
-    status, out = pytest_in(tmp_path / "exam", "-k", "reach")
+    solve(folder, BY_NAME["reach"], "return T - 1 - token", "return T - token")
+    status, out = pytest_in(folder, "-k", "reach")
     assert status == 1 and "reach: One layer: the last token" in out and "expected    got" in out
     assert "one too far" not in out and "Traceback" not in out
+    edit(folder / "02_recurrence.py", "def reach(N, T, M):", "def reach(N, T, M)")
+    status, out = pytest_in(folder)
+    assert status == 4 and last_line(out).startswith("ERROR: 02_recurrence.py, line")
     assert blank.main(["--exam", "--undo", "reach"]) == 1
     assert "--exam and --only go with --all" in capsys.readouterr().err
 
@@ -143,9 +142,9 @@ def test_an_edition_of_a_later_week_has_the_earlier_lessons_written(tmp_path, ca
     text = "".join((folder / f"{lesson}.py").read_text() for lesson in LESSONS)
     assert re.findall(r"# EXERCISE (\w+):", text) == ["rel_shift", "layer"]
     misspelt = ["--all", str(tmp_path / "no"), "--only", "later"]
-    for wrong, said in ((["--only", "layer", "--list"], "go with --all"),
-                        (misspelt, "did you mean layer?")):
-        assert blank.main(wrong) == 1 and said in capsys.readouterr().err
+    for wrong, words in ((["--only", "layer", "--list"], "go with --all"),
+                         (misspelt, "did you mean layer?")):
+        assert blank.main(wrong) == 1 and words in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
 
 
@@ -159,60 +158,9 @@ def test_what_is_handed_in_is_one_archive(tmp_path, monkeypatch, capsys):
     assert blank.main(["--submit", "anna"]) == 0
     with zipfile.ZipFile("anna.zip") as archive:
         archive.extractall("out")
-    assert list(copies.find_lessons(tmp_path / "out")) == list(LESSONS)
+    assert list(lessons.find_lessons(tmp_path / "out")) == list(LESSONS)
     assert blank.main(["--submit", "anna"]) == 1
     assert "is there already" in capsys.readouterr().err
-
-
-# ---- an answer must be the student's own --------------------------------------------------------
-
-@pytest.mark.parametrize("line", [
-    "from course.oracles import shift", "import course.lessons",
-    "from tests.course import oracles", "from helpers import visible", "import conftest",
-    "import_module('course.mistakes')",
-    "__import__('course')", "importlib.import_module('test_04_rel_shift')",
-    "exec(open('tests/course/pristine/04_rel_shift.py').read())", "import shifts"])
-def test_an_answer_that_imports_from_tests_is_refused(tmp_path, line):
-    """By itself, or through a file beside it."""
-    (tmp_path / "shifts.py").write_text("from course import oracles\n")
-    (tmp_path / "mine.py").write_text(f"import torch\ndef rel_shift(x):\n    {line}\n")
-    assert lessons.imported_from_tests(tmp_path / "mine.py")
-
-
-def test_an_answer_may_import_what_is_its_own(tmp_path):
-    """And speak of the course; a file beside it that is no Python gives it nothing."""
-    (tmp_path / "helpers.py").write_text("import math\n")
-    (tmp_path / "notes.py").write_text("these are :\n")
-    (tmp_path / "mine.py").write_text("import torch, helpers\nfrom importlib import import_module\n"
-                                      "lesson_1 = import_module('01_vanilla_segments')\n"
-                                      "print('course')\nimport notes\n")
-    assert lessons.imported_from_tests(tmp_path / "mine.py") == ""
-
-
-@pytest.mark.parametrize("files, words", [
-    (None, "does not exist"), ({}, "holds no lesson file"),
-    ({"reach.py": "def reach(N, T, M): 0"}, "hand in the lesson's whole file"),
-    ({"a/train.py": "", "b/train.py": ""}, "in a/ and in b/"),
-], ids=["missing", "empty", "function", "two"])
-def test_xl_code_that_cannot_be_used_is_one_sentence(tmp_path, files, words):
-    folder = tmp_path / "in"
-    for name, text in (files or {}).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    if files == {}:
-        folder.mkdir()
-    with pytest.raises(ValueError, match=words) as error:
-        copies.find_lessons(folder)
-    assert "\n" not in str(error.value)
-
-
-def test_a_whole_project_below_a_folder_is_found(tmp_path):
-    """As an archive unpacks it, with what a system adds to it."""
-    for name in ("hw/project/train.py", "hw/project/tests/train.py", "__MACOSX/hw/train.py",
-                 "hw/.venv/train.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    assert copies.find_lessons(tmp_path) == {"train": tmp_path / "hw" / "project" / "train.py"}
 
 
 # ---- runs of pytest as a student sees them ------------------------------------------------------
@@ -230,8 +178,15 @@ def last_line(out):
     return out.strip().splitlines()[-1]
 
 
+def edit(path, old, new):
+    """Replace what is in the file once."""
+    text = path.read_text()
+    assert text.count(old) == 1, old
+    path.write_text(text.replace(old, new))
+
+
 def solve(folder, exercise, old="", new=""):
-    """Write the shipped solution, edited, where the task stands."""
+    """Write the shipped solution, edited, where the task is."""
     lesson = blank.Lesson(exercise, folder / f"{exercise.file}.py")
     body = lessons.solution(exercise).split(":\n", 1)[1].replace(old, new)
     lesson.write(textwrap.indent(textwrap.dedent(body), lesson.indent))
@@ -239,13 +194,13 @@ def solve(folder, exercise, old="", new=""):
 
 @pytest.mark.slow
 def test_plain_pytest_in_the_edition_ends(edition):
-    """Every exercise shows its task, all else waits for one of them, and nothing is red."""
+    """Every exercise shows its task, once, and nothing else is red."""
     status, out = pytest_in(edition, "-q")
     assert status == 1 and f"{COUNT} failed" in out and " error" not in out
     assert last_line(out) == f"0 of {COUNT} exercises solved; next: lanes (01)"
     for exercise in EXERCISES:
         assert f"{exercise.name} is blank: write {exercise.function} in" in " ".join(out.split())
-    assert "tests wait for update_memory" in out and "Traceback" not in out
+    assert "Traceback" not in out
 
 
 @pytest.mark.slow
@@ -270,20 +225,43 @@ def test_a_student_solves_one_and_then_all(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_broken_line_is_said_once(tmp_path):
-    """A colon is missing in lesson 2: its exercises, and those of the lessons that use it, cannot
-    be tested, for one reason; lesson 1 can."""
+def test_a_broken_line_costs_the_exercises_of_its_lesson(tmp_path):
+    """A colon is missing in lesson 2: its exercises say so; the others are tested as ever."""
     folder = tmp_path / "course"
     blank.main(["--all", str(folder)])
-    solve(folder, BY_NAME["lanes"])
-    path = folder / "02_recurrence.py"
-    path.write_text(path.read_text().replace("def reach(N, T, M):", "def reach(N, T, M)"))
+    for name in ("lanes", "four_terms"):
+        solve(folder, BY_NAME[name])
+    edit(folder / "02_recurrence.py", "def reach(N, T, M):", "def reach(N, T, M)")
     done = subprocess.run([sys.executable, "tests/blank.py", "--list"], cwd=folder, text=True,
                           capture_output=True, timeout=60)
-    states = [line.split()[5] for line in done.stdout.splitlines()[1 : COUNT + 1]]
-    assert states == ["solved", "blank", "blank"] + ["untested"] * (COUNT - 3)
+    states = dict(zip(NAMES, (line.split()[5] for line in done.stdout.splitlines()[1:])))
+    assert {name for name in NAMES if states[name] == "solved"} == {"lanes", "four_terms"}
+    assert {name for name in NAMES if states[name] == "failing"} == {
+        name for name in NAMES if BY_NAME[name].file == "02_recurrence"}
     assert done.stdout.count("02_recurrence.py, line") == 1
-    assert last_line(done.stdout) == f"1 of {COUNT} exercises solved; next: segments (01)"
+    assert last_line(done.stdout) == f"2 of {COUNT} exercises solved; next: segments (01)"
+
+
+@pytest.mark.slow
+def test_only_rules_run_until_all_exercises_are_solved(project):
+    """Blank, wrong, then solved without --undo, and put back."""
+    def run(*paths):
+        status, out = pytest_in(project, "-q", *(paths or ("tests/test_04_rel_shift.py", other)))
+        return status, "only rules ran: " in out, out
+    exercise, other = BY_NAME["rel_shift"], "tests/system/test_layers.py"
+    assert run(other)[:2] == (0, False)
+    blank_py = [sys.executable, "tests/blank.py"]
+    subprocess.run([*blank_py, "rel_shift"], cwd=project, check=True)
+    status, said, out = run()
+    assert (status, said) == (1, True) and "1 failed" in out and "deselected" in out
+    solve(project, exercise, "1:, :", ":-1, :")
+    assert run(other)[:2] == (5, True)
+    solve(project, exercise, "x[..., 1:, :].reshape", "x[..., 1:, :].clone().reshape")
+    status, said, out = run()
+    assert (status, said) == (0, False) and "skipped" in out
+    subprocess.run([*blank_py, "--undo", "rel_shift"], cwd=project, check=True)
+    status, said, out = run()
+    assert (status, said) == (0, False) and "skipped" not in out
 
 
 @pytest.mark.slow
@@ -299,58 +277,61 @@ def test_k_takes_exercises_by_their_names():
     assert "did you mean" not in out
 
 
-@pytest.fixture
-def theirs(tmp_path):
-    """A folder with lesson files in which functions are blank, wrong, endless, or renamed."""
-    for name, old, new in (
-            ("causal_mask", "    j = torch", "    while True:\n        pass\n    j = torch"),
-            ("reach", "return T - 1 - token", "return T - token"),
-            ("rel_shift_by_index", "def rel_shift_by_index", "def by_index")):
-        exercise = BY_NAME[name]
-        path = tmp_path / f"{exercise.file}.py"
-        text = path.read_text() if path.exists() else lessons.pristine(exercise.file)
-        shipped = textwrap.dedent(lessons.solution(exercise))
-        assert old in (text if "def" in old else shipped)
-        path.write_text(text.replace(old, new, 1))
+# ---- XL_CODE: somebody else's files -------------------------------------------------------------
+
+@pytest.mark.slow
+def test_xl_code_judges_the_files_of_somebody_else(tmp_path):
+    """Right, wrong, endless, renamed and blank ones, and a lesson that cannot be imported; what is
+    missing is not counted, and nothing that is handed in falls back to ours."""
+    for file in ("02_recurrence", "04_rel_shift"):
+        (tmp_path / f"{file}.py").write_text(lessons.pristine(file))
+    edit(tmp_path / "02_recurrence.py", "    j = torch", "    while True: pass\n    j = torch")
+    edit(tmp_path / "02_recurrence.py", "return T - 1 - token", "return T - token")
+    edit(tmp_path / "04_rel_shift.py", "def rel_shift_by_index", "def by_index")
+    (tmp_path / "05_full_model.py").write_text("import einops\n")
     lesson = blank.Lesson(BY_NAME["rel_shift"], tmp_path / "04_rel_shift.py")
     lesson.write(lesson.stub())
-    return tmp_path
-
-
-@pytest.mark.slow
-def test_xl_code_lays_lesson_files_over_a_copy(theirs):
-    """Right, wrong, endless and blank ones; what is missing is not counted; what depends waits."""
-    files = ("tests/test_02_recurrence.py", "tests/test_04_rel_shift.py")
-    status, out = pytest_in(ROOT, "-q", *files, XL_CODE=str(theirs))
+    status, out = pytest_in(ROOT, "-q", XL_CODE=os.path.relpath(tmp_path, ROOT))
+    counted = sum(exercise.file[:2] in ("02", "04", "05") for exercise in EXERCISES)
+    assert status == 1 and f"{counted - 2} failed" in out and "Traceback" not in out
     said = " ".join(out.split())
-    assert status == 1 and "4 failed" in out
-    assert f"code under test: {theirs / '04_rel_shift.py'}" in out
-    assert f"code under test: all else of {ROOT}" in out and "/project" not in out
-    assert "rel_shift is blank" in out and "reach: one too far" in out
+    assert f"code under test: {tmp_path / '04_rel_shift.py'}" in said and "only rules ran" in said
+    assert "rel_shift is blank" in said and "reach: one too far" in said
     assert "an endless loop?" in said
     assert "there is no rel_shift_by_index in 04_rel_shift.py" in said
-    assert "wait for causal_mask" in out and "wait for rel_shift" in out
-    assert last_line(out) == (f"2 of 6 exercises solved ({COUNT - 6} more are not in XL_CODE); "
-                              "next: causal_mask (02)")
+    assert "layer: 05_full_model.py, line 1 (import einops): ModuleNotFoundError" in said
+    assert last_line(out) == (f"2 of {counted} exercises solved ({COUNT - counted} more are not in "
+                              "XL_CODE); next: causal_mask (02)")
+
+
+ROAMS = """import os, shutil
+for name in os.listdir("."):
+    (shutil.rmtree if os.path.isdir(name) else os.remove)(name)
+open("01_vanilla_segments.py", "w").write("mine")
+os.makedirs("tests/course/pristine")
+shutil.rmtree(os.getcwd())
+os.chdir("..")
+"""
 
 
 @pytest.mark.slow
-def test_a_lesson_that_cannot_be_imported_is_one_sentence(tmp_path):
-    """The exercises of its file fail with it, files that need it wait, the rest runs."""
-    here = sum(exercise.file == "04_rel_shift" for exercise in EXERCISES)
-    (tmp_path / "04_rel_shift.py").write_text("import einops\n")
-    status, out = pytest_in(ROOT, "tests/test_02_recurrence.py", "tests/test_04_rel_shift.py",
-                            "tests/test_05_full_model.py", XL_CODE=str(tmp_path))
-    assert status != 0 and "Traceback" not in out and "INTERNALERROR" not in out
-    assert "04_rel_shift.py, line 1 (import einops): ModuleNotFoundError" in out
-    assert last_line(out).startswith(
-        f"0 of {here} exercises solved ({COUNT - here} more are not in XL_CODE)")
+def test_a_lesson_that_writes_deletes_and_changes_directory_leaves_the_project_alone(
+        project, tmp_path):
+    """By relative paths, when it is imported and when it is called."""
+    def content():
+        return {path: path.is_file() and path.read_bytes() for path in project.rglob("*")}
+    text, first = lessons.pristine("04_rel_shift"), "    *batch, T, K = x.shape\n"
+    text = text.replace(first, textwrap.indent(ROAMS, "    ") + first)
+    before, theirs = content(), tmp_path / "04_rel_shift.py"
+    theirs.write_text(ROAMS + text)
+    (tmp_path / "tmp").mkdir()
+    status, out = pytest_in(project, XL_CODE="../04_rel_shift.py", TMPDIR=str(tmp_path / "tmp"))
+    assert status == 0 and last_line(out).startswith("2 of 2 exercises solved")
+    assert content() == before and theirs.exists() and not list((tmp_path / "tmp").iterdir())
 
 
-@pytest.mark.slow
-def test_who_waits_for_a_wrong_exercise_is_no_success(tmp_path):
-    """A file whose own exercises are right, but which calls a wrong one of another lesson."""
-    text = lessons.pristine("04_rel_shift").replace("x[..., 1:, :]", "x[..., :-1, :]")
-    (tmp_path / "04_rel_shift.py").write_text(text)
-    status, out = pytest_in(ROOT, "-q", "tests/test_05_full_model.py", XL_CODE=str(tmp_path))
-    assert status == 1 and "tests wait for rel_shift" in out and " failed" not in out
+@pytest.mark.parametrize("place, words", [
+    ("nowhere", "does not exist"), ("../support", "holds no lesson file")])
+def test_an_xl_code_that_cannot_be_used_is_one_sentence(place, words):
+    status, out = pytest_in(ROOT / "tests", XL_CODE=place)
+    assert status == 4 and last_line(out).startswith("ERROR: XL_CODE: ") and words in last_line(out)

@@ -1,12 +1,13 @@
 """Grading a class: whatever a submission does, it gets one row, and the others keep their points.
 
     pytest tests/course/test_grade.py
-    pytest -m slow tests/course/test_grade.py     a class of nine, and Ctrl-C
+    pytest -m slow tests/course/test_grade.py     a class, and Ctrl-C
 """
 import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,19 +16,20 @@ import zipfile
 import pytest
 
 import grade
-from course import copies, lessons
-from course.exercises import BY_NAME, LESSONS
+from course import lessons
+from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT
 from helpers import wait_until
 
 NAMES = grade.NAMES
-SECONDS = 60  # for a submission; 15 for an exercise that is run by itself
-pytestmark = pytest.mark.usefixtures("our_own")
+COUNT = len(NAMES)
+ONE, TWO, _, FOUR, FIVE, _ = LESSONS
+pytestmark = pytest.mark.usefixtures("needs_shipped_solutions")
 
 
 # ---- submissions --------------------------------------------------------------------------------
 
 def lesson(file, **bodies):
-    """A lesson as it is shipped, but for functions that do this first: exercise -> lines."""
+    """A lesson as it is shipped, except that functions do this first: exercise -> lines."""
     text = lessons.pristine(file)
     for name, body in bodies.items():
         first = lessons.solution(BY_NAME[name]).split(":\n", 1)[1].splitlines()[0]
@@ -36,25 +38,37 @@ def lesson(file, **bodies):
     return text
 
 
+def number_in(*files):
+    """How many exercises these lessons have."""
+    return sum(exercise.file in files for exercise in EXERCISES)
+
+
 # a loop that no exception ends
 SWALLOWS = """import time
 while True:
     try:
         time.sleep(0.01)
     except BaseException:
-        pass"""
+        pass
+"""
 CHILD = """import os, pathlib, time
 if os.fork() == 0:
     pathlib.Path('{mark}').write_text(str(os.getpid()))
     time.sleep(600)"""
-ONE, TWO, FOUR = LESSONS[0], LESSONS[1], LESSONS[3]
+# a hook that lets every test pass
+CHEATS = """import pytest
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    return True
+"""
+RIGHT = {f"{file}.py": lesson(file) for file in LESSONS}
 
 # name of the submission -> its files; its points; words of its sentences
 CLASS = {
-    "anna": ({f"{file}.py": lesson(file) for file in LESSONS}, len(NAMES), "all solved"),
+    "anna": (RIGHT, COUNT, "all solved"),
     "=1+1": ({f"{FOUR}.py": lesson(FOUR)}, 2, "all solved"),
     "broken": ({"train.py": "def train_step(:\n", f"{ONE}.py": lesson(ONE),
-                "05_full_model.py": "import nosuchpackage\n"}, 3,
+                f"{FIVE}.py": "import nosuchpackage\n"}, number_in(ONE),
                "No module named 'nosuchpackage'"),
     "latin": ({f"{FOUR}.py": b"x = '\xe4'\n"}, 0, "04_rel_shift.py"),
     "notes": ({"essay.txt": "my solution"}, 0, "holds no lesson file"),
@@ -65,20 +79,20 @@ CLASS = {
                    stream_losses="f = open('big', 'wb')\nwhile True:\n    f.write(bytes(10**7))")},
               3, "lanes: TimeoutError"),
     "dies": ({f"{ONE}.py": lesson(ONE, sinusoid="import os; os._exit(0)"),
-              f"{TWO}.py": lesson(TWO, update_memory=SWALLOWS)}, 5,
+              f"{TWO}.py": lesson(TWO, update_memory=SWALLOWS)}, number_in(ONE, TWO) - 2,
              "sinusoid: ended the process (status 0)"),
+    "hangs": (RIGHT | {f"{TWO}.py": SWALLOWS}, COUNT - number_in(TWO),
+              "02_recurrence.py: still running"),
     "two": ({f"{ONE}.py": lesson(ONE).replace("(b + 1) * L + 1", "(b + 1) * L"),
-             f"{TWO}.py": lesson(TWO).replace("return T - 1 - token", "return T - token")}, 5,
-            "reach: one too far"),
-    "beside": ({f"{FOUR}.py": lesson(FOUR, rel_shift="""try:
-    import notes
-except SyntaxError:
-    return x"""), "notes.py": "these are :\n"}, 1, "rel_shift: "),
-    "colon": ({f"{FOUR}.py": "def rel_shift(x)\n"} | {
-        f"{file}.py": lesson(file) for file in LESSONS if file != FOUR}, 16,
-        "04_rel_shift.py, line 1: SyntaxError"),
-    "borrows": ({f"{ONE}.py": lesson(ONE, lanes="from course import oracles")}, 0,
-                "imports course from tests/"),
+             f"{TWO}.py": lesson(TWO).replace("return T - 1 - token", "return T - token")},
+            number_in(ONE, TWO) - 2, "reach: one too far"),
+    "colon": (RIGHT | {f"{FOUR}.py": "def rel_shift(x)\n"}, COUNT - number_in(FOUR),
+              "04_rel_shift.py, line 1: SyntaxError"),
+    # what is beside the lessons does neither good nor harm
+    "cheats": ({f"{FOUR}.py": lesson(FOUR, rel_shift="return x"), "conftest.py": CHEATS,
+                "sitecustomize.py": CHEATS}, 1, "rel_shift: "),
+    "beside": ({f"{FOUR}.py": lesson(FOUR), "random.py": "numbers = [4]\n", "test_mine.py": "x = (",
+                "pytest.ini": "[pytest]\npython_functions = nothing\n"}, 2, "all solved"),
 }
 
 
@@ -88,25 +102,40 @@ def hand_in(folder, submissions):
         (folder / name).mkdir(parents=True)
         for file, text in files.items():
             text = text if isinstance(text, bytes) else text.replace(
-                "{mark}", str(folder.parent / "child.txt")).encode()
+                "{mark}", str(folder.parent.parent / "child.txt")).encode()
             (folder / name / file).write_bytes(text)
 
 
+def bytes_of(folder):
+    """{path: content} of all files in a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.fixture(scope="module")
-def graded(tmp_path_factory):
-    """The class, graded once: (its folder, {name: row of the csv}, what was printed)."""
-    folder = tmp_path_factory.mktemp("class") / "in"
-    hand_in(folder, CLASS)
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+def project(tmp_path_factory):
+    """A copy of the project, beside an ini file that is none of its business."""
+    folder = tmp_path_factory.mktemp("grading")
+    (folder / "pytest.ini").write_text("[pytest]\npython_functions = nothing\n")
+    shutil.copytree(ROOT, folder / "project", ignore=shutil.ignore_patterns(
+        ".*", "__pycache__", "data", "runs"))
+    return folder / "project"
+
+
+@pytest.fixture(scope="module")
+def graded(project):
+    """The class, graded once inside the project: ({name: row of the csv}, the process)."""
+    hand_in(project / "submissions", CLASS)
+    before, table = bytes_of(project), project.parent / "grades.csv"
     done = subprocess.run(
-        [sys.executable, grade.__file__, str(folder), "--csv", str(folder.parent / "grades.csv"),
-         "--all-mistakes", "--seconds", str(SECONDS)], capture_output=True, text=True, timeout=400)
+        [sys.executable, "tests/grade.py", "submissions", "--csv", str(table), "--all-mistakes"],
+        capture_output=True, text=True, timeout=500, cwd=project,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(project.parent)})
     assert done.returncode == 0, done.stderr
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-    with open(folder.parent / "grades.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["submission"].lstrip("'") for row in rows] == sorted(CLASS)
-    return folder, {row["submission"].lstrip("'"): row for row in rows}, done
+    assert bytes_of(project) == before
+    with open(table, newline="", encoding="utf-8") as file:
+        rows = {row["submission"].lstrip("'"): row for row in csv.DictReader(file)}
+    assert list(rows) == sorted(CLASS)
+    return rows, done
 
 
 # ---- one row each -------------------------------------------------------------------------------
@@ -114,17 +143,16 @@ def graded(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASS)
 def test_a_submission_gets_its_points_and_its_sentences(graded, name):
-    """Points are the sum of the marks; the sentences say what and where, and no path of a copy."""
-    row, (_, points, words) = graded[1][name], CLASS[name]
+    """Points are the sum of the marks; the sentences say what and where."""
+    row, (_, points, words) = graded[0][name], CLASS[name]
     assert int(row["points"]) == points == [row[n] for n in NAMES].count("1"), row
-    assert words in row["sentences"], row["sentences"]
-    assert "\n" not in row["sentences"] and "/project/" not in row["sentences"]
+    assert words in row["sentences"] and "\n" not in row["sentences"], row["sentences"]
 
 
 @pytest.mark.slow
 def test_what_is_not_handed_in_is_empty_and_gives_nothing(graded):
     """And a name that a spreadsheet would take for a formula is defused."""
-    row = graded[1]["=1+1"]
+    row = graded[0]["=1+1"]
     assert row["submission"] == "'=1+1"
     assert {n for n in NAMES if row[n]} == {"rel_shift_by_index", "rel_shift"}
 
@@ -132,7 +160,7 @@ def test_what_is_not_handed_in_is_empty_and_gives_nothing(graded):
 @pytest.mark.slow
 def test_what_hangs_or_dies_costs_its_own_point_only(graded):
     """Endless, exit, memory, recursion, a file without end: the exercises after it are graded."""
-    calls, dies = graded[1]["calls"], graded[1]["dies"]
+    calls, dies = graded[0]["calls"], graded[0]["dies"]
     assert {n for n in NAMES if calls[n] == "1"} == {"segments", "update_memory", "reach"}
     assert [n for n in NAMES if dies[n] == "0"] == ["sinusoid", "update_memory"]
     assert "update_memory: still running" in dies["sentences"]
@@ -141,16 +169,16 @@ def test_what_hangs_or_dies_costs_its_own_point_only(graded):
 @pytest.mark.slow
 def test_every_mistake_of_a_student_is_said(graded):
     """--all-mistakes: a line for each exercise that is not solved; progress on stderr."""
-    sentences = graded[1]["two"]["sentences"].split(" | ")
+    sentences = graded[0]["two"]["sentences"].split(" | ")
     assert [sentence.split(":")[0] for sentence in sentences] == ["lanes", "reach"]
-    printed = " ".join(graded[2].stdout.split())
+    printed = " ".join(graded[1].stdout.split())
     assert all(" ".join(sentence.split()) in printed for sentence in sentences)
-    assert f"{len(CLASS)} of {len(CLASS)}: " in graded[2].stderr
+    assert f"{len(CLASS)} of {len(CLASS)}: " in graded[1].stderr
 
 
 @pytest.mark.slow
-def test_no_child_is_left_running(graded):
-    child = int((graded[0].parent / "child.txt").read_text())
+def test_no_child_is_left_running(graded, project):
+    child = int((project.parent / "child.txt").read_text())
 
     def is_gone():  # killed, but somebody must still collect it
         state = subprocess.run(["ps", "-o", "stat=", "-p", str(child)], text=True,
@@ -159,130 +187,21 @@ def test_no_child_is_left_running(graded):
     wait_until(is_gone, f"the end of child {child}", 10)
 
 
-def test_a_rule_that_could_not_begin_gives_no_point(tmp_path):
-    """pytest reports an error in its setup as <error>, not as <failure>."""
-    noted = '<properties><property name="exercise" value="lanes"/></properties>'
-    (tmp_path / "report.xml").write_text(
-        f"<testsuites><testsuite><testcase>{noted}<error>broken</error></testcase>"
-        f"<testcase>{noted}</testcase></testsuite></testsuites>")
-    found = copies.results(tmp_path / "report.xml")
-    assert found["lanes"] == ("failing", "broken") and found["reach"][0] == "untested"
-
-
-def test_the_recipes_of_the_classroom_fit_the_project():
-    """Their commands are accepted, the scripts that they name are there; the notebook is clean."""
-    folder = lessons.TESTS / "classroom"
-    line = re.search(r"grade.py (.*) \\\n", (folder / "run_autograder").read_text()).group(1)
-    assert grade.parse([*line.split(), "--only", "lanes"]).gradescope.name == "results.json"
-    cells = json.loads((folder / "colab.ipynb").read_text())["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
-    assert sum("REPOSITORY =" in text for text in code) == 1
-    for text in (*code, (folder / "exercises.yml").read_text()):
-        for script in re.findall(r"python (\S+\.py)", text):
-            assert (lessons.ROOT / script).exists(), script
-
-
-# ---- odd folders, the table, mistakes of the teacher --------------------------------------------
-
-def test_a_flat_download_is_sorted_by_student(tmp_path):
-    """As Canvas gives it: one student's files are one submission, of several the last counts."""
-    there = tmp_path / "in"
-    there.mkdir()
-    for file in ("smithanna_12_345_01_vanilla_segments.py", "smithanna_12_346_04_rel_shift.py",
-                 "smithanna_12_399_04_rel_shift-2.py", "smithanna_12_350_04_rel_shift-1.py",
-                 "leebo_LATE_13_347_train.py", "leebo_13_348_essay.pdf", "kay_14_349_kay-3.zip",
-                 "kay_LATE_14_351_kay-10.zip", "kay_14_350_kay.zip"):
-        (there / file).write_text(file)
-    sorted_into = tmp_path / "sorted"
-    sorted_into.mkdir()
-    found = grade.find_submissions(there, sorted_into)
-    assert [path.name for path in found] == ["kay", "leebo", "leebo_13_348_essay.pdf", "smithanna"]
-    assert (sorted_into / "kay" / "all.zip").read_text().endswith("-10.zip")
-    assert (sorted_into / "smithanna" / "04_rel_shift.py").read_text().endswith("-2.py")
-    assert len(list(sorted_into.rglob("*.py"))) == 3
-
-
-def packed(path, files):
-    """An archive with these files, {name: text}."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-
-
-def test_an_archive_in_a_folder_is_unpacked(tmp_path):
-    """As Moodle gives it; the last of several; where lesson files lie beside it, they count."""
-    folder = tmp_path / "Anna B_12_assignsubmission_file"
-    packed(folder / "anna.zip", {"train.py": "1"})
-    packed(folder / "anna (2).zip", {"course/train.py": "3"})
-    packed(folder / "anna (1).zip", {"train.py": "2"})
-    with grade.unpacked(folder) as there:
-        (path,) = copies.find_lessons(there).values()
-        assert path.read_text() == "3"
-    (folder / "04_rel_shift.py").write_text("x = 1\n")
-    with grade.unpacked(folder) as there:
-        assert list(copies.find_lessons(there)) == ["04_rel_shift"]
-
-
-def test_the_last_copy_of_a_file_counts(tmp_path):
-    """The names that a browser gives to the second and the tenth; other names are not lessons."""
-    for name in ("train.py", "train (2).py", "train (10).py", "train-1.py", "train2.py"):
-        (tmp_path / name).write_text(name)
-    assert copies.find_lessons(tmp_path)["train"].name == "train (10).py"
-    (tmp_path / "train (10).py").unlink()
-    assert copies.find_lessons(tmp_path)["train"].name == "train (2).py"
-
-
-def test_the_name_of_an_archive_is_the_students(tmp_path):
-    for name in ("anna.zip", "b.c.zip", "dora.zip"):
-        (tmp_path / name).write_bytes(b"PK")
-    (tmp_path / "dora").mkdir()
-    names = [grade.grade(path, NAMES, 60, None).name for path in sorted(tmp_path.iterdir())]
-    assert names == ["anna", "b.c", "dora", "dora.zip"]
-
-
-def test_blank_exercises_are_one_sentence():
-    """They are named, not told what their task is."""
-    row = grade.Row("a", {"lanes": "blank", "reach": "failing", "layer": "blank"}, {
-        "lanes": "lanes is blank", "reach": "reach: one too far", "layer": "layer is blank"})
-    assert row.sentences() == ["reach: one too far", "blank: lanes, layer"]
-
-
-def test_what_cannot_be_graded_has_a_row(tmp_path):
-    """A damaged archive, one that is too large, one of another kind: no author is lost."""
-    (tmp_path / "gina.zip").write_bytes(b"PK")
-    (tmp_path / "hugo.tar").write_bytes(b"x")
-    with zipfile.ZipFile(tmp_path / "ida.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("train.py", "#" * (grade.ARCHIVE + 1))
-    rows = [grade.grade(path, NAMES, 60, None)
-            for path in grade.find_submissions(tmp_path, tmp_path)]
-    assert [row.points() for row in rows] == [0, 0, 0]
-    for row, words in zip(rows, ("is damaged", "unpack archives", "more than 20 MB")):
-        assert words in row.sentences()[0]
-
-
-def test_a_class_in_short(capsys):
-    """Of those who handed an exercise in how many solved it, and what the others are told most."""
-    rows = [grade.Row(name, {"lanes": state, "reach": "missing"}, {"lanes": message}) for
-            name, state, message in (
-                ("a", "failing", "lanes: one too far\n  the rule"), ("b", "failing", "lanes: blue"),
-                ("c", "failing", "lanes: one too far\n  other numbers"), ("d", "solved", ""),
-                ("e", "blank", "lanes is blank: write it"), ("f", "missing", ""))]
-    assert [line.split() for line in grade.summary(rows, ["lanes", "reach"]).splitlines()[1:]] == [
-        "lanes 1/5 2 x one too far".split(), ["reach", "0/0"]]
-
-
 @pytest.mark.slow
-def test_a_page_for_each_student_of_some_exercises(tmp_path, capsys):
+def test_some_exercises_inside_the_project_and_a_page_for_each_student(project, tmp_path):
     """--only and --feedback: the page has what pytest says there, with the numbers."""
-    hand_in(tmp_path / "in", {"two": CLASS["two"]})
-    argv = [str(tmp_path / "in"), "--only", "reach, lanes", "--feedback", str(tmp_path / "out")]
-    assert grade.main(argv) == 0
-    assert "two 0/2 0 0" in " ".join(capsys.readouterr().out.split())
-    (path,) = (tmp_path / "out").iterdir()
-    text = path.read_text()
-    assert path.name == "two.txt" and text.startswith("two: 0 of 2 exercises solved\n\nlanes: ")
+    hand_in(tmp_path / "project" / "in", {name: CLASS[name] for name in ("two", "anna")})
+    shutil.copytree(tmp_path / "project" / "in", project / "in")
+    try:
+        done = subprocess.run([sys.executable, "tests/grade.py", "in", "--only", "reach, lanes",
+                               "--feedback", str(tmp_path)], cwd=project, text=True,
+                              capture_output=True, timeout=300)
+    finally:
+        shutil.rmtree(project / "in")
+    printed = " ".join(done.stdout.split())
+    assert "two 0/2 0 0" in printed and "anna 2/2 1 1" in printed
+    text = (tmp_path / "two.txt").read_text()
+    assert text.startswith("two: 0 of 2 exercises solved\n\nlanes: ")
     assert "reach: one too far" in text and "the rule: " in text and "got" in text
 
 
@@ -290,11 +209,10 @@ GRADESCOPE = {"name": str, "score": float, "max_score": float, "output": str, "v
 
 
 @pytest.mark.slow
-def test_one_student_in_gradescopes_form(tmp_path, capsys):
+def test_one_student_in_gradescopes_form(tmp_path):
     """From the archive that blank.py --submit packs; the fields and kinds that it documents."""
     names = ["rel_shift_by_index", "rel_shift"]
-    with zipfile.ZipFile(tmp_path / "anna.zip", "w") as archive:
-        archive.writestr(f"{FOUR}.py", lesson(FOUR, rel_shift="return x"))
+    packed(tmp_path / "anna.zip", {f"{FOUR}.py": lesson(FOUR, rel_shift="return x")})
     path = tmp_path / "results" / "results.json"
     assert grade.main([str(tmp_path / "anna.zip"), "--gradescope", str(path), "--only",
                        ",".join(names)]) == 0
@@ -306,13 +224,158 @@ def test_one_student_in_gradescopes_form(tmp_path, capsys):
     assert "rel_shift: " in test["output"] and "expected" in test["output"]
 
 
+@pytest.mark.slow
+def test_ctrl_c_stops_the_processes(tmp_path):
+    """Status 130, nothing written, nobody left running."""
+    begin = f"import os\nopen('{tmp_path}/pid', 'w').write(str(os.getpid()))\n{SWALLOWS}"
+    hand_in(tmp_path / "in", {"b": ({f"{ONE}.py": lesson(ONE, lanes=begin)},)})
+    process = subprocess.Popen([sys.executable, grade.__file__, str(tmp_path / "in"), "--csv",
+                                str(tmp_path / "g.csv")], stderr=subprocess.PIPE, text=True,
+                               # a shell's background job ignores Ctrl-C; here it must not
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    try:
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(),
+                   "the submission to begin")
+    finally:
+        process.send_signal(signal.SIGINT)
+    assert "grade.py: stopped" in process.communicate(timeout=20)[1]
+    assert process.returncode == 130 and not list(tmp_path.glob("g.csv*"))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+# ---- what is taken from a folder ----------------------------------------------------------------
+
+def packed(path, files):
+    """An archive with these files, {name: text}."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+
+
+def test_a_flat_download_is_sorted_by_student(tmp_path):
+    """As Canvas gives it: one student's files are one submission, the last upload counts, and the
+    platform's number tells two students of one name apart."""
+    there, sorted_into = tmp_path / "in", tmp_path / "sorted"
+    there.mkdir(), sorted_into.mkdir()
+    for file in ("smithanna_12_345_01_vanilla_segments.py", "smithanna_12_346_04_rel_shift.py",
+                 "smithanna_12_1000_04_rel_shift-2.py", "smithanna_12_999_04_rel_shift-1.py",
+                 "leebo_LATE_13_347_train.py", "leebo_14_348_train.py", "leebo_13_348_essay.pdf",
+                 "kay_14_349_kay-3.zip", "kay_LATE_14_1001_kay-10.zip", "kay_14_950_kay.zip",
+                 "mia_04_rel_shift.py", "mia_train.py"):
+        (there / file).write_text(file)
+    found = grade.find_submissions(there, sorted_into)
+    assert [path.name for path in found] == [
+        "kay", "leebo_13", "leebo_13_348_essay.pdf", "leebo_14", "mia", "smithanna"]
+    for path, end in (("kay/all.zip", "-10.zip"), ("smithanna/04_rel_shift.py", "-2.py"),
+                      ("leebo_13/train.py", "347_train.py"), ("mia/train.py", "mia_train.py")):
+        assert (sorted_into / path).read_text().endswith(end)
+    assert len(list(sorted_into.rglob("*.py"))) == 6
+
+
+def test_of_files_with_one_name_the_last_upload_counts(tmp_path):
+    """999 comes before 1000, whatever the order of the letters."""
+    there, sorted_into = tmp_path / "in", tmp_path / "sorted"
+    there.mkdir(), sorted_into.mkdir()
+    for upload in (999, 1000):
+        (there / f"anna_12_{upload}_train.py").write_text(str(upload))
+    grade.find_submissions(there, sorted_into)
+    assert (sorted_into / "anna" / "train.py").read_text() == "1000"
+
+
+def test_an_archive_in_a_folder_is_unpacked(tmp_path):
+    """As Moodle gives it; the last of several; where lesson files are beside it, they count."""
+    folder = tmp_path / "Anna B_12_assignsubmission_file"
+    packed(folder / "anna.zip", {"train.py": "1"})
+    packed(folder / "anna (2).zip", {"course/train.py": "3"})
+    packed(folder / "anna (1).zip", {"train.py": "2"})
+    with grade.unpacked(folder) as there:
+        (path,) = lessons.find_lessons(there).values()
+        assert path.read_text() == "3"
+    (folder / "04_rel_shift.py").write_text("x = 1\n")
+    with grade.unpacked(folder) as there:
+        assert list(lessons.find_lessons(there)) == ["04_rel_shift"]
+
+
+def test_the_last_copy_of_a_file_counts(tmp_path):
+    """The names that a browser gives to the second and the tenth; other names are not lessons."""
+    for name in ("train.py", "train (2).py", "train (10).py", "train-1.py", "train2.py"):
+        (tmp_path / name).write_text(name)
+    assert lessons.find_lessons(tmp_path)["train"].name == "train (10).py"
+    (tmp_path / "train (10).py").unlink()
+    assert lessons.find_lessons(tmp_path)["train"].name == "train (2).py"
+
+
+def test_the_lessons_of_a_whole_project_are_found(tmp_path):
+    """As an archive unpacks it, with what a system adds, and not the solutions that it holds."""
+    for name in ("hw/project/train.py", "hw/project/tests/course/pristine/02_recurrence.py",
+                 "__MACOSX/hw/train.py", "hw/.venv/train.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert lessons.find_lessons(tmp_path) == {"train": tmp_path / "hw" / "project" / "train.py"}
+
+
+@pytest.mark.parametrize("files, words", [
+    (None, "does not exist"), ({}, "holds no lesson file"),
+    ({"reach.py": "def reach(N, T, M): 0"}, "hand in the lesson's whole file"),
+    ({"a/train.py": "", "b/train.py": ""}, "in a/ and in b/"),
+], ids=["missing", "empty", "function", "two"])
+def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path, files, words):
+    folder = tmp_path / "in"
+    for name, text in (files or {}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    if files == {}:
+        folder.mkdir()
+    with pytest.raises(ValueError, match=words) as error:
+        lessons.find_lessons(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_what_cannot_be_graded_has_a_row(tmp_path):
+    """A damaged archive, one that is too large, one of another kind: no author is lost, and the
+    name of an archive is its author's."""
+    for name in ("anna.zip", "b.c.zip", "dora.zip", "hugo.tar"):
+        (tmp_path / name).write_bytes(b"PK")
+    (tmp_path / "dora").mkdir()
+    packed(tmp_path / "ida.zip", {"train.py": "#" * (grade.ARCHIVE + 1)})
+    rows = [grade.grade(path, NAMES, 60, None)
+            for path in grade.find_submissions(tmp_path, tmp_path)]
+    assert [row.name for row in rows] == ["anna", "b.c", "dora", "dora.zip", "hugo.tar", "ida"]
+    words = ("is damaged", "is damaged", "no lesson file", "is damaged", "unpack archives",
+             "more than 20 MB")
+    for row, word in zip(rows, words):
+        assert row.points() == 0 and word in row.sentences()[0]
+
+
 def test_gradescope_gets_a_file_whatever_is_handed_in(tmp_path):
     (tmp_path / "in").mkdir()
     path = tmp_path / "results.json"
     assert grade.main([str(tmp_path / "in"), "--gradescope", str(path)]) == 0
     found = json.loads(path.read_text())
-    assert "holds no lesson file" in found["output"] and len(found["tests"]) == len(NAMES)
+    assert "holds no lesson file" in found["output"] and len(found["tests"]) == COUNT
     assert not any(test["score"] for test in found["tests"])
+
+
+# ---- the table, mistakes of the teacher ---------------------------------------------------------
+
+def test_blank_exercises_are_one_sentence():
+    """They are named, not told what their task is."""
+    row = grade.Row("a", {"lanes": "blank", "reach": "failing", "layer": "blank"}, {
+        "lanes": "lanes is blank", "reach": "reach: one too far", "layer": "layer is blank"})
+    assert row.sentences() == ["reach: one too far", "blank: lanes, layer"]
+
+
+def test_a_class_in_short():
+    """Of those who handed an exercise in how many solved it, and what the others are told most."""
+    rows = [grade.Row(name, {"lanes": state, "reach": "missing"}, {"lanes": message}) for
+            name, state, message in (
+                ("a", "failing", "lanes: one too far\n  the rule"), ("b", "failing", "lanes: blue"),
+                ("c", "failing", "lanes: one too far\n  other numbers"), ("d", "solved", ""),
+                ("e", "blank", "lanes is blank: write it"), ("f", "missing", ""))]
+    assert [line.split() for line in grade.summary(rows, ["lanes", "reach"]).splitlines()[1:]] == [
+        "lanes 1/5 2 x one too far".split(), ["reach", "0/0"]]
 
 
 def test_the_table_is_at_most_100_columns_wide():
@@ -323,10 +386,10 @@ def test_the_table_is_at_most_100_columns_wide():
             grade.Row("c", dict.fromkeys(NAMES, "blank"), {"lanes": "lanes is blank"})]
     lines = grade.table(rows, NAMES).splitlines()
     assert max(map(len, lines)) <= 100 and lines[-1] == grade.HONEST
-    assert lines[1] == "x" * 80 and lines[2].split() == [f"0/{len(NAMES)}"] + ["0"] * len(NAMES)
+    assert lines[1] == "x" * 80 and lines[2].split() == [f"0/{COUNT}"] + ["0"] * COUNT
     for name, mark in (("b", "-"), ("c", "b")):
         row = next(line for line in lines if line.startswith(f"{name} "))
-        assert row.split() == [name, f"0/{len(NAMES)}"] + [mark] * len(NAMES)
+        assert row.split() == [name, f"0/{COUNT}"] + [mark] * COUNT
     assert "    reach: last" in grade.table(rows, NAMES, True).splitlines()
 
 
@@ -356,7 +419,7 @@ def test_a_mistake_is_one_line_before_the_grading(tmp_path, capsys, monkeypatch,
 
 
 def test_a_python_without_the_packages_grades_nobody(tmp_path, capsys, monkeypatch):
-    """Else a broken autograder looks like thirty students who failed."""
+    """Otherwise a broken autograder looks like thirty students who failed."""
     (tmp_path / "anna").mkdir()
     monkeypatch.setattr(grade, "find_spec", lambda name: None if name == "torch" else name)
     for argv in ([tmp_path], [tmp_path / "anna", "--gradescope", tmp_path / "results.json"]):
@@ -365,21 +428,15 @@ def test_a_python_without_the_packages_grades_nobody(tmp_path, capsys, monkeypat
     assert not (tmp_path / "results.json").exists()
 
 
-@pytest.mark.slow
-def test_ctrl_c_stops_the_processes(tmp_path):
-    """Status 130, nothing written, nobody left running."""
-    begin = f"import os\nopen('{tmp_path}/pid', 'w').write(str(os.getpid()))\n{SWALLOWS}"
-    hand_in(tmp_path / "in", {"b": ({f"{ONE}.py": lesson(ONE, lanes=begin)},)})
-    process = subprocess.Popen([sys.executable, grade.__file__, str(tmp_path / "in"), "--csv",
-                                str(tmp_path / "g.csv")], stderr=subprocess.PIPE, text=True,
-                               # a shell's background job ignores Ctrl-C; here it must not
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    try:
-        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(),
-                   "the submission to begin")
-    finally:
-        process.send_signal(signal.SIGINT)
-    assert "grade.py: stopped" in process.communicate(timeout=20)[1]
-    assert process.returncode == 130 and not list(tmp_path.glob("g.csv*"))
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
+def test_the_recipes_of_the_classroom_fit_the_project():
+    """Their commands are accepted, the scripts that they name are there; the notebook is clean."""
+    folder = lessons.TESTS / "classroom"
+    line = re.search(r"grade.py (.*) \\\n", (folder / "run_autograder").read_text()).group(1)
+    assert grade.parse([*line.split(), "--only", "lanes"]).gradescope.name == "results.json"
+    cells = json.loads((folder / "colab.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+    assert sum("REPOSITORY =" in text for text in code) == 1
+    for text in (*code, (folder / "exercises.yml").read_text()):
+        for script in re.findall(r"python (\S+\.py)", text):
+            assert (ROOT / script).exists(), script

@@ -26,8 +26,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [folder for folder in (str(ROOT), str(ROOT / "tests")) if folder not in sys.path]
 import train
-from course.copies import limit_resources
-from course.lessons import time_limit
+from course.lessons import limit_resources, time_limit
 from support import corpora
 from support.progress import progress
 
