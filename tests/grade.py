@@ -20,6 +20,7 @@ This guards against accidents, not against a determined attacker: read what look
 """
 import argparse
 import csv
+import io
 import json
 import os
 import re
@@ -34,7 +35,7 @@ import time
 import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -121,22 +122,13 @@ def run_rules(folder, names, seconds, stop):
                 size, end = now, time.monotonic() + seconds
         status = process.poll()
     finally:
-        kill(process)
-    how = f"ended the process (status {status})"  # -n: by signal n
-    if status is None:
-        how = f"still running after {seconds:.0f} seconds"
+        with suppress(ProcessLookupError, PermissionError, AttributeError):  # the last: on Windows
+            os.killpg(process.pid, signal.SIGKILL)  # and all that it has started
+        process.kill()
+        process.wait()
+    how = f"still running after {seconds} seconds" if status is None else (
+        f"ended the process (status {status})")  # -n: by signal n
     return *lessons.read_notes(report), how
-
-
-def kill(process):
-    """Kill a process and all that it has started."""
-    if hasattr(os, "killpg"):
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # nobody is left
-            pass
-    process.kill()
-    process.wait()
 
 
 def judged(folder, names, seconds, stop):
@@ -271,9 +263,9 @@ def summary(rows, names):
     lines = ["the class: solved, and the commonest mistake"]
     for name in names:
         states = [row.states[name] for row in rows if row.states[name] != "missing"]
-        told = Counter(first_sentence(row.messages[name]) for row in rows
-                       if row.states[name] == "failing")
-        (sentence, count), = told.most_common(1) or [("", 0)]
+        common = Counter(first_sentence(row.messages[name]) for row in rows
+                         if row.states[name] == "failing")
+        (sentence, count), = common.most_common(1) or [("", 0)]
         often = f"{count} x {sentence.partition(': ')[2]}" if count else ""
         solved = f"{states.count('solved')}/{len(states)}"
         lines += textwrap.wrap(f"{name:<20} {solved:>6}  {often}", 100, subsequent_indent=" " * 29)
@@ -292,34 +284,21 @@ def gradescope(row, names):
     tests = [{"name": name, "score": float(row.states[name] == "solved"), "max_score": 1.0,
               "output": row.messages.get(name, row.states[name]), "visibility": "visible"}
              for name in names]
-    said = f"{row.points()} of {len(names)} exercises solved"
-    return {"output": row.messages.get("", said), "visibility": "visible", "tests": tests}
+    points = f"{row.points()} of {len(names)} exercises solved"
+    return {"output": row.messages.get("", points), "visibility": "visible", "tests": tests}
 
 
-def write_csv(path, rows, names):
-    """The rows as a file; a cell that a spreadsheet would take for a formula gets a ' in front."""
+def as_csv(rows, names):
+    """The rows as text; a cell that a spreadsheet would take for a formula gets a ' in front."""
     def text(cell):
         return f"'{cell}" if cell.startswith(tuple("=+-@")) else cell
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["submission", "points", *names, "sentences"])
-        for row in rows:
-            marks = [MARKS[row.states[name]].strip("-") for name in names]
-            writer.writerow([text(row.name), row.points(), *marks, text(" | ".join(
-                row.sentences()))])
-
-
-def reserve(path):
-    """Where the csv stands until it is whole.  ValueError now, not after the grading."""
-    part = Path(f"{path}.part")
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(0, "is a folder")
-        part.open("w").close()
-    except OSError as error:
-        raise ValueError(f"--csv {path}: {error.strerror}; name a file in a folder that exists and "
-                         "can be written") from None
-    return part
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(["submission", "points", *names, "sentences"])
+    for row in rows:
+        marks = [MARKS[row.states[name]].strip("-") for name in names]
+        writer.writerow([text(row.name), row.points(), *marks, text(" | ".join(row.sentences()))])
+    return file.getvalue()
 
 
 def parse(argv):
@@ -328,7 +307,7 @@ def parse(argv):
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="folder of the class")
     parser.add_argument("--only", metavar="NAME,NAME", help="these exercises alone")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there, too")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table there")
     parser.add_argument("--all-mistakes", action="store_true",
                         help="print a sentence for each exercise that is not solved")
     parser.add_argument("--feedback", type=Path, metavar="FOLDER",
@@ -344,6 +323,9 @@ def parse(argv):
     if given.jobs < 1 or given.seconds < 12:
         raise ValueError(f"--jobs {given.jobs} --seconds {given.seconds}: at least 1 job and 12 "
                          "seconds are needed")
+    if given.csv and (given.csv.is_dir() or not given.csv.parent.is_dir()):
+        raise ValueError(f"--csv {given.csv} is a folder, or in none; name a file in a folder that "
+                         "exists")
     lacking = [package for package in PACKAGES if find_spec(package) is None]
     if lacking:
         raise ValueError(f"{sys.executable} has no {', '.join(lacking)}, so every student would "
@@ -360,22 +342,16 @@ def grade_one(given):
 
 
 def grade_class(given):
-    """Print the table and the summary of a class, and write what is asked for."""
+    """Print the table and the summary of a class, and write the files that were asked for."""
     with tempfile.TemporaryDirectory() as temporary:
         submissions = find_submissions(given.folder, Path(temporary))
-        part = given.csv and reserve(given.csv)
-        try:
-            rows = grade_all(submissions, given.names, given.jobs, given.seconds)
-            print(table(rows, given.names, given.all_mistakes))
-            print(f"\n{summary(rows, given.names)}")
-            for row in rows if given.feedback else ():
-                write_whole(given.feedback / f"{row.name}.txt", page(row, given.names))
-            if part:
-                write_csv(part, rows, given.names)
-                os.replace(part, given.csv)
-        finally:
-            if part:
-                part.unlink(missing_ok=True)
+        rows = grade_all(submissions, given.names, given.jobs, given.seconds)
+    print(table(rows, given.names, given.all_mistakes))
+    print(f"\n{summary(rows, given.names)}")
+    for row in rows if given.feedback else ():
+        write_whole(given.feedback / f"{row.name}.txt", page(row, given.names))
+    if given.csv:
+        write_whole(given.csv, as_csv(rows, given.names))
 
 
 def main(argv=None):

@@ -31,8 +31,6 @@ TABLE = (
       ("q[i] @ k[j]", "(q[i] + u) @ k[j]")),
     M("four_terms", "the terms are divided by sqrt(C): that comes later, and covers all four at "
       "once", ("return terms", "terms[:] /= C ** 0.5\n    return terms")),
-    M("four_terms", "test_arguments_stay_as_they_were",
-      ("return terms", "R *= 2\n    return terms")),
     M("four_terms", "the query is in (c), too: u takes the query's place there, u . k_j alone",
       ("u @ k[j]", "(q[i] + u) @ k[j]")),
 )
