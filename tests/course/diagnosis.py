@@ -91,7 +91,7 @@ def misconception(rule, function, mine):
     if mine.kind() == "rule":
         return ""
     alike = []
-    for mistake in filter(mistakes.fits, mistakes.of(rule.exercise)):
+    for mistake in filter(mistakes.applies, mistakes.mistakes_for(rule.exercise)):
         theirs = outcome_of_mistake(rule, mistake)
         if theirs is not None and mistake.sentence and mine.is_like(theirs):
             alike.append(mistake)

@@ -1,19 +1,19 @@
 """SPOILERS.  The mistakes that students and public code make: wrong implementations, with a name.
 
-    of("rel_shift")              the known mistakes of an exercise, most specific first
+    mistakes_for("rel_shift")    the known mistakes of an exercise, most specific first
     mistake.function()           the wrong function, to be put in the exercise's place
-    mistake.sentence             what it is called when a student's answer is the same
+    mistake.sentence             the diagnosis when a student's answer is the same
 
-A mistake is an edit of the shipped solution, or a whole function.  It serves twice:
-diagnosis.py names a student's mistake by it, and test_course.py holds the rules against it: each
-must be refused, and named.  The mistakes themselves stand in mistakes_01.py ... mistakes_train.py,
-a few lines each:
+A mistake is an edit of the shipped solution, or a whole function.  It serves twice: diagnosis.py
+identifies a student's mistake by it, and test_course.py tests the rules against it: each must be
+rejected, and identified.  mistakes_01.py ... mistakes_train.py have the mistakes themselves:
 
-    M("reach", "T - 1 is forgotten: ...", ("return T - 1 - first", "return -first"))
-    M("lanes", "test_no_lane_is_refused", ("if B < 1:", "if B < 0:"))
+    TABLE["sinusoid"] = (
+        mistake("the frequencies grow: the exponent is negative", ("(-two_k", "(two_k")),
+        mistake("test_an_odd_width_is_refused", ("if D % 2:", "if D < 0:")),
+    )
 
-In the second line no answer is wrong that could be compared: the rule of that name speaks for
-itself.
+In the second no answer is wrong that could be compared: the rule of that name is the diagnosis.
 """
 import linecache
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ from course.lessons import solution
 
 ANY = 987654321  # in the answer of a mistake: whatever number stands there
 
-# bugs that stood in public code for months or years, mostly unseen: the loss still falls (4, 6
+# bugs that were in public code for months or years, mostly unseen: the loss still falls (4, 6
 # and 23 of that list are no bugs of an exercise)
 BUGS = {
-    1: "the shift drops the last row in place of the first",
+    1: "the shift drops the last row instead of the first",
     2: "distances ascend along the keys",
     3: "the memory's offset is forgotten: distance i - j",
     5: "a shift that is right only for T = K, or for T = 1",
@@ -43,7 +43,7 @@ BUGS = {
     14: "the stop-gradient is dropped",
     15: "the memory is put after the segment",
     16: "memory[-0:] keeps everything if mem_len is 0",
-    17: "a memory of zeros that is attended to, in place of none",
+    17: "a memory of zeros that is attended to, instead of none",
     18: "mem_len and the segment length are mixed up",
     19: "the prompt is fed again although the memory holds it",
     20: "lanes are not contiguous, or neighbours are mixed",
@@ -58,13 +58,13 @@ class Mistake:
     """One wrong implementation of an exercise."""
 
     exercise: str
-    name: str  # the sentence for it, or the test whose own sentence says it
+    name: str  # its diagnosis, or the test whose own sentence is that
     edits: tuple  # (old, new), (old, new), ...; old occurs once.  Or one text: the whole function
     bug: int = 0  # which of BUGS it is, if any
 
     @property
     def sentence(self):
-        """What is told to a student who made it; "" where a rule says it."""
+        """The diagnosis for a student who made it; "" where the rule is one itself."""
         return "" if self.name.startswith("test_") else self.name
 
     def source(self):
@@ -85,13 +85,13 @@ class Mistake:
         return function_from(self.exercise, self.source())
 
 
-def M(exercise, name, *edits, bug=0):
+def mistake(name, *edits, bug=0):
     """A line of the table: pairs of old and new text, or the whole function as one text."""
-    return Mistake(exercise, name, edits, bug)
+    return name, edits, bug
 
 
-def fits(mistake):
-    """Can it be made from the lesson as it stands?  The lesson may have been edited since."""
+def applies(mistake):
+    """Can it be made from the lesson as it is now?  The lesson may have been edited since."""
     try:
         return bool(mistake.source())
     except ValueError:
@@ -109,8 +109,8 @@ def function_from(name, source):
 
 
 @cache
-def of(name):
-    """The mistakes that are known for this exercise; none in the edition for an exam."""
+def mistakes_for(name):
+    """The known mistakes of this exercise; none in the edition for an exam."""
     module = f"course.mistakes_{BY_NAME[name].lesson}"
-    table = import_module(module).TABLE if find_spec(module) else []
-    return [mistake for mistake in table if mistake.exercise == name]
+    table = import_module(module).TABLE if find_spec(module) else {}
+    return [Mistake(name, *row) for row in table.get(name, ())]

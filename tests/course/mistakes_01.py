@@ -1,83 +1,83 @@
 """SPOILERS.  Mistakes in the exercises of lesson 1 (see mistakes.py)."""
-from course.mistakes import M
+from course.mistakes import mistake
 
-TABLE = (
-    # ---- lanes
-    M("lanes", "the lanes do not share a token: the target of a lane's last input is the first "
-      "token of the next lane, which begins at b * L",
+TABLE = {}
+TABLE["lanes"] = (
+    mistake("the lanes do not share a token: the target of a lane's last input is the first token "
+      "of the next lane, which begins at b * L",
       ("b * L : (b + 1) * L + 1", "b * (L + 1) : (b + 1) * (L + 1)"), bug=20),
-    M("lanes", "the last column is missing: the last input of a lane has its target in the next "
-      "lane, so a lane is L + 1 tokens and shares one with its neighbour",
+    mistake("the last column is missing: the last input of a lane has its target in the next lane, "
+      "so a lane is L + 1 tokens and shares one with its neighbour",
       ("tokens[b * L : (b + 1) * L + 1]", "tokens[b * L : (b + 1) * L]")),
-    M("lanes", "the tokens are dealt out in turn, so every lane is a text that nobody wrote: a "
-      "lane is one contiguous piece of the stream",
+    mistake("the tokens are dealt out in turn, so every lane is a text that nobody wrote: a lane "
+      "is one contiguous piece of the stream",
       ("tokens[b * L : (b + 1) * L + 1]", "tokens[b::B][: L + 1]"), bug=20),
-    M("lanes", "the lanes are right, but stand as columns: (B, L + 1) has a lane in each row",
+    mistake("the lanes are right, but stand as columns: (B, L + 1) has a lane in each row",
       ("torch.stack(rows)", "torch.stack(rows, dim=1)")),
-    M("lanes", "these are lanes of different lengths: L is (n - 1) // B, rounded down, so that "
-      "the last lane has a target, too", ("(len(tokens) - 1) // B", "len(tokens) // B")),
-    M("lanes", "one lane after the other stands in a single row: (B, L + 1) has a lane in each row",
+    mistake("these are lanes of different lengths: L is (n - 1) // B, rounded down, so that the "
+      "last lane has a target, too", ("(len(tokens) - 1) // B", "len(tokens) // B")),
+    mistake("one lane after the other stands in a single row: (B, L + 1) has a lane in each row",
       ("torch.stack(", "torch.cat(")),
-    M("lanes", "B = 0 must be refused with a ValueError, before anything is divided by it",
+    mistake("B = 0 must be refused with a ValueError, before anything is divided by it",
       (" if B > 0 else 0", "")),
-    M("lanes", "the lanes stand as columns: (B, L + 1) has a lane in each row, and each is L + 1 "
+    mistake("the lanes stand as columns: (B, L + 1) has a lane in each row, and each is L + 1 "
       "tokens, the last of them a target only", """
 def lanes(tokens, B):
     return tokens[: len(tokens) // B * B].view(B, -1).t()
 """),
-    M("lanes", "this is one long row, or a stream that is not cut: each lane is a row of its own, "
-      "(B, L + 1)", """
+    mistake("this is one long row, or a stream that is not cut: each lane is a row of its own, (B, "
+      "L + 1)", """
 def lanes(tokens, B):
     return tokens[: (len(tokens) - 1) // B * B]
 """),
-
-    # ---- segments
-    M("segments", "nothing is returned: use `yield`", """
+)
+TABLE["segments"] = (
+    mistake("nothing is returned: use `yield`", """
 def segments(stream, T, start=0): pass
 """),
-    M("segments", "use `yield`, not `return`: the segments are made one at a time",
+    mistake("use `yield`, not `return`: the segments are made one at a time",
       ("x = stream[:, t:end].long()\n        y = stream[:, t + 1 : end + 1].long()\n"
        "        yield x, y",
        "x = stream[:, t:end].long()\n        y = stream[:, t + 1 : end + 1].long()\n"
        "        return x, y")),
-    M("segments", "this cuts the lanes, not the columns: each segment holds a piece of ALL lanes",
+    mistake("this cuts the lanes, not the columns: each segment holds a piece of ALL lanes",
       ("x = stream[:, t:end].long()\n        y = stream[:, t + 1 : end + 1].long()\n"
        "        yield x, y",
        "yield stream[t:end].long(), stream[t + 1 : end + 1].long()"), bug=20),
-    M("segments", "x and y have changed places: y is what comes after x",
+    mistake("x and y have changed places: y is what comes after x",
       ("x = stream[:, t:end].long()\n        y = stream[:, t + 1 : end + 1].long()\n"
        "        yield x, y",
        "yield stream[:, t + 1 : end + 1].long(), stream[:, t:end].long()")),
-    M("segments", "the targets are not shifted: y is x itself, and the model would learn to copy",
+    mistake("the targets are not shifted: y is x itself, and the model would learn to copy",
       ("t + 1 : end + 1", "t:end"), bug=21),
-    M("segments", "the targets are shifted twice: y is one token further than x, not two",
+    mistake("the targets are shifted twice: y is one token further than x, not two",
       ("t + 1 : end + 1", "t + 2 : end + 2"), bug=21),
-    M("segments", "the last column is used as an input: it is only a target",
+    mistake("the last column is used as an input: it is only a target",
       ("stream.shape[1] - 1", "stream.shape[1]")),
-    M("segments", "the last, shorter segment is lost: its tokens count as well",
+    mistake("the last, shorter segment is lost: its tokens count as well",
       ("range(start, L, T)", "range(start, L - T + 1, T)")),
-    M("segments", "at the end comes an empty segment: where no input is left, there is none",
+    mistake("at the end comes an empty segment: where no input is left, there is none",
       ("range(start, L, T)", "range(start, L + 1, T)")),
-    M("segments", "`start` is ignored: the first column that is read is column `start`",
+    mistake("`start` is ignored: the first column that is read is column `start`",
       ("range(start, L, T)", "range(0, L, T)"), bug=24),
-
-    # ---- sinusoid
-    M("sinusoid", "sines and cosines are interleaved: here all sines come first, then all cosines",
+)
+TABLE["sinusoid"] = (
+    mistake("sines and cosines are interleaved: here all sines come first, then all cosines",
       ("torch.cat([angle.sin(), angle.cos()], dim=-1)",
        "torch.stack([angle.sin(), angle.cos()], -1).flatten(1)")),
-    M("sinusoid", "the cosines stand first: sines, then cosines",
+    mistake("the cosines stand first: sines, then cosines",
       ("[angle.sin(), angle.cos()]", "[angle.cos(), angle.sin()]")),
-    M("sinusoid", "positions and frequencies have changed places: a row is a position",
+    mistake("positions and frequencies have changed places: a row is a position",
       ("torch.cat([angle.sin(), angle.cos()], dim=-1)",
        "torch.cat([angle.sin(), angle.cos()], dim=-1).T")),
-    M("sinusoid", "the cosines stand below the sines: join them along the last dimension",
+    mistake("the cosines stand below the sines: join them along the last dimension",
       ("dim=-1", "dim=0")),
-    M("sinusoid", "the frequencies fall half as fast as they should: the exponent is -2k/D, not "
-      "-k/D", ("arange(0, D, 2, ", "arange(0, D // 2, ")),
-    M("sinusoid", "the frequencies grow: the exponent is negative", ("(-two_k", "(two_k")),
-    M("sinusoid", "row r encodes r, should encode position[r]",
+    mistake("the frequencies fall half as fast as they should: the exponent is -2k/D, not -k/D",
+      ("arange(0, D, 2, ", "arange(0, D // 2, ")),
+    mistake("the frequencies grow: the exponent is negative", ("(-two_k", "(two_k")),
+    mistake("row r encodes r, should encode position[r]",
       ("position.double()[:, None]", "torch.arange(len(position)).double()[:, None]")),
-    M("sinusoid", "positions and frequencies need an axis each: (n, 1) times (D/2,) is (n, D/2)",
+    mistake("positions and frequencies need an axis each: (n, 1) times (D/2,) is (n, D/2)",
       ("[:, None]", "")),
-    M("sinusoid", "test_an_odd_width_is_refused", ("if D % 2:", "if D < 0:")),
+    mistake("test_an_odd_width_is_refused", ("if D % 2:", "if D < 0:")),
 )

@@ -1,20 +1,20 @@
 """SPOILERS.  Mistakes in the exercises of lesson 4 (see mistakes.py)."""
-from course.mistakes import M
+from course.mistakes import mistake
 
-TABLE = (
-    # ---- rel_shift_by_index
-    M("rel_shift_by_index", "the index runs beyond the end of the row: there the last column is "
-      "wanted, distance 0", (".clamp(max=K - 1)", "")),
-    M("rel_shift_by_index", "gather runs along the wrong axis, the rows: the columns are the last "
-      "one, -1", ("gather(-1", "gather(-2")),
-    M("rel_shift_by_index", "right for one matrix, but with leading dimensions it ends in an error",
+TABLE = {}
+TABLE["rel_shift_by_index"] = (
+    mistake("the index runs beyond the end of the row: there the last column is wanted, distance 0",
+      (".clamp(max=K - 1)", "")),
+    mistake("gather runs along the wrong axis, the rows: the columns are the last one, -1",
+      ("gather(-1", "gather(-2")),
+    mistake("right for one matrix, but with leading dimensions it ends in an error",
       (".expand(x.shape)", "")),
-    M("rel_shift_by_index", "the index runs around the end: clamp it to the last column",
+    mistake("the index runs around the end: clamp it to the last column",
       (".clamp(max=K - 1)", " % K")),
-    M("rel_shift_by_index", "the future holds 0: it repeats the number of distance 0",
+    mistake("the future holds 0: it repeats the number of distance 0",
       ("x.gather(-1, n.expand(x.shape))", "x.gather(-1, n.expand(x.shape)).tril(K - T)")),
-    M("rel_shift_by_index", "row i is moved by i, should be T - 1 - i: that would be right for "
-      "ascending distances", """
+    mistake("row i is moved by i, should be T - 1 - i: that would be right for ascending distances",
+      """
 def rel_shift_by_index(x):
     T, K = x.shape[-2:]
     shifted = x.new_full(x.shape, 987654321)
@@ -24,8 +24,7 @@ def rel_shift_by_index(x):
                 shifted[..., i, j] = x[..., i, j + i]
     return shifted
 """, bug=2),
-    M("rel_shift_by_index", "row i is moved by m - i: T, not m, belongs there (they are equal "
-      "only by chance)", """
+    mistake("row i is moved by m - i: T, not m, belongs there (they are equal only by chance)", """
 def rel_shift_by_index(x):
     T, K = x.shape[-2:]
     shifted = x.new_full(x.shape, 987654321)
@@ -35,49 +34,48 @@ def rel_shift_by_index(x):
                 shifted[..., i, j] = x[..., i, j + K - T - i]
     return shifted
 """, bug=5),
-    M("rel_shift_by_index", "every matrix became the first one", """
+    mistake("every matrix became the first one", """
 def rel_shift_by_index(x):
     T, K = x.shape[-2:]
     source = (torch.arange(K) + T - 1 - torch.arange(T)[:, None]).clamp(max=K - 1)
     return x.reshape(-1, T, K)[0].gather(-1, source).expand(x.shape)
 """),
-    M("rel_shift_by_index", "the index is the distance itself; but columns descend: distance d "
-      "stands in column K - 1 - d", """
+    mistake("the index is the distance itself; but columns descend: distance d stands in column K "
+      "- 1 - d", """
 def rel_shift_by_index(x):
     T, K = x.shape[-2:]
     i, j = torch.arange(T)[:, None], torch.arange(K)
     distance = (K - T + i - j).clamp(min=0)
     return x.gather(-1, distance.expand(x.shape))
 """),
-
-    # ---- rel_shift
-    M("rel_shift", "the rows went to the right, into the future: did you drop the first row or "
-      "the last? The first one holds what nobody needs",
-      ("x[..., 1:, :]", "x[..., :-1, :]"), bug=1),
-    M("rel_shift", "nothing has moved: the padded numbers must be read in rows of T",
+)
+TABLE["rel_shift"] = (
+    mistake("the rows went to the right, into the future: did you drop the first row or the last? "
+      "The first one holds what nobody needs", ("x[..., 1:, :]", "x[..., :-1, :]"), bug=1),
+    mistake("nothing has moved: the padded numbers must be read in rows of T",
       ("*batch, K + 1, T", "*batch, T, K + 1"), ("x[..., 1:, :]", "x[..., :, 1:]")),
-    M("rel_shift", "the numbers do not fit: (T, K + 1) padded numbers are as many as (K + 1, T); "
-      "without one row of T they are T x K", ("*batch, K + 1, T", "*batch, T + 1, K"), bug=5),
-    M("rel_shift", "transpose turns the table; reshape leaves the numbers in their order",
+    mistake("the numbers do not fit: (T, K + 1) padded numbers are as many as (K + 1, T); without "
+      "one row of T they are T x K", ("*batch, K + 1, T", "*batch, T + 1, K"), bug=5),
+    mistake("transpose turns the table; reshape leaves the numbers in their order",
       ("x.reshape(*batch, K + 1, T)", "x.transpose(-1, -2)")),
-    M("rel_shift", "the padded numbers are not read anew: read them in rows of T, (K + 1, T), and "
-      "then drop the first of these rows", ("*batch, K + 1, T", "*batch, T, K + 1")),
-    M("rel_shift", "a row was padded in place of a cell: F.pad counts from the last axis, and one "
-      "cell in front of each row is (1, 0)", ("(1, 0)", "(0, 0, 1, 0)")),
-    M("rel_shift", "the cell was padded behind each row, should be in front: F.pad's (1, 0) is one "
-      "cell before and none after", ("(1, 0)", "(0, 1)")),
-    M("rel_shift", "one row is dropped of all matrices together, should be one of each: keep the "
-      "leading dimensions", ("x.reshape(*batch, K + 1, T)", "x.reshape(-1, T)"),
+    mistake("the padded numbers are not read anew: read them in rows of T, (K + 1, T), and then "
+      "drop the first of these rows", ("*batch, K + 1, T", "*batch, T, K + 1")),
+    mistake("a row was padded in place of a cell: F.pad counts from the last axis, and one cell in "
+      "front of each row is (1, 0)", ("(1, 0)", "(0, 0, 1, 0)")),
+    mistake("the cell was padded behind each row, should be in front: F.pad's (1, 0) is one cell "
+      "before and none after", ("(1, 0)", "(0, 1)")),
+    mistake("one row is dropped of all matrices together, should be one of each: keep the leading "
+      "dimensions", ("x.reshape(*batch, K + 1, T)", "x.reshape(-1, T)"),
       ("x[..., 1:, :].reshape(*batch, T, K)", "x[1:].reshape(*batch, T, K)")),
-    M("rel_shift", "right for one matrix, wrong with leading dimensions: the matrices were mixed",
+    mistake("right for one matrix, wrong with leading dimensions: the matrices were mixed",
       ("*batch, T, K = x.shape", "T, K = x.shape[-2:]"),
       ("x.reshape(*batch, K + 1, T)", "x.reshape(K + 1, -1)"),
       ("x[..., 1:, :].reshape(*batch, T, K)", "x[1:].reshape(*x.shape[:0], -1, T, K)")),
-    M("rel_shift", "right for one matrix, but with leading dimensions it ends in an error",
+    mistake("right for one matrix, but with leading dimensions it ends in an error",
       ("*batch, T, K = x.shape", "T, K = x.shape[-2:]"),
       ("x.reshape(*batch, K + 1, T)", "x.reshape(K + 1, T)"),
       ("x[..., 1:, :].reshape(*batch, T, K)", "x[1:].reshape(T, K)")),
-    M("rel_shift", "row i is moved to the right: it must go to the left", """
+    mistake("row i is moved to the right: it must go to the left", """
 def rel_shift(x):
     T, K = x.shape[-2:]
     shifted = x.new_full(x.shape, 987654321)
@@ -87,8 +85,8 @@ def rel_shift(x):
                 shifted[..., i, j] = x[..., i, j + i + 1 - T]
     return shifted
 """),
-    M("rel_shift", "a row was padded in place of a cell: F.pad counts from the last axis, and (1, "
-      "0) puts one cell in front of every row", """
+    mistake("a row was padded in place of a cell: F.pad counts from the last axis, and (1, 0) puts "
+      "one cell in front of every row", """
 def rel_shift(x):
     *batch, T, K = x.shape
     x = F.pad(x, (0, 0, 1, 0)).reshape(*batch, K, T + 1)

@@ -1,73 +1,64 @@
 """SPOILERS.  Mistakes in the exercises of lesson 5 (see mistakes.py)."""
-from course.mistakes import M
+from course.mistakes import mistake
 
-TABLE = (
-    # ---- attention_mask
-    M("attention_mask", "same_length is ignored: with it keys more than M back are masked",
+TABLE = {}
+TABLE["attention_mask"] = (
+    mistake("same_length is ignored: with it keys more than M back are masked",
       ("if same_length", "if False")),
-    M("attention_mask", "keys far back are masked although same_length is off",
-      ("if same_length", "if True")),
-    M("attention_mask", "each query sees M keys, should be M + 1: itself and M before it; a key "
-      "exactly M back must be seen", ("distance > M", "distance >= M"), bug=11),
-    M("attention_mask", "each query sees M + 2 keys, one too many",
-      ("distance > M", "distance > M + 1"), bug=11),
-    M("attention_mask", "m, the rows held so far, was taken for M, the limit",
+    mistake("keys far back are masked although same_length is off", ("if same_length", "if True")),
+    mistake("each query sees M keys, should be M + 1: itself and M before it; a key exactly M back "
+      "must be seen", ("distance > M", "distance >= M"), bug=11),
+    mistake("each query sees M + 2 keys, one too many", ("distance > M", "distance > M + 1"),
+      bug=11),
+    mistake("m, the rows held so far, was taken for M, the limit",
       ("distance > M", "distance > m")),
-    M("attention_mask", "T, the segment length, was taken for M",
-      ("distance > M", "distance > T"), bug=18),
-    M("attention_mask", "the memory is forgotten: query i is key m + i",
-      ("m + i - j", "i - j"), bug=10),
-    M("attention_mask", "True and False are exchanged: True means masked",
+    mistake("T, the segment length, was taken for M", ("distance > M", "distance > T"), bug=18),
+    mistake("the memory is forgotten: query i is key m + i", ("m + i - j", "i - j"), bug=10),
+    mistake("True and False are exchanged: True means masked",
       ("(distance < 0) | (distance > M)", "(distance >= 0) & (distance <= M)"),
       ("return distance < 0", "return distance >= 0")),
-    M("attention_mask", "one key of the future shows: a query sees nothing after itself",
+    mistake("one key of the future shows: a query sees nothing after itself",
       ("(distance < 0) |", "(distance < -1) |"), ("return distance < 0", "return distance < -1")),
-    M("attention_mask", "test_the_mask_is_bool",
+    mistake("test_the_mask_is_bool",
       ("return (distance < 0) | (distance > M)",
        "return ((distance < 0) | (distance > M)).float()")),
-    M("attention_mask", "test_the_mask_stands_on_the_device",
+    mistake("test_the_mask_stands_on_the_device",
       ("torch.arange(T, device=device)", "torch.arange(T)")),
-
-    # ---- distance_encoding
-    M("distance_encoding", "your distances ascend; they must descend, from K - 1 in the first row "
-      "to 0",
+)
+TABLE["distance_encoding"] = (
+    mistake("your distances ascend; they must descend, from K - 1 in the first row to 0",
       ("torch.arange(K - 1, -1, -1, device=device)", "torch.arange(K, device=device)"), bug=2),
-    M("distance_encoding", "the distances run from K to 1: the last row must be distance 0",
+    mistake("the distances run from K to 1: the last row must be distance 0",
       ("K - 1, -1, -1", "K, 0, -1")),
-    M("distance_encoding", "distance 0 is missing: a query sees itself as well",
+    mistake("distance 0 is missing: a query sees itself as well",
       ("K - 1, -1, -1", "K - 1, 0, -1")),
-    M("distance_encoding", "clamp_len has no effect: every DISTANCE beyond it becomes clamp_len "
-      "(clamp gives a new tensor, clamp_ changes the old one)",
+    mistake("clamp_len has no effect: every DISTANCE beyond it becomes clamp_len (clamp gives a "
+      "new tensor, clamp_ changes the old one)",
       ("    if clamp_len > 0:\n        distance = distance.clamp(max=clamp_len)\n",
        "    limit = clamp_len if clamp_len > 0 else K\n    distance = distance\n")),
-    M("distance_encoding", "it is clamped from the wrong side: the FAR distances become "
-      "clamp_len, the near ones stay as they are",
-      ("clamp(max=clamp_len)", "clamp(min=clamp_len)"), bug=7),
-    M("distance_encoding", "the row was clamped, not the distance",
+    mistake("it is clamped from the wrong side: the FAR distances become clamp_len, the near ones "
+      "stay as they are", ("clamp(max=clamp_len)", "clamp(min=clamp_len)"), bug=7),
+    mistake("the row was clamped, not the distance",
       ("    if clamp_len > 0:\n        distance = distance.clamp(max=clamp_len)\n",
        "    limit = clamp_len if clamp_len > 0 else K\n"
        "    distance = K - 1 - torch.arange(K, device=device).clamp(max=limit)\n"), bug=7),
-    M("distance_encoding", "the far distances are not encoded at all: they count as clamp_len, so "
-      "R has K rows",
+    mistake("the far distances are not encoded at all: they count as clamp_len, so R has K rows",
       ("distance = distance.clamp(max=clamp_len)", "distance = distance[-clamp_len:]")),
-    M("distance_encoding", "clamp_len = 0 means no clamp, but here everything became distance 0",
+    mistake("clamp_len = 0 means no clamp, but here everything became distance 0",
       ("    if clamp_len > 0:\n        distance = distance.clamp(max=clamp_len)\n",
        "    distance = distance.clamp(max=max(clamp_len, 0))\n")),
-    M("distance_encoding", "a negative clamp_len means no clamp, as 0 does",
-      ("clamp_len > 0", "clamp_len != 0")),
-    M("distance_encoding", "test_R_stands_on_the_device", (", device=device)", ")")),
-
-    # ---- relative_attention
-    M("relative_attention", "u and v are exchanged: u goes with the content (k), v with the "
-      "position (k_R)", ("k_R, u, v)", "k_R, v, u)"), bug=8),
-    M("relative_attention", "u is used for both: the position has its own bias v",
-      ("k_R, u, v)", "k_R, u, u)"), bug=8),
-    M("relative_attention", "the scale is missing: divide the score by sqrt(C)",
-      (" / math.sqrt(self.C)", "")),
-    M("relative_attention", "the scale is 1 / sqrt(D): C, the width of a head, belongs there",
+    mistake("a negative clamp_len means no clamp, as 0 does", ("clamp_len > 0", "clamp_len != 0")),
+    mistake("test_R_stands_on_the_device", (", device=device)", ")")),
+)
+TABLE["relative_attention"] = (
+    mistake("u and v are exchanged: u goes with the content (k), v with the position (k_R)",
+      ("k_R, u, v)", "k_R, v, u)"), bug=8),
+    mistake("u is used for both: the position has its own bias v", ("k_R, u, v)", "k_R, u, u)"),
+      bug=8),
+    mistake("the scale is missing: divide the score by sqrt(C)", (" / math.sqrt(self.C)", "")),
+    mistake("the scale is 1 / sqrt(D): C, the width of a head, belongs there",
       ("math.sqrt(self.C)", "math.sqrt(self.W_o.out_features)"), bug=9),
-    M("relative_attention", "only the content part is scaled: 1 / sqrt(C) covers all four "
-      "terms", """
+    mistake("only the content part is scaled: 1 / sqrt(C) covers all four terms", """
 def attend(self, q, k, value, k_R, u, v, mask):
     content = (q + u[:, None]) @ k.mT
     position = import_module("04_rel_shift").rel_shift((q + v[:, None]) @ k_R.mT)
@@ -76,7 +67,7 @@ def attend(self, q, k, value, k_R, u, v, mask):
     out = self.dropout_attention(probability) @ value
     return torch.cat(out.unbind(1), dim=-1)
 """, bug=9),
-    M("relative_attention", "the position part is not shifted", """
+    mistake("the position part is not shifted", """
 def attend(self, q, k, value, k_R, u, v, mask):
     content = (q + u[:, None]) @ k.mT
     position = (q + v[:, None]) @ k_R.mT
@@ -85,37 +76,37 @@ def attend(self, q, k, value, k_R, u, v, mask):
     out = self.dropout_attention(probability) @ value
     return torch.cat(out.unbind(1), dim=-1)
 """, bug=1),
-    M("relative_attention", "k_R is read backwards: it comes with descending distances already",
+    mistake("k_R is read backwards: it comes with descending distances already",
       ("(q, k, k_R,", "(q, k, k_R.flip(1),"), bug=2),
-    M("relative_attention", "keys and values are exchanged", ("(q, k, k_R,", "(q, value, k_R,"),
+    mistake("keys and values are exchanged", ("(q, k, k_R,", "(q, value, k_R,"),
       ("(probability) @ value", "(probability) @ k")),
-    M("relative_attention", "nothing is masked: the future shows (masked_fill gives a new tensor, "
-      "masked_fill_ changes the old one)", ('score.masked_fill(mask, float("-inf"))', "score")),
-    M("relative_attention", "what is to be seen is masked, and the other way round",
+    mistake("nothing is masked: the future shows (masked_fill gives a new tensor, masked_fill_ "
+      "changes the old one)", ('score.masked_fill(mask, float("-inf"))', "score")),
+    mistake("what is to be seen is masked, and the other way round",
       ("(mask, float", "(~mask, float")),
-    M("relative_attention", "masked probabilities are set to 0 after the softmax: the others then "
-      "do not sum to 1", ('score.masked_fill(mask, float("-inf"))', "score"),
+    mistake("masked probabilities are set to 0 after the softmax: the others then do not sum to 1",
+      ('score.masked_fill(mask, float("-inf"))', "score"),
       (".softmax(-1)", ".softmax(-1).masked_fill(mask, 0.0)")),
-    M("relative_attention", "masked keys get a large negative number: with scores like these that "
-      "is not enough; use -inf", ('float("-inf")', "-1e3"), bug=12),
-    M("relative_attention", "a large negative number is added to the score of a masked key: with "
-      "scores like these that is not enough; fill in -inf (masked_fill)",
+    mistake("masked keys get a large negative number: with scores like these that is not enough; "
+      "use -inf", ('float("-inf")', "-1e3"), bug=12),
+    mistake("a large negative number is added to the score of a masked key: with scores like these "
+      "that is not enough; fill in -inf (masked_fill)",
       ('score.masked_fill(mask, float("-inf"))', "(score + mask * -1e9)"), bug=12),
-    M("relative_attention", "dropout_attention is not called: it stands between the softmax and "
-      "the values", ("self.dropout_attention(probability)", "probability")),
-    M("relative_attention", "dropout_attention gets the scores, should get the probabilities",
+    mistake("dropout_attention is not called: it stands between the softmax and the values",
+      ("self.dropout_attention(probability)", "probability")),
+    mistake("dropout_attention gets the scores, should get the probabilities",
       ("self.dropout_attention(probability)", "probability"),
       ('score.masked_fill(mask, float("-inf")).softmax(-1)',
        'self.dropout_attention(score.masked_fill(mask, float("-inf"))).softmax(-1)')),
-    M("relative_attention", "the heads are joined in the wrong order: (B, H, T, C) must become "
-      "(B, T, H, C) first, a reshape alone exchanges no axes",
+    mistake("the heads are joined in the wrong order: (B, H, T, C) must become (B, T, H, C) first, "
+      "a reshape alone exchanges no axes",
       ("out.transpose(1, 2).flatten(2)", "out.reshape(len(q), q.shape[2], -1)")),
-    M("relative_attention", "view refuses what transpose leaves behind: reshape and flatten copy "
-      "it", ("out.transpose(1, 2).flatten(2)", "out.transpose(1, 2).view(len(q), q.shape[2], -1)")),
-    M("relative_attention", "W_o is applied here, and once more where this function is called",
+    mistake("view refuses what transpose leaves behind: reshape and flatten copy it",
+      ("out.transpose(1, 2).flatten(2)", "out.transpose(1, 2).view(len(q), q.shape[2], -1)")),
+    mistake("W_o is applied here, and once more where this function is called",
       ("out.transpose(1, 2).flatten(2)", "self.W_o(out.transpose(1, 2).flatten(2))")),
-    M("relative_attention", "the position part is not masked: add it BEFORE the mask, its upper "
-      "cells are leftovers", """
+    mistake("the position part is not masked: add it BEFORE the mask, its upper cells are "
+      "leftovers", """
 def attend(self, q, k, value, k_R, u, v, mask):
     content = (q + u[:, None]) @ k.mT
     position = import_module("04_rel_shift").rel_shift((q + v[:, None]) @ k_R.mT)
@@ -124,97 +115,96 @@ def attend(self, q, k, value, k_R, u, v, mask):
     out = self.dropout_attention(probability) @ value
     return torch.cat(out.unbind(1), dim=-1)
 """, bug=13),
-
-    # ---- layer
-    M("layer", "the norms stand before the blocks (pre-norm): this layer normalises each SUM", """
+)
+TABLE["layer"] = (
+    mistake("the norms stand before the blocks (pre-norm): this layer normalises each SUM", """
 def forward(self, h, *past):
     h = h + self.dropout_output(self.attention(self.norm_1(h), *past))
     inner = self.dropout_inner(self.relu(self.W_1(self.norm_2(h))))
     return h + self.dropout_ff(self.W_2(inner))
 """),
-    M("layer", "h is not added to the attention's result: the first residual is missing",
+    mistake("h is not added to the attention's result: the first residual is missing",
       ("norm_1(h + ", "norm_1(")),
-    M("layer", "the second residual is missing: what norm_1 gave is added to the feed-forward's "
+    mistake("the second residual is missing: what norm_1 gave is added to the feed-forward's "
       "result", ("norm_2(h + ", "norm_2(")),
-    M("layer", "the feed-forward network reads the layer's input; it must read what norm_1 "
-      "gave", """
+    mistake("the feed-forward network reads the layer's input; it must read what norm_1 gave", """
 def forward(self, h, *past):
     o = self.norm_1(h + self.dropout_output(self.attention(h, *past)))
     return self.norm_2(o + self.dropout_ff(self.W_2(self.dropout_inner(F.relu(self.W_1(h))))))
 """),
-    M("layer", "norm_1 is missing", ("self.norm_1(", "(")),
-    M("layer", "the residual is added after the norm, twice: each norm is of the SUM",
+    mistake("norm_1 is missing", ("self.norm_1(", "(")),
+    mistake("the residual is added after the norm, twice: each norm is of the SUM",
       ("self.norm_1(h + self.dropout_output(attended))",
        "h + self.norm_1(self.dropout_output(attended))"),
       ("self.norm_2(h + self.dropout_ff(self.W_2(inner)))",
        "h + self.norm_2(self.dropout_ff(self.W_2(inner)))")),
-    M("layer", "ReLU is missing: two linear maps in a row are one",
+    mistake("ReLU is missing: two linear maps in a row are one",
       ("self.relu(self.W_1(h))", "self.W_1(h)")),
-    M("layer", "dropout_inner is missing, between ReLU and W_2",
+    mistake("dropout_inner is missing, between ReLU and W_2",
       ("self.dropout_inner(self.relu(self.W_1(h)))", "self.relu(self.W_1(h))")),
-    M("layer", "dropout_ff is missing, after W_2", ("self.dropout_ff(", "(")),
-    M("layer", "the dropout stands around the whole sum: only around what the attention made",
+    mistake("dropout_ff is missing, after W_2", ("self.dropout_ff(", "(")),
+    mistake("the dropout stands around the whole sum: only around what the attention made",
       ("h + self.dropout_output(attended)", "self.dropout_output(h + attended)")),
-    M("layer", "u and v are exchanged on the way to the attention",
-      ("self.attention(h, memory, R, u, v, mask)",
-       "self.attention(h, memory, R, v, u, mask)"), bug=8),
-    M("layer", "test_h_stays_as_it_was",
+    mistake("u and v are exchanged on the way to the attention",
+      ("self.attention(h, memory, R, u, v, mask)", "self.attention(h, memory, R, v, u, mask)"),
+      bug=8),
+    mistake("test_h_stays_as_it_was",
       ("h = self.norm_1(h + self.dropout_output(attended))",
        "h += self.dropout_output(attended)\n    h = self.norm_1(h)")),
-
-    # ---- sample_top_k
-    M("sample_top_k", "what multinomial draws is a place among the k best, not yet a token: "
-      "translate it", ("tokens.gather(-1, choice)", "choice")),
-    M("sample_top_k", "the place is translated by another row's tokens: gather along the last axis",
+)
+TABLE["sample_top_k"] = (
+    mistake("what multinomial draws is a place among the k best, not yet a token: translate it",
+      ("tokens.gather(-1, choice)", "choice")),
+    mistake("the place is translated by another row's tokens: gather along the last axis",
       ("tokens.gather(-1, choice)", "tokens[0][choice]")),
-    M("sample_top_k", "the softmax runs over the rows: it must run over the tokens, the last dim",
+    mistake("the softmax runs over the rows: it must run over the tokens, the last dim",
       ("logits.float().topk(top_k)", "(logits / temperature).softmax(0).topk(top_k)"),
       ("(best / temperature).softmax(-1)", "best")),
-    M("sample_top_k", "the result is (B, 1), one column: what multinomial gives, gathered, has "
-      "that shape already", ("tokens.gather(-1, choice)", "tokens.gather(-1, choice)[:, 0]")),
-    M("sample_top_k", "top_k is ignored: tokens beyond the k best are drawn",
+    mistake("the result is (B, 1), one column: what multinomial gives, gathered, has that shape "
+      "already", ("tokens.gather(-1, choice)", "tokens.gather(-1, choice)[:, 0]")),
+    mistake("top_k is ignored: tokens beyond the k best are drawn",
       ("logits.float().topk(top_k)", "logits.float().topk(V)")),
-    M("sample_top_k", "always the best token: draw by the probabilities (torch.multinomial)",
+    mistake("always the best token: draw by the probabilities (torch.multinomial)",
       ("tokens.gather(-1, choice)", "tokens[:, :1]")),
-    M("sample_top_k", "one draw for all rows: each row of the logits is drawn by itself",
+    mistake("one draw for all rows: each row of the logits is drawn by itself",
       ("torch.multinomial(probability, 1, generator=generator)",
        "torch.multinomial(probability[:1], 1, generator=generator).expand(len(logits), 1)")),
-    M("sample_top_k", "you multiply the logits by the temperature; they must be divided by it",
+    mistake("you multiply the logits by the temperature; they must be divided by it",
       ("best / temperature", "best * temperature")),
-    M("sample_top_k", "the temperature makes no difference: divide the logits by it, before the "
-      "softmax (after it, it cancels)", ("best / temperature", "best")),
-    M("sample_top_k", "test_the_same_seed_draws_the_same_tokens", (", generator=generator)", ")")),
-    M("sample_top_k", "test_tokens_are_whole_numbers",
+    mistake("the temperature makes no difference: divide the logits by it, before the softmax "
+      "(after it, it cancels)", ("best / temperature", "best")),
+    mistake("test_the_same_seed_draws_the_same_tokens", (", generator=generator)", ")")),
+    mistake("test_tokens_are_whole_numbers",
       ("tokens.gather(-1, choice)", "tokens.gather(-1, choice).float()")),
-    M("sample_top_k", "the logits are divided in place: make a new tensor",
+    mistake("the logits are divided in place: make a new tensor",
       ("    best, tokens", "    logits /= temperature\n    best, tokens"),
       ("best / temperature", "best")),
-    M("sample_top_k", "test_a_top_k_outside_the_vocabulary_is_refused",
+    mistake("test_a_top_k_outside_the_vocabulary_is_refused",
       ("if not 1 <= top_k <= V", "if not 0 <= top_k <= V")),
-    M("sample_top_k", "test_a_temperature_not_above_0_is_refused",
+    mistake("test_a_temperature_not_above_0_is_refused",
       ("not temperature > 0", "temperature < 0")),
-
-    # ---- generate
-    M("generate", "the prompt is fed again in each step, although the memory holds it: all is "
-      "read twice", ("x = sample_top_k", "new = sample_top_k"),
+)
+TABLE["generate"] = (
+    mistake("the prompt is fed again in each step, although the memory holds it: all is read twice",
+      ("x = sample_top_k", "new = sample_top_k"),
       ("tokens.append(x)", "tokens.append(new)\n        x = torch.cat([x, new], dim=1)"), bug=19),
-    M("generate", "the memory is not handed on: every step forgets what was read before",
+    mistake("the memory is not handed on: every step forgets what was read before",
       ("logits, memory = model", "logits, _ = model")),
-    M("generate", "only the prompt's memory is kept: the new tokens are forgotten",
+    mistake("only the prompt's memory is kept: the new tokens are forgotten",
       ("logits, memory = model(x, memory, last_only=True)",
        "logits, new = model(x, memory)\n        memory = new if memory is None else memory")),
-    M("generate", "the logits are those of the first position: the LAST one predicts what follows",
+    mistake("the logits are those of the first position: the LAST one predicts what follows",
       ("model(x, memory, last_only=True)", "model(x, memory)"), ("logits[:, -1]", "logits[:, 0]")),
-    M("generate", "the prompt is returned as well: only the new tokens are asked for",
+    mistake("the prompt is returned as well: only the new tokens are asked for",
       ("[prompt[:, :0]]", "[prompt]")),
-    M("generate", "the model reads a token as (B, 1), one column: keep the second axis of what "
-      "was drawn", ("generator)  # (B, 1)", "generator)[:, 0]"),
+    mistake("the model reads a token as (B, 1), one column: keep the second axis of what was drawn",
+      ("generator)  # (B, 1)", "generator)[:, 0]"),
       ("torch.cat(tokens, dim=1)", "torch.stack(tokens[1:], dim=1)")),
-    M("generate", "of no tokens a tensor (B, 0) is wanted: torch.cat needs at least one",
+    mistake("of no tokens a tensor (B, 0) is wanted: torch.cat needs at least one",
       ("[prompt[:, :0]]", "[]")),
-    M("generate", "test_the_first_call_has_no_memory",
-      ("memory = None", "memory = 0 * prompt[:, :1]"), bug=17),
-    M("generate", "test_without_temperature_and_generator", ("temperature=1.0", "temperature=0.8")),
-    M("generate", "test_top_k_is_40_or_the_whole_vocabulary",
+    mistake("test_the_first_call_has_no_memory", ("memory = None", "memory = 0 * prompt[:, :1]"),
+      bug=17),
+    mistake("test_without_temperature_and_generator", ("temperature=1.0", "temperature=0.8")),
+    mistake("test_top_k_is_40_or_the_whole_vocabulary",
       ("min(top_k, model.config.vocab_size)", "1 * top_k")),
 )

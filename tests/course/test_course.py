@@ -5,7 +5,6 @@ rule is broken by one, and an unusual right solution of every exercise passes.
 """
 import ast
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -19,6 +18,7 @@ from course import lessons, mistakes, rules
 from course.diagnosis import counted, outcome_of_mistake, side_by_side
 from course.exercises import BY_NAME, EXERCISES, LESSONS, find
 from course.rules import judge, rules_of, sentence_of
+from helpers import copy_of_project
 
 NAMES = [exercise.name for exercise in EXERCISES]
 MANY = ("relative_attention", "layer", "train_step", "evaluate")  # mistakes: they take seconds
@@ -44,7 +44,7 @@ def test_each_mistake_is_refused_and_named(name):
     """Put in the exercise's place, it breaks a rule, and is called by its name."""
     wrong = []
     sentences = {rule.function.__name__: sentence_of(rule) for rule in rules_of(name)}
-    for mistake in mistakes.of(name):
+    for mistake in mistakes.mistakes_for(name):
         rule, message = judge(name, mistake.function())
         if rule is None:
             wrong.append(f"passes: {mistake.name}")
@@ -62,7 +62,7 @@ def test_each_mistake_is_refused_and_named(name):
 def test_each_rule_is_broken_by_a_mistake(name):
     """A rule that no known mistake breaks is never seen to fail."""
     broken = {rule.function.__name__ for rule in rules_of(name)
-              if any(outcome_of_mistake(rule, mistake) for mistake in mistakes.of(name))}
+              if any(outcome_of_mistake(rule, mistake) for mistake in mistakes.mistakes_for(name))}
     assert {rule.function.__name__ for rule in rules_of(name)} == broken
 
 
@@ -78,20 +78,22 @@ def test_pytest_runs_the_rules_that_a_diagnosis_tries(request):
 
 
 def test_mistakes_differ_from_each_other():
-    sources = Counter(ast.unparse(ast.parse(m.source())) for n in NAMES for m in mistakes.of(n))
+    sources = Counter(ast.unparse(ast.parse(m.source()))
+                      for name in NAMES for m in mistakes.mistakes_for(name))
     sources.update(ast.unparse(ast.parse(lessons.solution(exercise))) for exercise in EXERCISES)
     twice = [source for source, count in sources.items() if count > 1]
     assert not twice, f"two mistakes are one, or one is the right solution:\n{twice[0]}"
 
 
 def test_every_public_bug_is_among_the_mistakes():
-    assert {m.bug for name in NAMES for m in mistakes.of(name)} - {0} == set(mistakes.BUGS)
+    found = {m.bug for name in NAMES for m in mistakes.mistakes_for(name)}
+    assert found - {0} == set(mistakes.BUGS)
 
 
 def test_a_mistake_that_no_longer_fits_is_left_out_of_a_diagnosis(monkeypatch):
     """A lesson may be edited, its mistakes not yet: a student's answer is judged all the same."""
     gone = mistakes.Mistake("reach", "gone", (("a line that was", "here"),))
-    monkeypatch.setattr(mistakes, "of", lambda name: [gone])
+    monkeypatch.setattr(mistakes, "mistakes_for", lambda name: [gone])
     rule, message = judge("reach", lambda N, T, M: 0)
     assert rule and message.startswith(f"reach: {sentence_of(rule)}")
 
@@ -127,8 +129,7 @@ def test_an_unusual_right_solution_keeps_the_rules(name):
 @pytest.mark.slow
 def test_nobody_relies_on_more_than_the_rules_ask(tmp_path):
     """With an unusual right solution of every exercise, and none put back, pytest is green."""
-    project = shutil.copytree(lessons.ROOT, tmp_path / "project", ignore=shutil.ignore_patterns(
-        ".*", "__pycache__", "data", "runs"))
+    project = copy_of_project(tmp_path)
     for file in LESSONS:
         lessons.keep_pristine(file, project)
     for exercise in EXERCISES:
@@ -217,7 +218,7 @@ def test_no_warning_of_a_mistake_reaches_a_student(monkeypatch, recwarn):
     """A wrong answer is compared with every mistake; torch warns of some of them."""
     noisy = mistakes.Mistake("reach", "noisy", (
         "def reach(N, T, M):\n    import warnings\n    warnings.warn('noisy')\n    return 1\n",))
-    monkeypatch.setattr(mistakes, "of", lambda name: [noisy])
+    monkeypatch.setattr(mistakes, "mistakes_for", lambda name: [noisy])
     _, message = judge("reach", lambda N, T, M: 1)
     assert message.startswith("reach: noisy") and not recwarn.list
 

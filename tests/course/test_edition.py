@@ -5,7 +5,6 @@
 """
 import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -16,6 +15,7 @@ import pytest
 import blank
 from course import lessons
 from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT
+from helpers import content_of, copy_of_project
 
 NAMES = [exercise.name for exercise in EXERCISES]
 COUNT = len(EXERCISES)
@@ -30,13 +30,6 @@ def edition(tmp_path_factory):
     named = ROOT / os.path.relpath(folder, ROOT)  # as ../course: by way of the project's own folder
     assert ".." in named.parts and blank.main(["--all", str(named)]) == 0
     return folder
-
-
-@pytest.fixture
-def project(tmp_path):
-    """A copy of the whole project, to be worked in."""
-    return shutil.copytree(ROOT, tmp_path / "project", ignore=shutil.ignore_patterns(
-        ".*", "__pycache__", "data", "runs", "pristine"))
 
 
 # ---- no solution is where a student reads -------------------------------------------------------
@@ -193,30 +186,24 @@ def solve(folder, exercise, old="", new=""):
 
 
 @pytest.mark.slow
-def test_plain_pytest_in_the_edition_ends(edition):
-    """Every exercise shows its task, once, and nothing else is red."""
-    status, out = pytest_in(edition, "-q")
-    assert status == 1 and f"{COUNT} failed" in out and " error" not in out
-    assert last_line(out) == f"0 of {COUNT} exercises solved; next: lanes (01)"
-    for exercise in EXERCISES:
-        assert f"{exercise.name} is blank: write {exercise.function} in" in " ".join(out.split())
-    assert "Traceback" not in out
-
-
-@pytest.mark.slow
 def test_a_student_solves_one_and_then_all(tmp_path):
-    """Blank: task and hint.  Wrong: the mistake's name.  Right: solved.  All: green."""
+    """Blank: each task once, and a hint.  Wrong: the mistake's name.  Right: solved, all green."""
     folder, exercise = tmp_path / "course", BY_NAME["reach"]
     blank.main(["--all", str(folder)])
+    status, out = pytest_in(folder, "-q")
+    assert status == 1 and f"{COUNT} failed" in out and " error" not in out
+    assert last_line(out) == f"0 of {COUNT} exercises solved; next: lanes (01)"
+    for one in EXERCISES:
+        assert f"{one.name} is blank: write {one.function} in" in " ".join(out.split())
     status, out = pytest_in(folder, "-q", "-k", "reach", "--hints")
     assert status == 1 and exercise.task[:60] in " ".join(out.split())
     assert exercise.hint[:60] in " ".join(out.split())
     solve(folder, exercise, "return T - 1 - token", "return T - token")
     status, out = pytest_in(folder, "-k", "reach")
     assert status == 1 and "reach: one too far" in out and "1 failed" in out
-    assert exercise.hint[:30] not in out
-    for exercise in EXERCISES:
-        solve(folder, exercise)
+    assert exercise.hint[:30] not in out and "Traceback" not in out
+    for one in EXERCISES:
+        solve(folder, one)
     status, out = pytest_in(folder, "-k", "reach")
     assert status == 0 and "reach is solved" in last_line(out)
     status, out = pytest_in(folder, "-q")
@@ -243,8 +230,10 @@ def test_a_broken_line_costs_the_exercises_of_its_lesson(tmp_path):
 
 
 @pytest.mark.slow
-def test_only_rules_run_until_all_exercises_are_solved(project):
+def test_only_rules_run_until_all_exercises_are_solved(tmp_path):
     """Blank, wrong, then solved without --undo, and put back."""
+    project = copy_of_project(tmp_path)
+
     def run(*paths):
         status, out = pytest_in(project, "-q", *(paths or ("tests/test_04_rel_shift.py", other)))
         return status, "only rules ran: " in out, out
@@ -316,18 +305,18 @@ os.chdir("..")
 
 @pytest.mark.slow
 def test_a_lesson_that_writes_deletes_and_changes_directory_leaves_the_project_alone(
-        project, tmp_path):
+        tmp_path):
     """By relative paths, when it is imported and when it is called."""
-    def content():
-        return {path: path.is_file() and path.read_bytes() for path in project.rglob("*")}
+    project = copy_of_project(tmp_path)
     text, first = lessons.pristine("04_rel_shift"), "    *batch, T, K = x.shape\n"
     text = text.replace(first, textwrap.indent(ROAMS, "    ") + first)
-    before, theirs = content(), tmp_path / "04_rel_shift.py"
+    before, theirs = content_of(project), tmp_path / "04_rel_shift.py"
     theirs.write_text(ROAMS + text)
     (tmp_path / "tmp").mkdir()
     status, out = pytest_in(project, XL_CODE="../04_rel_shift.py", TMPDIR=str(tmp_path / "tmp"))
     assert status == 0 and last_line(out).startswith("2 of 2 exercises solved")
-    assert content() == before and theirs.exists() and not list((tmp_path / "tmp").iterdir())
+    assert content_of(project) == before and theirs.exists()
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 @pytest.mark.parametrize("place, words", [

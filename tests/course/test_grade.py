@@ -18,7 +18,7 @@ import pytest
 import grade
 from course import lessons
 from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT
-from helpers import wait_until
+from helpers import content_of, copy_of_project, wait_until
 
 NAMES = grade.NAMES
 COUNT = len(NAMES)
@@ -106,32 +106,25 @@ def hand_in(folder, submissions):
             (folder / name / file).write_bytes(text)
 
 
-def bytes_of(folder):
-    """{path: content} of all files in a folder."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """A copy of the project, beside an ini file that is none of its business."""
     folder = tmp_path_factory.mktemp("grading")
     (folder / "pytest.ini").write_text("[pytest]\npython_functions = nothing\n")
-    shutil.copytree(ROOT, folder / "project", ignore=shutil.ignore_patterns(
-        ".*", "__pycache__", "data", "runs"))
-    return folder / "project"
+    return copy_of_project(folder)
 
 
 @pytest.fixture(scope="module")
 def graded(project):
     """The class, graded once inside the project: ({name: row of the csv}, the process)."""
     hand_in(project / "submissions", CLASS)
-    before, table = bytes_of(project), project.parent / "grades.csv"
+    before, table = content_of(project), project.parent / "grades.csv"
     done = subprocess.run(
         [sys.executable, "tests/grade.py", "submissions", "--csv", str(table), "--all-mistakes"],
         capture_output=True, text=True, timeout=500, cwd=project,
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(project.parent)})
     assert done.returncode == 0, done.stderr
-    assert bytes_of(project) == before
+    assert content_of(project) == before
     with open(table, newline="", encoding="utf-8") as file:
         rows = {row["submission"].lstrip("'"): row for row in csv.DictReader(file)}
     assert list(rows) == sorted(CLASS)
@@ -150,38 +143,24 @@ def test_a_submission_gets_its_points_and_its_sentences(graded, name):
 
 
 @pytest.mark.slow
-def test_what_is_not_handed_in_is_empty_and_gives_nothing(graded):
-    """And a name that a spreadsheet would take for a formula is defused."""
-    row = graded[0]["=1+1"]
-    assert row["submission"] == "'=1+1"
-    assert {n for n in NAMES if row[n]} == {"rel_shift_by_index", "rel_shift"}
-
-
-@pytest.mark.slow
-def test_what_hangs_or_dies_costs_its_own_point_only(graded):
-    """Endless, exit, memory, recursion, a file without end: the exercises after it are graded."""
-    calls, dies = graded[0]["calls"], graded[0]["dies"]
-    assert {n for n in NAMES if calls[n] == "1"} == {"segments", "update_memory", "reach"}
-    assert [n for n in NAMES if dies[n] == "0"] == ["sinusoid", "update_memory"]
-    assert "update_memory: still running" in dies["sentences"]
-
-
-@pytest.mark.slow
-def test_every_mistake_of_a_student_is_said(graded):
-    """--all-mistakes: a line for each exercise that is not solved; progress on stderr."""
-    sentences = graded[0]["two"]["sentences"].split(" | ")
+def test_a_mistake_costs_its_own_point_only(graded, project):
+    """What is missing is empty, what hangs or dies leaves the rest, every mistake has a sentence,
+    a spreadsheet's formula is defused, and no child is left running."""
+    rows, done = graded
+    assert rows["=1+1"]["submission"] == "'=1+1"
+    assert {n for n in NAMES if rows["=1+1"][n]} == {"rel_shift_by_index", "rel_shift"}
+    assert {n for n in NAMES if rows["calls"][n] == "1"} == {"segments", "update_memory", "reach"}
+    assert [n for n in NAMES if rows["dies"][n] == "0"] == ["sinusoid", "update_memory"]
+    assert "update_memory: still running" in rows["dies"]["sentences"]
+    sentences = rows["two"]["sentences"].split(" | ")
     assert [sentence.split(":")[0] for sentence in sentences] == ["lanes", "reach"]
-    printed = " ".join(graded[1].stdout.split())
+    printed = " ".join(done.stdout.split())  # --all-mistakes
     assert all(" ".join(sentence.split()) in printed for sentence in sentences)
-    assert f"{len(CLASS)} of {len(CLASS)}: " in graded[1].stderr
-
-
-@pytest.mark.slow
-def test_no_child_is_left_running(graded, project):
-    child = int((project.parent / "child.txt").read_text())
+    assert f"{len(CLASS)} of {len(CLASS)}: " in done.stderr
+    child = (project.parent / "child.txt").read_text()
 
     def is_gone():  # killed, but somebody must still collect it
-        state = subprocess.run(["ps", "-o", "stat=", "-p", str(child)], text=True,
+        state = subprocess.run(["ps", "-o", "stat=", "-p", child], text=True,
                                capture_output=True).stdout.strip()
         return not state or state.startswith("Z")
     wait_until(is_gone, f"the end of child {child}", 10)
@@ -210,7 +189,8 @@ GRADESCOPE = {"name": str, "score": float, "max_score": float, "output": str, "v
 
 @pytest.mark.slow
 def test_one_student_in_gradescopes_form(tmp_path):
-    """From the archive that blank.py --submit packs; the fields and kinds that it documents."""
+    """From the archive that blank.py --submit packs, with the fields and kinds that it documents;
+    there is a file whatever is handed in."""
     names = ["rel_shift_by_index", "rel_shift"]
     packed(tmp_path / "anna.zip", {f"{FOUR}.py": lesson(FOUR, rel_shift="return x")})
     path = tmp_path / "results" / "results.json"
@@ -222,6 +202,11 @@ def test_one_student_in_gradescopes_form(tmp_path):
         assert {key: type(z) for key, z in test.items()} == GRADESCOPE
         assert (test["name"], test["score"]) == (name, score)
     assert "rel_shift: " in test["output"] and "expected" in test["output"]
+    (tmp_path / "empty").mkdir()
+    assert grade.main([str(tmp_path / "empty"), "--gradescope", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert "holds no lesson file" in found["output"] and len(found["tests"]) == COUNT
+    assert not any(test["score"] for test in found["tests"])
 
 
 @pytest.mark.slow
@@ -255,33 +240,24 @@ def packed(path, files):
 
 
 def test_a_flat_download_is_sorted_by_student(tmp_path):
-    """As Canvas gives it: one student's files are one submission, the last upload counts, and the
-    platform's number tells two students of one name apart."""
+    """As Canvas gives it: one student's files are one submission, the last upload counts (999 comes
+    before 1000), and the platform's number tells two students of one name apart."""
     there, sorted_into = tmp_path / "in", tmp_path / "sorted"
     there.mkdir(), sorted_into.mkdir()
     for file in ("smithanna_12_345_01_vanilla_segments.py", "smithanna_12_346_04_rel_shift.py",
-                 "smithanna_12_1000_04_rel_shift-2.py", "smithanna_12_999_04_rel_shift-1.py",
+                 "smithanna_12_999_04_rel_shift.py", "smithanna_12_1000_04_rel_shift.py",
                  "leebo_LATE_13_347_train.py", "leebo_14_348_train.py", "leebo_13_348_essay.pdf",
-                 "kay_14_349_kay-3.zip", "kay_LATE_14_1001_kay-10.zip", "kay_14_950_kay.zip",
-                 "mia_04_rel_shift.py", "mia_train.py"):
+                 "kay_14_349_kay-3.zip", "kay_LATE_14_351_kay-10.zip", "kay_14_350_kay.zip",
+                 "mia_04_rel_shift-2.py", "mia_04_rel_shift-10.py"):
         (there / file).write_text(file)
     found = grade.find_submissions(there, sorted_into)
     assert [path.name for path in found] == [
         "kay", "leebo_13", "leebo_13_348_essay.pdf", "leebo_14", "mia", "smithanna"]
-    for path, end in (("kay/all.zip", "-10.zip"), ("smithanna/04_rel_shift.py", "-2.py"),
-                      ("leebo_13/train.py", "347_train.py"), ("mia/train.py", "mia_train.py")):
+    for path, end in (("kay/all.zip", "-10.zip"),
+                      ("smithanna/04_rel_shift.py", "_1000_04_rel_shift.py"),
+                      ("leebo_13/train.py", "347_train.py"), ("mia/04_rel_shift.py", "-10.py")):
         assert (sorted_into / path).read_text().endswith(end)
-    assert len(list(sorted_into.rglob("*.py"))) == 6
-
-
-def test_of_files_with_one_name_the_last_upload_counts(tmp_path):
-    """999 comes before 1000, whatever the order of the letters."""
-    there, sorted_into = tmp_path / "in", tmp_path / "sorted"
-    there.mkdir(), sorted_into.mkdir()
-    for upload in (999, 1000):
-        (there / f"anna_12_{upload}_train.py").write_text(str(upload))
-    grade.find_submissions(there, sorted_into)
-    assert (sorted_into / "anna" / "train.py").read_text() == "1000"
+    assert len(list(sorted_into.rglob("*.py"))) == 5
 
 
 def test_an_archive_in_a_folder_is_unpacked(tmp_path):
@@ -298,39 +274,22 @@ def test_an_archive_in_a_folder_is_unpacked(tmp_path):
         assert list(lessons.find_lessons(there)) == ["04_rel_shift"]
 
 
-def test_the_last_copy_of_a_file_counts(tmp_path):
-    """The names that a browser gives to the second and the tenth; other names are not lessons."""
-    for name in ("train.py", "train (2).py", "train (10).py", "train-1.py", "train2.py"):
-        (tmp_path / name).write_text(name)
-    assert lessons.find_lessons(tmp_path)["train"].name == "train (10).py"
-    (tmp_path / "train (10).py").unlink()
-    assert lessons.find_lessons(tmp_path)["train"].name == "train (2).py"
-
-
-def test_the_lessons_of_a_whole_project_are_found(tmp_path):
-    """As an archive unpacks it, with what a system adds, and not the solutions that it holds."""
-    for name in ("hw/project/train.py", "hw/project/tests/course/pristine/02_recurrence.py",
-                 "__MACOSX/hw/train.py", "hw/.venv/train.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    assert lessons.find_lessons(tmp_path) == {"train": tmp_path / "hw" / "project" / "train.py"}
-
-
-@pytest.mark.parametrize("files, words", [
-    (None, "does not exist"), ({}, "holds no lesson file"),
-    ({"reach.py": "def reach(N, T, M): 0"}, "hand in the lesson's whole file"),
-    ({"a/train.py": "", "b/train.py": ""}, "in a/ and in b/"),
-], ids=["missing", "empty", "function", "two"])
-def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path, files, words):
-    folder = tmp_path / "in"
-    for name, text in (files or {}).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    if files == {}:
-        folder.mkdir()
-    with pytest.raises(ValueError, match=words) as error:
-        lessons.find_lessons(folder)
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize("files, wanted", [
+    (["train.py", "train (2).py", "train (10).py", "train-1.py", "train2.py"], "train (10).py"),
+    (["hw/me/train.py", "hw/me/tests/course/pristine/02_recurrence.py", "__MACOSX/hw/train.py",
+      "hw/.venv/train.py"], "hw/me/train.py"),
+    (["essay.txt"], "holds no lesson file"), (["reach.py"], "hand in the lesson's whole file"),
+    (["a/train.py", "b/train.py"], "in a/ and in b/"),
+], ids=["copies", "project", "essay", "function", "two"])
+def test_the_lessons_in_a_folder_are_found(tmp_path, files, wanted):
+    """The last copy; those of a whole project as an archive unpacks it, not the solutions in it."""
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    try:
+        assert lessons.find_lessons(tmp_path) == {"train": tmp_path / wanted}
+    except ValueError as error:
+        assert wanted in str(error) and "\n" not in str(error)
 
 
 def test_what_cannot_be_graded_has_a_row(tmp_path):
@@ -349,26 +308,11 @@ def test_what_cannot_be_graded_has_a_row(tmp_path):
         assert row.points() == 0 and word in row.sentences()[0]
 
 
-def test_gradescope_gets_a_file_whatever_is_handed_in(tmp_path):
-    (tmp_path / "in").mkdir()
-    path = tmp_path / "results.json"
-    assert grade.main([str(tmp_path / "in"), "--gradescope", str(path)]) == 0
-    found = json.loads(path.read_text())
-    assert "holds no lesson file" in found["output"] and len(found["tests"]) == COUNT
-    assert not any(test["score"] for test in found["tests"])
-
-
 # ---- the table, mistakes of the teacher ---------------------------------------------------------
 
-def test_blank_exercises_are_one_sentence():
-    """They are named, not told what their task is."""
-    row = grade.Row("a", {"lanes": "blank", "reach": "failing", "layer": "blank"}, {
-        "lanes": "lanes is blank", "reach": "reach: one too far", "layer": "layer is blank"})
-    assert row.sentences() == ["reach: one too far", "blank: lanes, layer"]
-
-
 def test_a_class_in_short():
-    """Of those who handed an exercise in how many solved it, and what the others are told most."""
+    """Of those who handed an exercise in how many solved it, and what the others are told most; a
+    student's blank ones are named in one sentence."""
     rows = [grade.Row(name, {"lanes": state, "reach": "missing"}, {"lanes": message}) for
             name, state, message in (
                 ("a", "failing", "lanes: one too far\n  the rule"), ("b", "failing", "lanes: blue"),
@@ -376,6 +320,9 @@ def test_a_class_in_short():
                 ("e", "blank", "lanes is blank: write it"), ("f", "missing", ""))]
     assert [line.split() for line in grade.summary(rows, ["lanes", "reach"]).splitlines()[1:]] == [
         "lanes 1/5 2 x one too far".split(), ["reach", "0/0"]]
+    row = grade.Row("a", {"lanes": "blank", "reach": "failing", "layer": "blank"}, {
+        "lanes": "lanes is blank", "reach": "reach: one too far", "layer": "layer is blank"})
+    assert row.sentences() == ["reach: one too far", "blank: lanes, layer"]
 
 
 def test_the_table_is_at_most_100_columns_wide():
