@@ -13,6 +13,7 @@ is overwritten after that, an attempt of yours say, goes to .exercises/attempts.
 """
 import argparse
 import difflib
+import os
 import shutil
 import stat
 import subprocess
@@ -37,8 +38,7 @@ EDITION = (
     "pretrained/*",
     "tests/conftest.py", "tests/helpers.py", "tests/blank.py", "tests/test_*.py",
     *(f"tests/course/{name}.py" for name in (
-        "diagnosis", "exercises", "lessons", "mistakes*", "oracles", "rules",
-        "stand_ins")))
+        "diagnosis", "exercises", "lessons", "mistakes*", "oracles", "rules", "stand_ins")))
 FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # one stands for the other there
 NOT_THERE = (FAST, "training/official_weights.py")
 
