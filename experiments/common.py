@@ -16,17 +16,17 @@ from functools import wraps
 from importlib import import_module
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
+import train  # before torch, for which it sets GOMP_SPINCOUNT
+
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
 from support import corpora, validate
 from training import checkpoint, fast, log, machine, presets
 from training.batches import Batches
 from training.flags import Flags, Parser, flag
 from training.optimizers import optimizer_of
 from training.run import PRETRAINED, State, read_corpus, restored
-
-import train
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
@@ -36,10 +36,10 @@ EVERY = 60  # seconds between two savings of an unfinished model
 # ---- the command line ---------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Setting:
-    """A size of an experiment: what is trained, and on how much it is evaluated."""
+class Study:
+    """A scale of an experiment: what is trained, and on how much text it is evaluated."""
 
-    config: lesson_5.Config  # with the corpus's vocabulary size, later
+    config: lesson_5.Config  # the corpus decides vocab_size
     run: presets.Run
     lengths: tuple  # attention lengths or memories that are tried, in tokens, ascending
     count: int  # pieces of text that are read side by side in evaluation ...
@@ -55,63 +55,61 @@ SHARED = {  # flags that several experiments take
 
 
 def new_parser(name, about, *shared):
-    """A parser with these of the SHARED flags, whose --help begins with `about`."""
-    parser = Parser(prog=f"experiments/{name}.py", description=about,
-                                 argument_default=None)
-    for name in shared:
-        parser.add_argument(name, **SHARED[name])
+    """Return a parser with these of the SHARED flags, whose --help begins with `about`."""
+    parser = Parser(prog=f"experiments/{name}.py", description=about, argument_default=None)
+    for flag in shared:
+        parser.add_argument(flag, **SHARED[flag])
     parser.set_defaults(device=machine.choose())  # the best present
     return parser
 
 
-def make_flags(name, about, sizes, dataset=None):
-    """The flags of whatever trains models, as a parser; `dataset` leaves no choice of a text."""
+def make_flags(name, about, scales, dataset=None):
+    """Return the parser of an experiment that trains models; `dataset` leaves no choice of a text.
+    """
     flags = new_parser(name, about, "--seeds", "--data-dir", "--device")
-    flags.add_argument("--size", choices=sizes, default="laptop")
+    flags.add_argument("--scale", choices=scales, default="small")
     if dataset:
         flags.set_defaults(dataset=dataset, text=None)
     else:
-        flags.add_argument("--dataset", help="stdlib (default; with --size paper wt103), copies (a "
-                           f"synthetic text), {', '.join(corpora.SOURCES)}")
+        flags.add_argument("--dataset", help="stdlib (default; with --scale paper wt103), copies "
+                           f"(a synthetic text), {', '.join(corpora.SOURCES)}")
         flags.add_argument("--text", metavar="FILE", type=os.path.abspath,  # so it is no name
                            help="this file instead, as bytes")
     flags.add_argument("--out", metavar="FOLDER", help="where the trained models are kept "
-                       f"(default: runs/{name}-SIZE-DATASET)")
+                       f"(default: runs/{name}-SCALE-DATASET)")
     return flags
 
 
-def check_seeds(seeds):
-    """ValueError unless they are different and torch takes them."""
-    if len(set(seeds)) < len(seeds) or not 0 <= min(seeds) <= max(seeds) <= validate.MOST:
-        raise ValueError(f"--seeds must be different, from 0 to {validate.MOST}, got {seeds}")
-
-
-def begin(given, name, lock=True):
-    """Complete the flags: dataset, folder, its lock; the corpus comes with them.  ValueError."""
+def begin(given, name):
+    """Complete the flags: dataset, folder, its lock.  Return them and the corpus.  ValueError."""
     if given.text and given.dataset:
         raise ValueError("--text and --dataset name two corpora; give one of them")
-    check_seeds(given.seeds)
+    if len(set(given.seeds)) < len(given.seeds) or not all(
+            0 <= seed <= validate.MOST for seed in given.seeds):
+        raise ValueError(f"--seeds must be different, from 0 to {validate.MOST}, got {given.seeds}")
     machine.check(given.device)
-    given.dataset = given.text or given.dataset or ("wt103" if given.size == "paper" else "stdlib")
+    usual = "wt103" if given.scale == "paper" else "stdlib"
+    given.dataset = given.text or given.dataset or usual
     corpus = corpora.load(given.dataset, root=given.data_dir)
-    given.out = Path(given.out or lesson_1.RUNS / f"{name}-{given.size}-{Path(given.dataset).stem}")
+    folder = f"{name}-{given.scale}-{Path(given.dataset).stem}"
+    given.out = Path(given.out or lesson_1.RUNS / folder)
     given.out.mkdir(parents=True, exist_ok=True)
-    if lock:  # until this process ends
-        given.lock = checkpoint.Lock(given.out)
-        given.lock.take()
-        given.lock.sign(f"{name}.py, process {os.getpid()}")
+    given.lock = checkpoint.Lock(given.out)  # until this process ends
+    given.lock.take()
+    given.lock.sign(f"{name}.py, process {os.getpid()}")
     return given, corpus
 
 
-def size_of(given, sizes):
-    """The name of the size to take: two texts may have one of their own among the sizes."""
-    own = (given.dataset, given.size) in (("copies", "laptop"), ("lm1b", "paper"))
-    return given.dataset if own and given.dataset in sizes else given.size
+def scale_of(given, scales):
+    """Return the name of the scale to take: two texts may have one of their own among the scales.
+    """
+    own = (given.dataset, given.scale) in (("copies", "small"), ("lm1b", "paper"))
+    return given.dataset if own and given.dataset in scales else given.scale
 
 
-def command(experiment):
-    """Make of experiment(argv) a main(argv=None) that says a mistake in one line, and returns the
-    exit status: 0, 1 for a mistake, 130 for Ctrl-C.
+def exit_status(experiment):
+    """Make of experiment(argv) a main(argv=None) that returns the exit status: 0, 1 after one line
+    for a mistake, 130 after Ctrl-C.
     """
     name = Path(experiment.__code__.co_filename).name
 
@@ -125,15 +123,10 @@ def command(experiment):
             print(f"{name}: {' '.join(str(error).split())}{advice}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
-            print(f"\n{name}: stopped; the same command goes on with what it has saved",
+            print(f"\n{name}: stopped; the same command resumes from what is saved",
                   file=sys.stderr)
             return 130
     return main
-
-
-def reader_of(model):
-    """Return what reads the model: lesson 5's faster, the models of experiments as they are."""
-    return fast.prepared(model) if isinstance(model, lesson_5.TransformerXL) else model
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -161,7 +154,7 @@ class Training:
 
     def __init__(self, model, run):
         self.model, self.run, self.recipe = model, run, ""
-        reader_of(model)  # it trains faster from here on
+        fast.prepared(model)  # it trains faster from here on
         self.learner, self.optimizer = self.model, optimizer_of(model, run)
 
     def length(self, step):
@@ -272,17 +265,8 @@ def fit_seeds(make, corpus, run, given, name):
         yield fit(make(), corpus, replace(run, seed=seed), given.out / f"{name}-{seed}.pt")
 
 
-def train_run(path, flags):
-    """Train a run of train.py in the folder path, or what is left of it, unless it has ended."""
-    if (path / "curve.png").exists():  # drawn when a run has ended
-        return
-    begun = (path / "checkpoint.pt").exists() or (path / "previous.pt").exists()
-    if train.command([*flags, "--out", str(path), *["--resume"] * begun]):
-        raise KeyboardInterrupt  # a signal has stopped it, and all is saved
-
-
 def open_run(path, data_dir, device="cpu"):
-    """A run's folder, or a checkpoint in it -> its model, Run, corpus, and the content."""
+    """Open a run's folder, or a checkpoint in it -> its model, Run, corpus, and the content."""
     if not (path.is_file() or any(path.glob("*.pt"))):
         raise ValueError(f"no checkpoint at {path}; name the folder of a run of train.py")
     content = checkpoint.load(path) if path.is_file() else checkpoint.best(path)
@@ -291,40 +275,21 @@ def open_run(path, data_dir, device="cpu"):
     return model, run, corpus, content
 
 
-def kept_for_backward(function):
-    """What autograd keeps from the forward to the backward pass, the memory of training -> bytes,
-    and the shapes; what is kept twice counts once.
-    """
-    kept = []  # so that no storage is given to another tensor
-
-    def keep(tensor):  # called with each tensor that the graph saves
-        kept.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        function()
-    sizes = {z.untyped_storage().data_ptr(): z.untyped_storage().nbytes() for z in kept}
-    return sum(sizes.values()), [z.shape for z in kept]
-
-
-def random_tokens(V, *shape, device="cpu"):
-    """Tokens below V, as rare as 1 / rank."""
-    return (V ** torch.rand(shape, device=device)).long() - 1
-
-
 # ---- losses after so many tokens ----------------------------------------------------------------
 
 @contextmanager
 def evaluating_with(model, **changes):
-    """Inside the block these settings of the model's config; float32, and nothing learns."""
+    """Inside the block the model's config has these settings, and no gradient is stored."""
     config = model.config
     model.config = replace(config, **changes)
-    with torch.no_grad():
-        yield
-    model.config = config
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.config = config
 
 
-def pieces(tokens, before, count, n):
+def pieces(tokens, before, count, n, device):
     """Cut count pieces of text (count, before + n + 1) out of tokens (N,), evenly spread.
 
     The first `before` tokens of a piece are context, the next n are inputs whose predictions count.
@@ -335,22 +300,21 @@ def pieces(tokens, before, count, n):
         raise ValueError(f"the split to evaluate has {len(tokens):,} tokens, {need:,} are needed")
     last = len(tokens) - (before + n + 1)  # where the last piece begins
     starts = (last * i // max(1, count - 1) for i in range(count))
-    return torch.stack([tokens[start : start + before + n + 1] for start in starts]).long()
+    parts = [tokens[start : start + before + n + 1] for start in starts]
+    return torch.stack(parts).long().to(device)
 
 
 def memory_losses(model, tokens, before, segment, **changes):
     """Read pieces (B, before + n + 1) with a memory -> losses (B, n), the context not counted.
 
-    In segments of T = segment; changes are those of the model's config, such as mem_len=512,
-    same_length=True.
+    In segments of T = segment; changes are those of the config, such as mem_len=512,
+    same_length=True.  The model may be a Reader.
     """
-    memory, losses, device = None, [], next(model.parameters()).device
-    read = reader_of(model)
+    memory, losses = None, []
     parts = math.ceil((tokens.shape[1] - 1) / segment)
     with evaluating_with(model, **changes):
-        for x, y in train.progress(
-                lesson_1.segments(tokens.to(device), segment), "evaluating", parts):
-            loss, memory = read(x, memory, y)
+        for x, y in train.progress(lesson_1.segments(tokens, segment), "evaluating", parts):
+            loss, memory = model(x, memory, y)
             losses.append(loss)
     return torch.cat(losses, dim=1)[:, before:].cpu()
 
@@ -360,12 +324,11 @@ def window_losses(model, tokens, before, L):
 
     So a prediction is made from L - L // 4 + 1 to L tokens.
     """
-    stride, device = max(1, L // 4), next(model.parameters()).device
-    n = tokens.shape[1] - 1 - before
+    stride, n = max(1, L // 4), tokens.shape[1] - 1 - before
     ends = [*range(before + stride, before + n, stride), before + n]
     windows = torch.stack([tokens[:, end - L : end + 1] for end in ends], 1)  # (B, W, L + 1)
     at_once = max(1, min(8192, 2**27 // model.config.vocab_size) // L)  # their logits fit
-    losses, parts = [], windows.flatten(0, 1).to(device).split(at_once)
+    losses, parts = [], windows.flatten(0, 1).split(at_once)
     with evaluating_with(model, mem_len=0):
         for z in train.progress(parts, "evaluating windows", len(parts)):
             losses.append(model(z[:, :-1], None, z[:, 1:])[0][:, L - stride :].cpu())

@@ -24,11 +24,12 @@ from importlib import import_module
 from math import ceil, log, log2
 from pathlib import Path
 
+import common  # before torch
+
 import torch
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-import common
 from common import corpora, lesson_1, train
 
 lesson_4 = import_module("04_rel_shift")
@@ -178,7 +179,7 @@ def report(numbers, names, wide, M):
           "the whole, (d) flatter and longer")
 
 
-@common.command
+@common.exit_status
 def main(argv):
     """Read the validation split, print numbers, draw."""
     flags = common.new_parser(NAME, __doc__, "--data-dir", "--checkpoint")

@@ -12,7 +12,7 @@ where does it end?  Two options of the authors' code are tried with it:
 
     python experiments/memory_length.py                      half an hour on two cores
     python experiments/memory_length.py --dataset copies     where the gains are known to the token
-    python experiments/memory_length.py --size paper         WikiText-103; GPUs
+    python experiments/memory_length.py --scale paper        WikiText-103; GPUs
 
 Lesson 5's model, losses in nats a token on the validation split.  "ends at" is the shortest memory
 within 0.002 nats of the best; N layers reach N M + 1 tokens back.
@@ -26,17 +26,17 @@ from matplotlib.figure import Figure
 
 import common
 import table6_ablation
-from common import Setting, corpora, lesson_5, mean_table, presets
+from common import Study, corpora, fast, lesson_5, mean_table, presets
 
-NAME, TABLE_6 = "memory_length", table6_ablation.SIZES
-# depths, memory lengths of training, and table 6's settings; lengths are memories of evaluation
-SIZES = {
+NAME, TABLE_6 = "memory_length", table6_ablation.SCALES
+# depths, memory lengths of training, and table 6's studies; lengths are memories of evaluation
+SCALES = {
     "tiny": ((1, 2), (0, 8), replace(TABLE_6["tiny"], lengths=(1, 4, 8, 16))),
-    "laptop": ((1, 2, 4), (0, 128, 512), replace(TABLE_6["laptop"], lengths=(
+    "small": ((1, 2, 4), (0, 128, 512), replace(TABLE_6["small"], lengths=(
         32, 64, 96, 128, 192, 256, 384, 512, 768, 1024))),
     "copies": ((1, 2), (32, 64), replace(TABLE_6["copies"], lengths=(
         12, 22, 23, 32, 46, 47, 56, 70, 71, 80, 94, 95, 110, 128))),
-    "paper": ((4, 8, 16), (0, 150, 600), Setting(
+    "paper": ((4, 8, 16), (0, 150, 600), Study(
         presets.CONFIGS["wt103-standard"], presets.RUNS["wt103-standard"],
         (40, 80, 150, 300, 450, 640, 900, 1200, 1600), count=16, n=12_000))}
 COLORS = ("tab:orange", "tab:blue", "tab:green")
@@ -54,26 +54,27 @@ def best_loss(c):
     return statistics.mean(losses)
 
 
-def evaluate(model, setting, corpus, M):
-    """Mean losses in nats: {memory length: loss} without and with clamp; as trained, and with
-    same_length and as many keys.
+def evaluate(model, study, corpus, M):
+    """Return mean losses in nats: {memory length: loss} without and with clamp; as trained; and
+    with same_length and as many keys.
     """
-    before, T = setting.lengths[-1], setting.run.segment
-    tokens = common.pieces(corpus.valid, before, setting.count, setting.n)
+    before, T = study.lengths[-1], study.run.segment
+    tokens = common.pieces(corpus.valid, before, study.count, study.n, model.u.device)
+    reader = fast.prepared(model)
 
     def loss(**changes):
-        return common.memory_losses(model, tokens, before, **changes).mean().item()
+        return common.memory_losses(reader, tokens, before, **changes).mean().item()
 
     by_length = [{length: loss(mem_len=length, same_length=True, clamp_len=clamp,
-                               segment=max(64, T)) for length in setting.lengths}
+                               segment=max(64, T)) for length in study.lengths}
                  for clamp in (0, M + T - 1)]
     same = loss(segment=T, mem_len=M + T // 2, same_length=True)
     return *by_length, loss(segment=T), same
 
 
-def report(results, setting, floor):
+def report(results, study, floor):
     """Print a line for each model: what memory brings, where that ends, what the options bring."""
-    shortest, longest = setting.lengths[0], setting.lengths[-1]
+    shortest, longest = study.lengths[0], study.lengths[-1]
     print("nats a token, mean ± half the range over the seeds; above best: with the longest "
           f"memory, M {longest}\n N  M in training{'best':>16}{f'gain over M {shortest}':>18}"
           f"{'ends at M':>11}{'above best':>16}{'..., clamped':>16}"
@@ -85,7 +86,7 @@ def report(results, setting, floor):
         above, above_clamped = ([z[longest] - low for z, low in zip(part, best)]
                                 for part in (free, clamped))
         both = {length: min(z[length] for z in (mean_table(free), mean_table(clamped)))
-                for length in setting.lengths}
+                for length in study.lengths}
         end = next(length for length, z in both.items() if z <= min(both.values()) + 0.002)
         change = [a - b for a, b in zip(same, trained)]
         print(f"{N:2}{M:15}{common.spread(best):>16}{common.spread(gain):>18}{end:11}"
@@ -96,7 +97,7 @@ def report(results, setting, floor):
             f"M {M}: {loss:.3f}" for M, loss in floor.items()))
 
 
-def draw(results, setting, floor, path, title):
+def draw(results, study, floor, path, title):
     """A panel for each depth: loss over the memory length, a color for each memory of training."""
     depths = list(dict.fromkeys(N for N, _ in results))
     figure = Figure(figsize=(4 * len(depths) + 1, 4), layout="constrained")
@@ -114,7 +115,7 @@ def draw(results, setting, floor, path, title):
                       label="what M + 1 tokens tell")
         axes.set(xscale="log", title=f"N = {depth} layers, {title}",
                  xlabel="M at evaluation (log scale)")
-        ticks = (23, 47, 71, 95, 128) if floor and 95 in setting.lengths else setting.lengths[1::2]
+        ticks = (23, 47, 71, 95, 128) if floor and 95 in study.lengths else study.lengths[1::2]
         axes.set_xticks(ticks, ticks, fontsize=8)
         axes.minorticks_off()
         axes.grid(axis="y", alpha=0.4)
@@ -125,30 +126,30 @@ def draw(results, setting, floor, path, title):
     common.save_figure(figure, path)
 
 
-@common.command
+@common.exit_status
 def main(argv):
     """Train what is missing, evaluate, print, draw."""
     given, corpus = common.begin(
-        common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper")).parse_args(argv), NAME)
+        common.make_flags(NAME, __doc__, ("tiny", "small", "paper")).parse_args(argv), NAME)
     known = given.dataset == "copies"
-    depths, memories, setting = SIZES[common.size_of(given, SIZES)]
-    config = replace(setting.config, vocab_size=len(corpus.vocab))
-    common.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
+    depths, memories, study = SCALES[common.scale_of(given, SCALES)]
+    config = replace(study.config, vocab_size=len(corpus.vocab))
+    common.pieces(corpus.valid, study.lengths[-1], study.count, study.n, "cpu")  # long enough?
 
     def make(N, M):
         return lesson_5.TransformerXL(replace(config, n_layer=N, mem_len=M)).to(given.device)
 
-    run = common.choose_dtype(make(depths[0], memories[-1]), setting.run, given.out)
+    run = common.choose_dtype(make(depths[0], memories[-1]), study.run, given.out)
     results = {}
     for N in depths:
         for M in memories:
             models = common.fit_seeds(lambda: make(N, M), corpus, run, given, f"N{N}-M{M}")
-            results[N, M] = [evaluate(model, setting, corpus, M) for model in models]
+            results[N, M] = [evaluate(model, study, corpus, M) for model in models]
     print(f"{corpus.name}; segments of {run.segment}, {run.steps:,} steps of {run.batch} lanes, "
           f"seeds {given.seeds}, {run.dtype}")
-    floor = {M: best_loss(M + 1) for M in setting.lengths} if known else {}
-    report(results, setting, floor)
-    draw(results, setting, floor, given.out / "memory_length.png", corpus.name.split(" (")[0])
+    floor = {M: best_loss(M + 1) for M in study.lengths} if known else {}
+    report(results, study, floor)
+    draw(results, study, floor, given.out / "memory_length.png", corpus.name.split(" (")[0])
 
 
 if __name__ == "__main__":

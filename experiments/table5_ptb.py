@@ -5,8 +5,8 @@ published.  This is the published architecture, W_kR included, within 24.1 milli
 these two parts, and the effect of each.
 
     python experiments/table5_ptb.py --what effects        each part's effect, small: hours
-    python experiments/table5_ptb.py --size whole          train.py's small model, the whole text
-    python experiments/table5_ptb.py --size paper --test   train, choose, test; a GPU
+    python experiments/table5_ptb.py --scale whole         train.py's small model, the whole text
+    python experiments/table5_ptb.py --scale paper --test   train, choose, test; a GPU
 
 Variational dropout (Gal & Ghahramani 2016; Merity, Keskar and Socher 2017, 4.2) draws one mask for
 all time steps of a segment: a feature that is dropped is absent for all of it, and cannot be read
@@ -68,15 +68,15 @@ class Size:
 
 
 RUN = presets.Run("ptb", tokens=1, eval_segment=64)
-SIZES = {
+SCALES = {
     "tiny": Size(lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16,
                                  mem_len=8),
                  replace(RUN, batch=4, segment=8, lr=3e-3, warmup=5, eval_mem_len=16,
                          eval_every=10, eval_tokens=200),
                  epochs=2, recipe=Recipe(0.3, 0.1, 0.1, 0.3, average_from=0.7), part=10,
                  memories=(8, 16)),
-    "laptop": Size(lesson_5.Config(2, n_layer=4, d_model=96, n_head=3, d_head=32, d_inner=192,
-                                   mem_len=32),
+    "small": Size(lesson_5.Config(2, n_layer=4, d_model=96, n_head=3, d_head=32, d_inner=192,
+                                  mem_len=32),
                    replace(RUN, batch=16, segment=32, lr=2e-3, warmup=200, eval_mem_len=64,
                            eval_every=227, eval_tokens=20_000),
                    epochs=18, recipe=Recipe(0.3, 0.1, 0.1, 0.3, average_from=0.7), part=12,
@@ -312,7 +312,7 @@ def draw(curves, path, epochs, title):
 
 def parse(argv):
     """The command line, checked.  ValueError."""
-    parser = common.make_flags(NAME, __doc__, SIZES, dataset="ptb")
+    parser = common.make_flags(NAME, __doc__, SCALES, dataset="ptb")
     parser.add_argument("--what", choices=("recipe", "effects"), default="recipe")
     parser.add_argument("--test", action="store_true", help="read the test split")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=EFFECTS, default=EFFECTS,
@@ -326,11 +326,11 @@ def parse(argv):
     return given
 
 
-@common.command
+@common.exit_status
 def main(argv):
     """Train what is missing, print, draw; for the recipe choose the evaluation and test."""
     given, corpus = common.begin(parse(argv), NAME)
-    size = SIZES[given.size]
+    size = SCALES[given.scale]
     epochs = given.epochs or size.epochs
     corpus = replace(corpus, train=corpus.train[: len(corpus.train) // size.part])
     config = replace(size.config, vocab_size=len(corpus.vocab))

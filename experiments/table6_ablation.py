@@ -9,8 +9,8 @@
 
     python experiments/table6_ablation.py --tables 6                   70 minutes on two cores
     python experiments/table6_ablation.py --tables 6 --dataset copies  where all is known
-    python experiments/table6_ablation.py --size paper --tables 6 10   WikiText-103; GPUs
-    python experiments/table6_ablation.py --size paper --tables 7 --dataset lm1b
+    python experiments/table6_ablation.py --scale paper --tables 6 10  WikiText-103; GPUs
+    python experiments/table6_ablation.py --scale paper --tables 7 --dataset lm1b
 
 The model is lesson 5's, with its recurrence, encoding and loss to be switched:
 
@@ -38,20 +38,19 @@ the paper's, its size does not: there a token is a word, about five bytes.
 import math
 import sys
 from dataclasses import dataclass, replace
-from importlib import import_module
 from itertools import permutations
 from statistics import mean
 
+import common  # before torch
+
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from matplotlib.figure import Figure
 
-import common
-from common import Setting, fast, lesson_1, lesson_5, machine, presets
+from common import Study, lesson_1, lesson_5, machine, presets
 from training.batches import SentenceLanes
 
-lesson_2 = import_module("02_recurrence")
-lesson_4 = import_module("04_rel_shift")
 NAME = "table6_ablation"
 
 
@@ -98,107 +97,93 @@ COLORS = {"ours": "tab:blue", "shaw": "tab:orange", "vaswani": "tab:green", "al-
 # 128M and 0.3B parameters as in the paper, which names no dimensions: these are ours
 WT103 = replace(presets.CONFIGS["wt103-standard"], d_model=350, d_head=35, d_inner=2150)
 LM1B = replace(presets.CONFIGS["lm1b-base"], n_layer=20, d_inner=2048)
-SIZES = {
-    "tiny": Setting(lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16),
-                    presets.Run(batch=4, segment=8, steps=6), (4, 8, 16, 24), count=2, n=30),
-    "laptop": Setting(presets.CONFIGS["laptop"],
-                      replace(presets.RUNS["laptop"], minutes=0.0, steps=1300),
-                      (64, 128, 192, 256, 384, 512, 768, 1024), count=16, n=960),
-    "copies": Setting(lesson_5.Config(2, n_layer=2, d_model=64, n_head=4, d_head=32, d_inner=128),
-                      presets.Run(batch=16, segment=64, steps=700),
-                      (16, 24, 32, 48, 64, 72, 96, 128), count=16, n=960),
-    "paper": Setting(WT103, replace(presets.RUNS["wt103-standard"], segment=128),
-                     (60, 120, 180, 256, 300, 360, 400, 450, 500, 560, 640),
-                     count=16, n=12_000),
-    "lm1b": Setting(LM1B, replace(presets.RUNS["lm1b-base"], steps=400_000), (16, 32, 64, 96, 128),
-                    count=16, n=12_000)}
+SCALES = {
+    "tiny": Study(lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16),
+                  presets.Run(batch=4, segment=8, steps=6), (4, 8, 16, 24), count=2, n=30),
+    "small": Study(presets.CONFIGS["laptop"],
+                   replace(presets.RUNS["laptop"], minutes=0.0, steps=1300),
+                   (64, 128, 192, 256, 384, 512, 768, 1024), count=16, n=960),
+    "copies": Study(lesson_5.Config(2, n_layer=2, d_model=64, n_head=4, d_head=32, d_inner=128),
+                    presets.Run(batch=16, segment=64, steps=700),
+                    (16, 24, 32, 48, 64, 72, 96, 128), count=16, n=960),
+    "paper": Study(WT103, replace(presets.RUNS["wt103-standard"], segment=128),
+                   (60, 120, 180, 256, 300, 360, 400, 450, 500, 560, 640), count=16, n=12_000),
+    "lm1b": Study(LM1B, replace(presets.RUNS["lm1b-base"], steps=400_000), (16, 32, 64, 96, 128),
+                  count=16, n=12_000)}
 
 
-# ---- the model: recurrence, encoding and loss, each to be switched ------------------------------
+# ---- the model: lesson 5's, with another encoding or loss ---------------------------------------
 
-class Attention(nn.Module):
-    """Lesson 5's without W_kR: so many learned distances in its place (Shaw's), or none."""
+class LearnedDistances(nn.Module):
+    """In the place of W_kR: a learned vector per head and distance; the last for all beyond."""
 
-    def __init__(self, attention, distances):
+    def __init__(self, distances, H, C):
         super().__init__()
-        a = attention
-        self.H, self.C, self.dropout_attention = a.H, a.C, a.dropout_attention
-        self.W_q, self.W_kE, self.W_v, self.W_o = a.W_q, a.W_kE, a.W_v, a.W_o
-        learned = torch.randn(a.H, distances, a.C) * 0.02
-        self.distances = nn.Parameter(learned) if distances else None
+        self.rows = nn.Parameter(torch.randn(H, distances, C) * 0.02)
 
-    def forward(self, h, memory, R, u, v, mask):
-        """h (B, T, D), memory (B, m, D), mask (T, K) -> (B, T, D); R, u, v are for lesson 5's."""
-        rows = torch.cat([memory, h], dim=1)  # (B, K, D)
-        q, k, value = (z.unflatten(-1, (self.H, self.C)).transpose(1, 2) for z in (
-            self.W_q(h), self.W_kE(rows), self.W_v(rows)))  # (B, H, T, C), (B, H, K, C) twice
-        score = q @ k.transpose(-1, -2)  # term (a), (B, H, T, K)
-        if self.distances is not None:
-            distance = torch.arange(rows.shape[1] - 1, -1, -1, device=h.device)
-            k_R = self.distances[:, distance.clamp(max=self.distances.shape[1] - 1)]  # (H, K, C)
-            score = score + lesson_4.rel_shift(q @ k_R.to(q).transpose(-1, -2))  # term (b)
-        probability = (score / self.C**0.5).masked_fill(mask, float("-inf")).softmax(-1)
-        out = self.dropout_attention(probability) @ value  # (B, H, T, C)
-        return self.W_o(out.transpose(1, 2).flatten(-2))
+    def forward(self, R):
+        """R (K, D), of which only K counts -> (K, H * C) by descending distance."""
+        distance = torch.arange(len(R) - 1, -1, -1, device=R.device)
+        rows = self.rows[:, distance.clamp(max=self.rows.shape[1] - 1)]  # (H, K, C)
+        return rows.transpose(0, 1).flatten(1)
 
 
-class AblationModel(nn.Module):
-    """model(x, memory, y) -> losses (B, T) in nats, new memory: a list of N tensors (B, m, D).
+def add_sinusoid(dropout, given, h):
+    """Add Vaswani's positions to the embedding (B, T, D): a hook of dropout_embedding."""
+    positions = lesson_1.sinusoid(torch.arange(h.shape[1], device=h.device), h.shape[2]).to(h)
+    return h + F.dropout(positions, dropout.p, dropout.training)
 
-    T is the segment length of training, which the learned encodings need.  In training the half
-    loss counts the later half of each segment twice, and the earlier not at all.
+
+def add_positions(layer, given):
+    """Add Al-Rfou's positions to the input (B, T, D) of a layer: a hook of it."""
+    h, *others = given
+    return h + layer.positions[:, : h.shape[1]], *others
+
+
+def freeze_at_zero(weight):
+    """Make a weight 0, and keep it there."""
+    nn.init.zeros_(weight.requires_grad_(False))
+
+
+class AblationModel(lesson_5.TransformerXL):
+    """Lesson 5's model with another encoding; T is the segment length of training.
+
+    In training the half loss counts the later half of each segment twice, and the earlier not at
+    all.
     """
 
     def __init__(self, config, T, encoding="ours", half_loss=False):
-        super().__init__()
-        self.config, self.T, self.encoding, self.half_loss = config, T, encoding, half_loss
+        super().__init__(config)
+        self.T, self.encoding, self.half_loss = T, encoding, half_loss
         self.variant = f"{encoding}, {'half' if half_loss else 'full'} loss, T {T}"
-        self.embedding = (lesson_5.AdaptiveSoftmax if config.cutoffs else lesson_5.TiedEmbedding)(
-            config)
-        self.layers = nn.ModuleList(lesson_5.Layer(config) for _ in range(config.n_layer))
-        self.u = self.v = self.places = None
-        if encoding.startswith("ours"):
-            for name, term in ("u", "c"), ("v", "d"):
-                trained = term not in encoding.partition("-")[2]
-                bias = trained * torch.randn(config.n_head, config.d_head) * 0.02
-                setattr(self, name, nn.Parameter(bias, requires_grad=trained))
-        else:
-            distances = config.mem_len + T if encoding == "shaw" else 0
-            for layer in self.layers:
-                layer.attention = Attention(layer.attention, distances)
-        if encoding == "al-rfou":
-            self.places = nn.Parameter(torch.randn(config.n_layer, T, config.d_model) * 0.02)
-        self.dropout_embedding, self.dropout_R, self.dropout_final = (
-            nn.Dropout(config.dropout) for _ in range(3))
+        for weight, term in (self.u, "c"), (self.v, "d"):
+            if not encoding.startswith("ours") or term in encoding.partition("-")[2]:
+                freeze_at_zero(weight)
+        if encoding == "vaswani":
+            self.dropout_embedding.register_forward_hook(add_sinusoid)
+        for layer in self.layers:
+            if encoding == "shaw":
+                layer.attention.W_kR = LearnedDistances(
+                    config.mem_len + T, config.n_head, config.d_head)
+            elif not encoding.startswith("ours"):
+                freeze_at_zero(layer.attention.W_kR.weight)  # no term knows a distance
+            if encoding == "al-rfou":
+                layer.positions = nn.Parameter(torch.randn(1, T, config.d_model) * 0.02)
+                layer.register_forward_pre_hook(add_positions)
 
-    def forward(self, x, memory, y):
-        """x, y (B, T) int64, memory None or the list of the call before."""
-        c, D, T = self.config, self.config.d_model, x.shape[1]
-        h = self.dropout_embedding(self.embedding(x) * D**0.5)  # (B, T, D)
-        if self.encoding == "vaswani":
-            h = h + self.dropout_R(lesson_1.sinusoid(torch.arange(T, device=x.device), D).to(h))
-        memory = memory or [h[:, :0]] * c.n_layer
-        m = min(memory[0].shape[1], c.mem_len)
-        R = lesson_5.distance_encoding(m + T, D, c.clamp_len, x.device)
-        R = self.dropout_R(R.to(h))  # (K, D)
-        mask = lesson_5.attention_mask(T, m, c.mem_len, c.same_length, x.device)  # (T, K)
-        new_memory = []
-        for n, layer in enumerate(self.layers):
-            if self.encoding == "al-rfou":
-                h = h + self.places[n, :T]
-            past = memory[n][:, memory[n].shape[1] - m :]
-            new_memory.append(lesson_2.update_memory(past, h, c.mem_len))
-            h = layer(h, past, R, self.u, self.v, mask)
-        losses = self.embedding.losses(self.dropout_final(h), y)
+    def forward(self, x, memory=None, y=None):
+        """x, y (B, T) -> losses (B, T) in nats, new memory."""
+        losses, memory = super().forward(x, memory, y)
         if self.half_loss and self.training:
+            T = x.shape[1]
             losses = 2 * losses * (torch.arange(T, device=x.device) >= T // 2)
-        return losses, new_memory
+        return losses, memory
 
 
-def make(row, setting, given, T=0):
-    """The untrained model of a row, for segments of T (0: the setting's)."""
-    T = T or setting.run.segment
-    config = replace(setting.config, mem_len=T if row.recurrence else 0)
+def make(row, study, given, T=0):
+    """Return the untrained model of a row, for segments of T (0: the study's)."""
+    T = T or study.run.segment
+    config = replace(study.config, mem_len=T if row.recurrence else 0)
     return AblationModel(config, T, row.encoding, row.loss == "half").to(given.device)
 
 
@@ -209,11 +194,11 @@ def stem(row):
 
 # ---- texts and lengths --------------------------------------------------------------------------
 
-def setting_of(given, corpus):
-    """The setting for a corpus, and its name."""
-    name = common.size_of(given, SIZES)
-    config = replace(SIZES[name].config, vocab_size=len(corpus.vocab))
-    return replace(SIZES[name], config=config), name
+def study_of(given, corpus):
+    """Return the study for a corpus, and the name of its scale."""
+    name = common.scale_of(given, SCALES)
+    config = replace(SCALES[name].config, vocab_size=len(corpus.vocab))
+    return replace(SCALES[name], config=config), name
 
 
 def without_order(corpus):
@@ -228,33 +213,45 @@ def without_order(corpus):
     return replace(corpus, separator=ends[0], valid=valid[:, : valid.shape[1]][0])
 
 
-def longest_segment(row, setting, given):
-    """T of a row of table 10, and its MiB: at most what autograd keeps of the first model."""
-    def kept(row, T):
-        model = make(row, setting, given, T)
-        common.reader_of(model)
-        x = common.random_tokens(setting.config.vocab_size, setting.run.batch, T).to(given.device)
+def bytes_for_backward(function):
+    """Return how many bytes autograd stores for the backward pass, each storage counted once."""
+    stored = {}  # address: tensor, so that no storage is given to another one
+
+    def store(tensor):
+        stored[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor):
+        function()
+    return sum(tensor.untyped_storage().nbytes() for tensor in stored.values())
+
+
+def longest_segment(row, study, corpus, given):
+    """Return T of a row of table 10, and its MiB: at most what autograd stores of the first model.
+    """
+    def MiB(row, T):
+        model = make(row, study, given, T)
+        x = lesson_1.lanes(corpus.train, study.run.batch)[:, :T].long().to(given.device)
         with torch.no_grad():
             _, memory = model(x, None, x)
-        with machine.autocast(setting.run, given.device):
-            return common.kept_for_backward(lambda: model(x, memory, x)[0].mean())[0] / 2**20
+        with machine.autocast(study.run, given.device):
+            return bytes_for_backward(lambda: model(x, memory, x)[0].mean()) / 2**20
 
-    torch.manual_seed(0)  # with an adaptive softmax the tokens count, too
-    T = setting.run.segment
-    limit, more = kept(ROWS[0], T), max(1, T // 16)
-    while not row.recurrence and kept(row, T + more) <= limit:
+    T = study.run.segment
+    limit, more = MiB(ROWS[0], T), max(1, T // 16)
+    while not row.recurrence and MiB(row, T + more) <= limit:
         T += more
-    return T, kept(row, T)
+    return T, MiB(row, T)
 
 
 # ---- the tables ---------------------------------------------------------------------------------
 
-def evaluate(model, row, setting, corpus, T):
-    """Mean losses in nats: as trained, and {attention length: loss}; none where al-rfou has no
-    places.
+def evaluate(model, row, study, corpus, T):
+    """Return mean losses in nats: as trained, and {attention length: loss}; al-rfou has none beyond
+    its positions.
     """
-    before = setting.lengths[-1]
-    tokens = common.pieces(corpus.valid, before, setting.count, setting.n)
+    before = study.lengths[-1]
+    tokens = common.pieces(corpus.valid, before, study.count, study.n, model.u.device)
 
     def loss(L, segment, **changes):
         if row.recurrence:
@@ -262,11 +259,11 @@ def evaluate(model, row, setting, corpus, T):
         return common.window_losses(model, tokens, before, L).mean().item()
 
     return loss(T, T), {L: loss(L, max(64, T), mem_len=L - 1, same_length=True)
-                        for L in setting.lengths if L <= T or row.encoding != "al-rfou"}
+                        for L in study.lengths if L <= T or row.encoding != "al-rfou"}
 
 
-def best(as_trained, losses):
-    """The best loss of an evaluation, and the shortest length within 0.001 nats of it."""
+def best_length(as_trained, losses):
+    """Return the best loss of an evaluation, and the shortest length within 0.001 nats of it."""
     lowest = min(as_trained, *losses.values())
     return lowest, next((L for L, loss in losses.items() if loss <= lowest + 0.001), "trained")
 
@@ -280,7 +277,7 @@ def report(table, rows, results, sizes):
     print(f"\ntable {table}, nats a token: mean ± half the range over the seeds\n"
           f"{'recurrence':11}{'encoding':9}{'loss':5}{'parameters':>11}{'trained':>15}{'best':>15}"
           f"{'at':>8}{'above row 1':>17} | paper, ppl{'best':>8}{'at':>5}  order")
-    lowest = {row: [best(*result)[0] for result in results[row]] for row in rows}  # by seed
+    lowest = {row: [best_length(*result)[0] for result in results[row]] for row in rows}  # by seed
     points = []
     for row in rows:
         trained, tables = zip(*results[row])
@@ -290,7 +287,8 @@ def report(table, rows, results, sizes):
         order = status(lowest[rows[0]], lowest[row], paper) if row.paper and row != rows[0] else ""
         print(f"{'yes' if row.recurrence else 'no':11}{row.encoding:9}{row.loss:5}{sizes[row]:11,}"
               f"{common.spread(trained):>15}{common.spread(lowest[row]):>15}"
-              f"{best(mean(trained), common.mean_table(tables))[1]:>8}{common.spread(above):>17} | "
+              f"{best_length(mean(trained), common.mean_table(tables))[1]:>8}"
+              f"{common.spread(above):>17} | "
               f"{theirs[0]:>10}{theirs[1]:>8}{theirs[2]:>5}  {order}".rstrip())
         points.append((row, above, paper))
     count_order(points, lowest)
@@ -355,40 +353,40 @@ def draw(points, results, path, title):
     common.save_figure(figure, path)
 
 
-@common.command
+@common.exit_status
 def main(argv):
     """Train what is missing, evaluate, print, draw."""
-    flags = common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper"))
+    flags = common.make_flags(NAME, __doc__, ("tiny", "small", "paper"))
     flags.add_argument("--tables", type=int, nargs="+", choices=(6, 7, 10), default=[6, 7, 10])
     given, ordered = common.begin(flags.parse_args(argv), NAME)
-    setting, _ = setting_of(given, ordered)
+    study, _ = study_of(given, ordered)
     rows = [row for row in ROWS if row.table in given.tables]
     shuffled = without_order(ordered) if 7 in given.tables else ordered
     for corpus in (ordered, shuffled):
-        common.pieces(corpus.valid, setting.lengths[-1], setting.count, setting.n)  # long enough?
-    setting = replace(setting, run=common.choose_dtype(make(ROWS[0], setting, given), setting.run,
-                                                       given.out))
-    print(f"{ordered.name}; segments of {setting.run.segment}, {setting.run.steps:,} steps of "
-          f"{setting.run.batch} lanes, seeds {given.seeds}, {setting.run.dtype}")
+        common.pieces(corpus.valid, study.lengths[-1], study.count, study.n, "cpu")  # long enough?
+    run = common.choose_dtype(make(ROWS[0], study, given), study.run, given.out)
+    study = replace(study, run=run)
+    print(f"{ordered.name}; segments of {study.run.segment}, {study.run.steps:,} steps of "
+          f"{study.run.batch} lanes, seeds {given.seeds}, {study.run.dtype}")
     results, sizes = {row: [] for row in rows}, {}
     for row in rows:
-        corpus, T, ending = ordered, setting.run.segment, ""
+        corpus, T, ending = ordered, study.run.segment, ""
         if row.table == 7:
             corpus, ending = shuffled, "-shuffled"
         if row.table == 10:
-            T, MiB = longest_segment(row, setting, given)
-            ending = f"-{T}" * (T > setting.run.segment)
-            print(f"{row}: segments of {T} keep {MiB:.1f} MiB for the backward pass")
+            T, MiB = longest_segment(row, study, ordered, given)
+            ending = f"-{T}" * (T > study.run.segment)
+            print(f"{row}: segments of {T} store {MiB:.1f} MiB for the backward pass")
         for model in common.fit_seeds(
-                lambda: make(row, setting, given, T), corpus, replace(setting.run, segment=T),
+                lambda: make(row, study, given, T), corpus, replace(study.run, segment=T),
                 given, stem(row) + ending):
-            sizes[row] = sum(z.numel() for z in model.parameters())
-            results[row].append(evaluate(model, row, setting, corpus, T))
+            sizes[row] = sum(z.numel() for z in model.parameters() if z.requires_grad)
+            results[row].append(evaluate(model, row, study, corpus, T))
     for table in dict.fromkeys(given.tables):
         of_table = [row for row in rows if row.table == table]
         points = report(table, of_table, results, sizes)
         if table == 6:
-            report_longer(of_table, results, setting.run.segment)
+            report_longer(of_table, results, study.run.segment)
         draw(points, results, given.out / f"table{table}.png",
              f"table {table}, {corpus.name.split(' (')[0]}")
 

@@ -23,7 +23,7 @@ which is best on the validation split; RECL is measured on the test split.
 
     python experiments/table8_recl.py                      half an hour beyond table 6's models
     python experiments/table8_recl.py --dataset copies     where the length is known
-    python experiments/table8_recl.py --size paper         WikiText-103; GPUs
+    python experiments/table8_recl.py --scale paper        WikiText-103; GPUs
     python experiments/table8_recl.py --checkpoint pretrained     one model, alone
 
 What makes it cheap.  One pass over a window gives the losses after 1, 2, 3 ... tokens of context,
@@ -39,13 +39,14 @@ from dataclasses import replace
 from math import exp
 from statistics import mean, median
 
+import common  # before torch
+
 import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
 
-import common
 import table6_ablation
-from common import lesson_5
+from common import fast, lesson_5
 from table6_ablation import Row
 
 NAME = "table8_recl"
@@ -59,7 +60,7 @@ STYLES = dict(zip(MODELS, ("o-", "s-", "^:", "v:", "x--")))
 FRACTIONS = (0.1, 0.5, 1.0)
 # contexts; windows that are read side by side; stretches of the text, and windows in each.  Models
 # and training are table 6's
-SIZES = {"tiny": (range(4, 25, 4), 8, 2, 20), "laptop": (range(32, 1025, 32), 100, 8, 500),
+SCALES = {"tiny": (range(4, 25, 4), 8, 2, 20), "small": (range(32, 1025, 32), 100, 8, 500),
          "copies": (range(24, 145, 24), 100, 8, 250), "paper": (range(100, 1601, 100), 16, 8, 250)}
 
 
@@ -122,22 +123,22 @@ class LSTM(nn.Module):
         return self.embedding.losses(self.out(h), y), [z.detach() for part in state for z in part]
 
 
-def make(name, setting, given):
-    """The untrained model of this name."""
+def make(name, study, given):
+    """Return the untrained model of this name."""
     if name != "lstm":
-        return table6_ablation.make(MODELS[name], setting, given)
-    ours = table6_ablation.make(MODELS["ours"], setting, given)
+        return table6_ablation.make(MODELS[name], study, given)
+    ours = table6_ablation.make(MODELS["ours"], study, given)
     parameters = sum(z.numel() for z in ours.layers.parameters())
-    return LSTM(setting.config, parameters).to(given.device)
+    return LSTM(study.config, parameters).to(given.device)
 
 
-def best_length(model, setting, corpus):
-    """The memory, T to 16 T tokens and the query itself, with the lowest validation loss."""
-    T, losses = setting.run.segment, {}
-    tokens = common.pieces(corpus.valid, 16 * T, setting.count, setting.n)
-    for length in (T, 2 * T, 4 * T, 8 * T, 16 * T):
-        losses[length] = common.memory_losses(model, tokens, 16 * T, max(64, T), mem_len=length - 1,
-                                             same_length=True).mean().item()
+def best_length(model, study, corpus):
+    """Return the memory, T to 16 T tokens and the query itself, with the lowest validation loss."""
+    T = study.run.segment
+    tokens = common.pieces(corpus.valid, 16 * T, study.count, study.n, model.u.device)
+    losses = {length: common.memory_losses(model, tokens, 16 * T, max(64, T), mem_len=length - 1,
+                                           same_length=True).mean().item()
+              for length in (T, 2 * T, 4 * T, 8 * T, 16 * T)}
     return min(losses, key=losses.get)
 
 
@@ -187,16 +188,15 @@ def draw(losses, contexts, path, title):
     common.save_figure(left.figure, path)
 
 
-def stretches_of(corpus, contexts, stretches, W):
-    """Stretches of the test split for W windows each.  ValueError if it is too short."""
-    need = contexts[0] * (W - 1) + contexts[-1] + 1
-    if len(corpus.test) < stretches * need:
-        raise ValueError(f"the test split has {len(corpus.test):,} tokens, "
-                         f"{stretches * need:,} are needed")
+def stretches_of(corpus, contexts, stretches, W, device):
+    """Return stretches of the test split for W windows each.  ValueError if it is too short."""
+    need, n = contexts[0] * (W - 1) + contexts[-1] + 1, len(corpus.test)
+    if n < stretches * need:
+        raise ValueError(f"the test split has {n:,} tokens, {stretches * need:,} are needed")
     # a stretch begins i tokens later than it might, so that in the synthetic text, where kinds of
     # tokens take turns, each kind has its turn
-    starts = ((len(corpus.test) - need) // stretches // 8 * 8 * i + i for i in range(stretches))
-    return [corpus.test[start : start + need] for start in starts]
+    starts = ((n - need) // stretches // 8 * 8 * i + i for i in range(stretches))
+    return [corpus.test[start : start + need].to(device) for start in starts]
 
 
 def report(models, lengths, losses, contexts):
@@ -212,55 +212,53 @@ def report(models, lengths, losses, contexts):
 
 
 def report_alone(given):
-    """Print the RECL of the model of a run, with the memory that it is evaluated with.
+    """Print the RECL of the model of a run, with the memory length of its evaluation.
 
     It reads about a quarter of the positions that the table takes, so that it is done in a minute.
     """
     model, run, corpus, _ = common.open_run(given.checkpoint, given.data_dir, given.device)
-    contexts, side_by_side, stretches, W = SIZES[given.size]
-    W = W // 4 + len(contexts)
-    losses = [losses_by_context(model, text, contexts, run.eval_mem_len + 1, side_by_side)
-              for text in stretches_of(corpus, contexts, stretches, W)]
-    losses = torch.cat(losses, dim=1)[None]
+    contexts, side_by_side, stretches, W = SCALES[given.scale]
+    texts = stretches_of(corpus, contexts, stretches, W // 4 + len(contexts), given.device)
+    reader = fast.prepared(model)
+    losses = torch.cat([losses_by_context(
+        reader, text, contexts, run.eval_mem_len + 1, side_by_side) for text in texts], dim=1)[None]
     print(f"{corpus.name}; {losses.shape[-1]:,} positions, contexts {contexts[0]}, {contexts[1]} "
           f"... {contexts[-1]}; a memory of {run.eval_mem_len}")
     for r in FRACTIONS:
         print(f"r = {r}: RECL {recl(losses, contexts, r)[0]} tokens")
 
 
-@common.command
+@common.exit_status
 def main(argv):
     """Train what is missing, read, print the table, draw."""
-    flags = common.make_flags(NAME, __doc__, ("tiny", "laptop", "paper"))
+    flags = common.make_flags(NAME, __doc__, ("tiny", "small", "paper"))
     flags.add_argument("--checkpoint", **common.SHARED["--checkpoint"])
     given = flags.parse_args(argv)
     if given.checkpoint:
         return report_alone(given)
     given, corpus = common.begin(given, NAME)
-    setting, own = table6_ablation.setting_of(given, corpus)
-    if own not in SIZES:
+    study, scale = table6_ablation.study_of(given, corpus)
+    if scale not in SCALES:
         raise ValueError(f"{corpus.name} has no long dependencies to measure; take another text")
-    contexts, side_by_side, stretches, W = SIZES[own]
-    texts, T = stretches_of(corpus, contexts, stretches, W), setting.run.segment
-    common.pieces(corpus.valid, 16 * T, setting.count, setting.n)  # long enough?
-    setting = replace(setting, run=common.choose_dtype(make("ours", setting, given), setting.run,
-                                                       given.out))
+    contexts, side_by_side, stretches, W = SCALES[scale]
+    texts, T = stretches_of(corpus, contexts, stretches, W, given.device), study.run.segment
+    common.pieces(corpus.valid, 16 * T, study.count, study.n, "cpu")  # long enough?
+    run = common.choose_dtype(make("ours", study, given), study.run, given.out)
     models, losses, lengths = {}, [], {name: [] for name in MODELS}
     for name, row in MODELS.items():  # for each name the models of all seeds
-        models[name] = list(common.fit_seeds(lambda: make(name, setting, given), corpus,
-                                             setting.run, given, table6_ablation.stem(row)))
+        models[name] = list(common.fit_seeds(lambda: make(name, study, given), corpus, run, given,
+                                             table6_ablation.stem(row)))
     for models_of_a_seed in zip(*models.values()):
         group = []
         for name, model in zip(MODELS, models_of_a_seed):
-            length = T if name in ("vanilla", "lstm") else best_length(model, setting, corpus)
+            length = T if name in ("vanilla", "lstm") else best_length(model, study, corpus)
             lengths[name].append(length)
             group.append(torch.cat([losses_by_context(
                 model, text, contexts, length, side_by_side) for text in texts], dim=1))
         losses.append(torch.stack(group))
     print(f"{corpus.name}; {losses[0].shape[-1]:,} positions, contexts {contexts[0]}, "
-          f"{contexts[1]} ... {contexts[-1]}; segments of {T} in training\n"
-          f"RECL in tokens for seeds {given.seeds}; {contexts[-1]} stands for at least "
-          f"{contexts[-1]}")
+          f"{contexts[1]} ... {contexts[-1]} or more; segments of {T} in training\n"
+          f"RECL in tokens for seeds {given.seeds}")
     report(models, lengths, losses, contexts)
     draw(losses, contexts, given.out / "recl.png", corpus.name.split(" (")[0])
 

@@ -1,117 +1,179 @@
-"""Table 9 of the paper: how much slower is a sliding window than a memory?
+"""Table 9 of the paper: how much slower is a sliding window than a memory?  And how much faster is
+training/fast.py than lesson 5 as it is written, on your machine?
 
-A model without memory can give each prediction a long context only by reading a window of it afresh
-(Al-Rfou et al. 2018).  Ours reads segments of 128 on with a memory of that length, and keeps its
-keys and values projected (training/fast.py); the plain form projects the whole memory in every call
-(both others: baselines.py).
+    python experiments/table9_eval_speed.py                      the window, a few minutes
+    python experiments/table9_eval_speed.py --what train         forward, backward, clip, Adam
+    python experiments/table9_eval_speed.py --what eval          evaluation, as train.py does it
+    python experiments/table9_eval_speed.py --what generate      one token after the other
+    python experiments/table9_eval_speed.py --scale paper --dtype bf16 --device cuda --lanes 16
 
-    python experiments/table9_eval_speed.py                       a few minutes on two cores
-    python experiments/table9_eval_speed.py --size enwik8-12L --repetitions 3      half an hour
-    python experiments/table9_eval_speed.py --size paper --dtype bf16 --device cuda \\
-        --lanes 1 4 10 16 32                                      enwik8-24L, on a GPU
+Weights and tokens are random, memories are full.  The sides are measured turn by turn, so that all
+meet the same machine; a ratio is the median of the turns' ratios, with their range.  "plain" is
+lesson 5, "fast" the same model with training/fast.py, which gives the same losses.
 
-Nothing is extrapolated: each length is measured, turn by turn, with random tokens and weights, and
-each side has as many lanes as pay most for it, up to the number at which one runs out of memory.
-The paper gives ratios on one GPU; beside them stands what arithmetic allows, the ratio of the
-multiplications for a token and layer:
-
-    window    L (2 D HC + 2 D FF + 2 D HC + L HC)     keys, values; feed-forward; query, output;
-                                                      scores and values, half of L on average
-    ours      2 D HC + 2 D FF + 2 D HC + 3 K HC       scores by content and distance, and values
-
-The window's last layer is shortened to the last position, which the bound does not count: with 4
-layers it is up to a quarter too high.
+The window.  A model without memory gives each prediction a long context only by reading all of it
+again (Al-Rfou et al. 2018).  Ours reads segments of 128 tokens and keeps a memory of that length.
+The window is as fast as it can be: fused causal attention, and of the last layer only the last
+position.  The paper gives ratios on one GPU.
 """
-import math
-import statistics
 import sys
+import time
 from dataclasses import replace
-from pathlib import Path
+from statistics import median
+
+import common  # before torch
 
 import torch
-from matplotlib.figure import Figure
+import torch.nn as nn
+import torch.nn.functional as F
 
-import common
-import baselines
-import benchmark
+from common import fast, lesson_5, machine, optimizer_of, presets, train
 
 NAME = "table9_eval_speed"
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times slower
-SIZES = {"tiny": "tiny", "laptop": "S", "enwik8-12L": "enwik8-12L", "paper": "enwik8-24L"}
-SEGMENT = 128
-# name: what makes it, tokens of a lane in a call, how it is drawn, what it is
-SIDES = {"ours": (benchmark.Ours, SEGMENT, "o-", "ours: the memory is projected once"),
-         "plain": (baselines.PlainForm, SEGMENT, "s--", "plain: it is projected in every call"),
-         "window": (baselines.SlidingWindow, 1, "^:", "sliding window: no memory")}
+SEGMENT = 128  # T beside a window
 
 
-def allowed(config, L, T=SEGMENT):
-    """How many times slower the window must be for each token, by arithmetic: see above."""
-    D, HC = config.d_model, config.n_head * config.d_head
-    projections = 2 * D * HC + 2 * D * config.d_inner + 2 * D * HC
-    return L * (projections + L * HC) / (projections + 3 * (L + T) * HC)
+SMALL = lesson_5.Config(256, n_layer=4, d_model=256, n_head=4, d_head=64, d_inner=1024,
+                        dropout=0.1, mem_len=128)
+RUN = presets.Run(steps=1, eval_segment=64)
+SCALES = {"tiny": presets.MODELS["tiny"],
+          "small": (SMALL, replace(RUN, batch=8)),
+          "medium": (replace(SMALL, n_layer=12, d_model=512, n_head=8, d_inner=2048),
+                     replace(RUN, batch=4)),
+          "enwik8-12L": presets.MODELS["enwik8-12L"], "paper": presets.MODELS["enwik8-24L"]}
 
 
-def milliseconds_a_token(size, given):
-    """{side: the times of its repetitions}, with the lanes that pay most and fit into memory."""
-    best = {side: [math.inf] for side in SIDES}
-    for lanes in sorted(set(given.lanes)):
-        sized = replace(size, eval_batch=lanes)
-        try:
-            calls = {side: make(sized, given.dtype, given.device).evaluate
-                     for side, (make, *_) in SIDES.items()}
-            seconds = benchmark.measure(calls, given.repetitions, given.device)
-        except torch.OutOfMemoryError:
-            if lanes > min(given.lanes):
-                break
-            raise ValueError(f"out of memory at length {size.eval_mem_len:,} already with "
-                             f"{lanes} lanes") from None
-        for side, (_, tokens, *_) in SIDES.items():
-            best[side] = min(best[side], [1000 * z / (lanes * tokens) for z in seconds[side]],
-                             key=statistics.median)
-    return best
+# ---- the sides: each is a function that does what is measured -----------------------------------
+
+def trainer(config, run, plain, device):
+    """Return a function that makes one training step."""
+    model, memory = lesson_5.TransformerXL(config).to(device), None
+    fast.prepared(model, plain)
+    optimizer = optimizer_of(model, run)
+
+    def step():
+        nonlocal memory
+        x = torch.randint(config.vocab_size, (run.batch, run.segment), device=device)
+        *_, memory = train.train_step(model, optimizer, x, x, memory, run)
+
+    return step
 
 
-@common.command
+def reader(config, run, plain, given, T):
+    """Return a function that reads T tokens per lane after a full memory."""
+    config = replace(config, mem_len=run.eval_mem_len, same_length=True)
+    model = fast.prepared(lesson_5.TransformerXL(config).to(given.device).eval(), plain)
+    memory = None
+
+    @torch.no_grad()
+    def read(T=T):
+        nonlocal memory
+        x = torch.randint(config.vocab_size, (given.lanes, T), device=given.device)
+        with machine.autocast(run, given.device):
+            _, memory = model(x, memory, x if T > 1 else None)
+
+    for _ in range(0, run.eval_mem_len, SEGMENT):
+        read(SEGMENT)
+    return read
+
+
+class SlidingWindow(nn.Module):
+    """A model without memory.  It is not trained: only its work counts."""
+
+    def __init__(self, config, L):
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.position = nn.Parameter(torch.randn(L, config.d_model))
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(
+            config.d_model, config.n_head, config.d_inner, dropout=0.0, batch_first=True)
+            for _ in range(config.n_layer))
+        self.register_buffer("causal", nn.Transformer.generate_square_subsequent_mask(L))
+
+    def forward(self, x):
+        """Windows (B, L) -> logits of the next tokens (B, V)."""
+        h, (*layers, last) = self.embedding(x) + self.position, self.layers
+        for layer in layers:  # is_causal takes the fused attention, which reads no mask
+            h = layer(h, self.causal, is_causal=True)
+        out, _ = last.self_attn(h[:, -1:], h, h, need_weights=False)
+        h = last.norm1(h[:, -1:] + out)  # (B, 1, D)
+        h = last.norm2(h + last.linear2(F.relu(last.linear1(h))))
+        return F.linear(h, self.embedding.weight)[:, 0]
+
+
+def window(config, run, given):
+    """Return a function that predicts one token per lane from a window."""
+    L = run.eval_mem_len
+    model = SlidingWindow(config, L).to(given.device)
+
+    @torch.no_grad()
+    def predict():
+        x = torch.randint(config.vocab_size, (given.lanes, L), device=given.device)
+        with machine.autocast(run, given.device):
+            model(x)
+
+    return predict
+
+
+# ---- what is measured ---------------------------------------------------------------------------
+
+def measure(config, run, given):
+    """Return {side: [milliseconds per token in each turn]}, after a turn that warms up."""
+    T = {"window": SEGMENT, "eval": train.reading_length(run), "generate": 1}.get(given.what)
+    sides, tokens = {}, given.lanes * T if T else run.batch * run.segment
+    for name in ("fast", "plain"):
+        plain = name == "plain"
+        sides[name] = (reader(config, run, plain, given, T) if T else
+                       trainer(config, run, plain, given.device))
+    if given.what == "window":
+        sides["window"] = window(config, run, given)
+    times = {name: [] for name in sides}
+    for _ in train.progress(range(given.turns + 1), "turn", given.turns + 1):
+        for name, call in sides.items():
+            n = given.lanes if name == "window" else tokens
+            calls = 16 if T == 1 else 1  # what the other side has left in caches is of no use
+            start = now(given.device)
+            for _ in range(calls):
+                call()
+            times[name].append(1000 * (now(given.device) - start) / (calls * n))
+    return {name: z[1:] for name, z in times.items()}
+
+
+def now(device):
+    """Return seconds, when all that was asked of the device is done."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+@common.exit_status
 def main(argv):
-    """Print a line for each length, and draw tokens a second over the length."""
+    """Measure, and print a line for each length."""
     flags = common.new_parser(NAME, __doc__, "--dtype", "--device")
-    flags.add_argument("--size", choices=SIZES, default="laptop")
-    flags.add_argument("--repetitions", type=int, default=5)
-    flags.add_argument("--lanes", type=int, nargs="+", default=[1, 4], help="tried, ascending")
-    flags.add_argument("--lengths", type=int, nargs="+", default=list(PAPER), help="in tokens")
-    flags.add_argument("--out", default=common.lesson_1.RUNS / NAME, metavar="FOLDER")
+    flags.add_argument("--what", choices=("window", "train", "eval", "generate"), default="window")
+    flags.add_argument("--scale", choices=SCALES, default="small")
+    flags.add_argument("--turns", type=int, default=5)
+    flags.add_argument("--lanes", type=int, default=1, help="read side by side; default: 1")
+    flags.add_argument("--lengths", type=int, nargs="+", help="of memory and window, in tokens; "
+                       "default: the paper's, without a window that of the scale")
     given = flags.parse_args(argv)
-    if min(given.repetitions, *given.lanes, *given.lengths) < 1:
-        raise ValueError("--repetitions, --lanes and --lengths must be at least 1")
-    common.machine.check(given.device)
-    out = Path(given.out)
-    out.mkdir(parents=True, exist_ok=True)
-    name, middles = SIZES[given.size], []
-    size = replace(benchmark.SIZES[name], eval_segment=SEGMENT)
-    config = size.config
-    print(f"milliseconds a token, median of {given.repetitions}; {name} (N "
-          f"{config.n_layer}, D {config.d_model}), {given.dtype}, {given.device}, T {SEGMENT}, "
-          f"best of {given.lanes} lanes\nlength      ours     plain    window  window / ours  "
-          "[range]          arithmetic allows  paper (on a GPU)")
-    for length in given.lengths:
-        times = milliseconds_a_token(replace(size, eval_mem_len=length), given)
-        middle = {side: statistics.median(z) for side, z in times.items()}
-        low, high = (a(times["window"]) / b(times["ours"]) for a, b in ((min, max), (max, min)))
-        print(f"{length:6}" + "".join(f"{z:10.3f}" for z in middle.values())
-              + f"{middle['window'] / middle['ours']:15,.0f}  "
-              f"{f'[{low:,.0f} ... {high:,.0f}]':15}{allowed(config, length):19,.0f}"
-              f"{PAPER.get(length, '-'):>18}", flush=True)
-        middles.append(middle)
-    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
-    for side, (*_, style, label) in SIDES.items():
-        axes.plot(given.lengths, [1000 / z[side] for z in middles], style, label=label)
-    axes.set(yscale="log", xlabel="memory, or length of the window (tokens)", xlim=(0, None),
-             ylabel="tokens per second (log scale)",
-             title=f"Evaluation of {name}, {given.dtype}, {given.device}")
-    axes.grid(axis="y", alpha=0.4)
-    axes.legend()
-    common.save_figure(axes.figure, out / "speed.png")
+    config, run = SCALES[given.scale]
+    lengths = given.lengths or (PAPER if given.what == "window" else [run.eval_mem_len])
+    if min(given.turns, given.lanes, *lengths) < 1:
+        raise ValueError("--turns, --lanes and --lengths must be at least 1")
+    machine.check(given.device)
+    machine.tune(given.device)
+    slow = "window" if given.what == "window" else "plain"
+    print(f"{given.what} {given.scale}, {given.dtype}, {given.device}, {torch.get_num_threads()} "
+          f"threads: milliseconds per token, medians of {given.turns} turns")
+    for M in lengths:
+        times = measure(config, replace(run, dtype=given.dtype, eval_mem_len=M), given)
+        ratios = [a / b for a, b in zip(times[slow], times["fast"])]
+        paper = f", paper {PAPER[M]}" if slow == "window" and M in PAPER else ""
+        print(f"M {config.mem_len if given.what == 'train' else M}: "
+              + ", ".join(f"{name} {median(z):.3f}" for name, z in times.items())
+              + f"; {slow} / fast {median(ratios):.4g} [{min(ratios):.4g} ... {max(ratios):.4g}]"
+              + paper, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 With the 267,735 words of WikiText-103 most of the work would go into words that hardly ever come.
 Lesson 5's model uses this class where its configuration has cutoffs; for bytes it needs none.
-What it saves is measured by `python experiments/benchmark.py --what softmax`.
 """
 import torch
 import torch.nn as nn

@@ -40,7 +40,6 @@ EDITION = (
     *(f"tests/course/{name}.py" for name in (
         "diagnosis", "exercises", "lessons", "mistakes*", "oracles", "rules", "stand_ins")))
 FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # one stands for the other there
-NOT_THERE = (FAST, "training/official_weights.py")
 
 
 # ---- a lesson file, taken apart -----------------------------------------------------------------
@@ -241,7 +240,7 @@ def write_edition(folder, exam, blank_ones):
             file = path.relative_to(ROOT)
             (part / file).parent.mkdir(parents=True, exist_ok=True)
             known = exam and file.name.startswith("mistakes_")
-            if file.as_posix() not in NOT_THERE and not known:
+            if file.as_posix() != FAST and not known:
                 shutil.copy(path, part / file)
         shutil.copy(ROOT / PLAIN, part / FAST)
         write_whole(part / "README.md", students_page(

@@ -4,7 +4,7 @@ A gradient is a sum over tokens, and what most tokens ask for drowns what few do
 singular values are far larger than all others.  Muon (Jordan et al. 2024,
 https://kellerjordan.github.io/posts/muon/) keeps the directions of the averaged gradient and makes
 all its singular values about 1, so that a step moves rare directions as far as common ones (times
-the square root of rows / columns, if there are more rows).  experiments/optimizers.py draws them.
+the square root of rows / columns, if there are more rows).
 
 It is for matrices that map one vector to another: all matrices of the layers, W_kR with them.
 Embeddings, of which a row is moved when its token occurs, biases, norms, u and v stay with Adam.

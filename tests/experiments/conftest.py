@@ -1,35 +1,46 @@
-"""What the tests of several experiments read: small texts, and a finished run of train.py."""
+"""What the tests of several experiments use: small texts, a run of train.py, a split to be left."""
 import random
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
 import torch
 
 from support import corpora
-from training import checkpoint
+from training import checkpoint, log
+
+
+class Unread:
+    """In the place of a split of the corpus: it fails when it is touched."""
+
+    def touched(self, *_):
+        raise AssertionError("this split must not be read")
+
+    __getattr__ = __getitem__ = __len__ = __iter__ = __torch_function__ = touched
+
+
+@pytest.fixture
+def unread(monkeypatch):
+    """unread("test"): from here on the corpora that experiments get have Unread as this split."""
+    def forbid(split):
+        common, load = import_module("common"), corpora.load
+        open_run = common.open_run
+
+        def opened(*given):
+            model, run, corpus, content = open_run(*given)
+            return model, run, replace(corpus, **{split: Unread()}), content
+
+        monkeypatch.setattr(common, "open_run", opened)
+        monkeypatch.setattr(corpora, "load", lambda *given, **more: replace(
+            load(*given, **more), **{split: Unread()}))
+        monkeypatch.setattr(corpora, "checksum", lambda corpus: 0)  # reads all splits
+    return forbid
 
 
 @pytest.fixture(scope="session")
-def train_tiny():
-    """A function: train.py's tiny model for a moment, into a folder."""
-    train = import_module("train")
-
-    def trained(out, *flags):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(train.log, "draw", lambda *given: None)  # takes longer than all else
-            assert train.main([
-                "--model", "tiny", "--steps", "12", "--segment", "16", "--dtype", "float32",
-                "--device", "cpu", "--n-tokens", "5", "--top-k", "5", "--lr", "0.01",
-                "--eval-clamp-len", "6", "--out", str(out), *map(str, flags)]) == 0
-        return out
-
-    return trained
-
-
-@pytest.fixture(scope="session")
-def run_folder(tmp_path_factory, train_tiny):
-    """A run on notes.txt beside it, in which names come back; its heads are made sharper, so that
-    they differ.
+def run_folder(tmp_path_factory):
+    """A run on notes.txt beside it, in which names come back; its attention is made more peaked, so
+    that heads differ.
     """
     folder, draw = tmp_path_factory.mktemp("experiments"), random.Random(0)
     known, lines = ["self"], []
@@ -38,7 +49,13 @@ def run_folder(tmp_path_factory, train_tiny):
             known = [*known[-6:], "".join(draw.choices("abcdefgh", k=draw.randint(4, 8)))]
         lines.append("    " + " ".join(draw.choices([*known, "self", "to"], k=5)))
     (folder / "notes.txt").write_text("\n".join(lines) + "\n")
-    out = train_tiny(folder / "run", "--text", folder / "notes.txt")
+    out = folder / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "draw", lambda *given: None)  # takes longer than all else
+        assert import_module("train").main([
+            "--model", "tiny", "--steps", "12", "--segment", "16", "--dtype", "float32", "--device",
+            "cpu", "--n-tokens", "5", "--top-k", "5", "--lr", "0.01", "--eval-clamp-len", "6",
+            "--text", str(folder / "notes.txt"), "--out", str(out)]) == 0
     content = checkpoint.best(out)
     for name, weight in content["model"].items():
         weight *= 8 if "W_q" in name else 1
@@ -68,18 +85,3 @@ def words(tmp_path, monkeypatch):
     monkeypatch.setitem(corpora.SOURCES, "ptb", source._replace(
         files=tuple(file._replace(size=None, checksum=None) for file in source.files), counts=()))
     return data
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    """What common's losses were asked for, in order; each loss is the number of its call."""
-    calls, common = [], import_module("common")
-
-    def losses(given):
-        calls.append(given)
-        return torch.full((2, 30), float(len(calls)))
-
-    monkeypatch.setattr(common, "memory_losses", lambda model, tokens, before, segment, **lengths:
-                        losses((segment, lengths)))
-    monkeypatch.setattr(common, "window_losses", lambda model, tokens, before, L: losses(L))
-    return calls

@@ -106,11 +106,11 @@ def model_of(kind, **changes):
 
 def test_pieces_are_spread_and_carry_their_context():
     """Three pieces of 4 predictions after 2 tokens of context: at both ends and in the middle."""
-    found = common.pieces(torch.arange(27), 2, 3, 4)
+    found = common.pieces(torch.arange(27), 2, 3, 4, "cpu")
     assert found.tolist() == [[0, 1, 2, 3, 4, 5, 6], [10, 11, 12, 13, 14, 15, 16],
                               [20, 21, 22, 23, 24, 25, 26]]
     with pytest.raises(ValueError, match="14 tokens, 15 are needed"):
-        common.pieces(torch.arange(14), 2, 3, 4)
+        common.pieces(torch.arange(14), 2, 3, 4, "cpu")
 
 
 @pytest.mark.parametrize("kind", ["ours", "shaw"])
@@ -118,7 +118,7 @@ def test_pieces_are_spread_and_carry_their_context():
 def test_a_memory_is_what_one_pass_over_the_piece_sees(kind, segment):
     """With same_length any cut gives the one pass's losses, after the context."""
     model = model_of(kind)
-    tokens = common.pieces(torch.randint(7, (60,)), 9, 2, 10)
+    tokens = common.pieces(torch.randint(7, (60,)), 9, 2, 10, "cpu")
     found = common.memory_losses(model, tokens, 9, segment, mem_len=4, same_length=True)
     with common.evaluating_with(model, mem_len=4, same_length=True):
         wanted = model(tokens[:, :-1], None, tokens[:, 1:])[0]
@@ -131,7 +131,7 @@ def test_a_memory_is_what_one_pass_over_the_piece_sees(kind, segment):
 def test_a_window_gives_its_last_quarter(L, stride):
     """Each prediction from a window of its own, cut out by hand; 10 is no multiple of 3."""
     model = model_of("vaswani", mem_len=0)
-    tokens = common.pieces(torch.randint(7, (60,)), 12, 2, 10)
+    tokens = common.pieces(torch.randint(7, (60,)), 12, 2, 10, "cpu")
     found, n = common.window_losses(model, tokens, 12, L), 10
     assert found.shape == (2, n)
     for j in range(n):
@@ -141,23 +141,29 @@ def test_a_window_gives_its_last_quarter(L, stride):
         assert_close(found[:, j].double(), loss[:, L - (end - 12 - j)].detach(), f"loss {j}", 1e-5)
 
 
+def test_a_config_is_put_back_after_an_error():
+    model = model_of("ours")
+    with pytest.raises(ZeroDivisionError), common.evaluating_with(model, mem_len=1):
+        1 / 0
+    assert model.config.mem_len == 6
+
+
 # ---- the command line ---------------------------------------------------------------------------
 
 def test_a_folder_is_locked_as_long_as_the_run_lives(tmp_path, monkeypatch):
-    """It is named after experiment, size and text."""
+    """It is named after experiment, scale and text."""
     monkeypatch.setattr(common.lesson_1, "RUNS", tmp_path)
     monkeypatch.setattr(common.corpora, "load", lambda name, root: None)
-    flags = common.make_flags("name", "about", ("tiny", "laptop", "paper"))
+    flags = common.make_flags("name", "about", ("tiny", "small", "paper"))
     given, _ = common.begin(flags.parse_args(["--dataset", "copies"]), "name")
-    assert given.out == tmp_path / "name-laptop-copies"
+    assert given.out == tmp_path / "name-small-copies"
     with pytest.raises(ValueError, match="belongs to a run.*name.py"):
         common.begin(flags.parse_args(["--dataset", "copies"]), "name")
-    common.begin(flags.parse_args(["--dataset", "copies"]), "name", lock=False)  # not asked for
 
 
-def test_ctrl_c_says_how_to_go_on(capsys):
+def test_ctrl_c_says_how_to_resume(capsys):
     """Status 130."""
     def stop(argv):
         raise KeyboardInterrupt
-    assert common.command(stop)([]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert common.exit_status(stop)([]) == 130
+    assert "the same command resumes" in capsys.readouterr().err

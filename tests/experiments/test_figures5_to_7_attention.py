@@ -10,8 +10,6 @@ import torch
 import torch.nn as nn
 
 from helpers import assert_close
-from training.flags import Flags
-from training.run import read_corpus, restored
 
 maps = import_module("figures5_to_7_attention")
 lesson_1 = import_module("01_vanilla_segments")
@@ -106,31 +104,28 @@ def test_measures_by_hand():
 
 # ---- what is shown ------------------------------------------------------------------------------
 
-@pytest.mark.slow
-def test_what_is_shown_is_what_was_read(run_folder, tmp_path, monkeypatch):
+def test_what_is_shown_is_what_was_read(run_folder, unread, tmp_path, monkeypatch):
     """Averages over 8 places of the validation split; the heads that look furthest; the text before
-    the position, read from as far back as it can be heard of.
+    the position, read from as far back as it can depend on.
     """
     shown = {}
-    for name in ("draw_heads", "draw_text"):
-        monkeypatch.setattr(maps, name, lambda *given, name=name, real=getattr(maps, name): (
-            shown.update({name: given}) or real(*given)))
+    for name in ("draw_heads", "draw_text", "draw_terms"):
+        monkeypatch.setattr(maps, name, lambda *given, name=name: shown.update({name: given}))
+    monkeypatch.setattr(maps.common, "save_figure", lambda figure, path: None)
+    unread("test")
     assert maps.main(["--checkpoint", str(run_folder), "--memory", "20", "--queries", "50",
                       "--position", "333", "--out", str(tmp_path)]) == 0
-    content = maps.common.checkpoint.best(run_folder)
-    model, run, _ = restored(content, "cpu")
+    model, run, corpus, _ = maps.common.open_run(run_folder, "data")
     model.config = replace(model.config, mem_len=20, same_length=True, clamp_len=6)
-    valid = read_corpus(Flags(), run, content).valid
-    pieces = lesson_1.lanes(valid, 8)[:, :27]
+    pieces = lesson_1.lanes(corpus.valid, 8)[:, :27]
     p = maps.averages(model, pieces, 7)[0].flatten(0, 1)  # 7 queries each
     assert_close(shown["draw_heads"][0], p, "figure 5")
     distance = p @ torch.arange(21.0).double()
     wide = sorted(range(4), key=lambda i: -distance[i])[:3]
     seen, labels, _, title = shown["draw_text"]
-    at_end = maps.averages(model, valid[None, :334], 1)[0].flatten(0, 1)[wide]
+    at_end = maps.averages(model, corpus.valid[None, :334], 1)[0].flatten(0, 1)[wide]
     assert_close(seen, at_end, "figure 6, from the beginning of the split", 1e-5)
     text = (run_folder.parent / "notes.txt").read_text()
     first = len(text) * 9 // 10 + 313
     *wanted, target = text[first : first + 22].replace(" ", "·").replace("\n", "¶")
     assert labels == wanted and title.endswith(f"is {target}")
-    assert len(list(tmp_path.glob("*.png"))) == 3

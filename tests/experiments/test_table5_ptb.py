@@ -18,7 +18,7 @@ from helpers import randomized
 ptb, lesson_5 = import_module("table5_ptb"), import_module("05_full_model")
 common, train, checkpoint = ptb.common, ptb.train, ptb.checkpoint
 corpora = import_module("support.corpora")
-TINY = ptb.SIZES["tiny"]
+TINY = ptb.SCALES["tiny"]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def stop_at(monkeypatch, n):
 
 def test_the_published_architecture_within_24_1_million():
     """The exact count; W_kR is there."""
-    config = ptb.SIZES["paper"].config
+    config = ptb.SCALES["paper"].config
     assert ptb.presets.count_parameters(config) == 23_351_824
     small = replace(config, n_layer=1, vocab_size=5)
     assert "layers.0.attention.W_kR.weight" in lesson_5.TransformerXL(small).state_dict()

@@ -25,9 +25,16 @@ ON_CPU = SimpleNamespace(device="cpu")
 # ---- the model ----------------------------------------------------------------------------------
 
 def made(encoding, half_loss=False, T=4):
-    """A random model in float64."""
+    """A random model in float64; what is frozen stays 0."""
     config = CONFIG if encoding in ("ours", "shaw") else ABSOLUTE
-    return randomized(table6.AblationModel(config, T, encoding, half_loss)).eval()
+    return randomized_where_trained(table6.AblationModel(config, T, encoding, half_loss)).eval()
+
+
+def randomized_where_trained(model):
+    for weight in model.parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.5)
+    return model.double()
 
 
 @pytest.mark.parametrize("changes", [
@@ -38,8 +45,7 @@ def test_the_row_of_ours_is_lesson_5(changes):
     config = replace(CONFIG, **changes)
     ours, wanted = (randomized(z).eval() for z in (
         table6.AblationModel(config, 4), lesson_5.TransformerXL(config)))
-    state = {name: z[0] if name in ("u", "v") else z for name, z in wanted.state_dict().items()}
-    ours.load_state_dict(state)
+    ours.load_state_dict(wanted.state_dict())
     memory, past = None, None
     for T in (4, 3, 6):
         x, y = torch.randint(11, (2, 2, T))
@@ -54,8 +60,7 @@ def test_the_row_of_ours_is_lesson_5(changes):
     leaves = [[m.u, m.layers[0].attention.W_kR.weight, m.layers[1].attention.W_kE.weight,
                m.layers[1].attention.W_v.weight] for m in (ours, wanted)]
     mine, its = gradients(loss, leaves[0]), gradients(other, leaves[1])
-    assert_close(mine[0], its[0][0], "the gradient into u")
-    for a, b in zip(mine[1:], its[1:]):
+    for a, b in zip(mine, its):
         assert_close(a, b, "a gradient")
 
 
@@ -84,7 +89,7 @@ def test_a_term_that_is_left_out_stays_out(encoding, u, v):
 def test_absolute_positions_in_a_memory_are_those_of_its_own_segment():
     """Vaswani's with recurrence: the second segment begins at position 0 again, and no distance
     tells its tokens from those of the memory."""
-    model = randomized(table6.AblationModel(CONFIG, 4, "vaswani")).eval()
+    model = randomized_where_trained(table6.AblationModel(CONFIG, 4, "vaswani")).eval()
     inputs = []
     model.layers[0].register_forward_pre_hook(lambda module, given: inputs.append(given[:2]))
     x, y = torch.randint(11, (2, 1, 4))
@@ -116,13 +121,14 @@ def test_vaswani_is_lesson_1():
 def test_shaws_score_is_terms_a_and_b_with_learned_distances():
     """Entry by entry; beyond the distances of training the farthest counts."""
     attention = made("shaw").layers[0].attention
-    far = attention.distances.shape[1] - 1
+    far = attention.W_kR.rows.shape[1] - 1
     assert far == CONFIG.mem_len + 4 - 1
     rows = torch.randn(1, 12, 12).double()  # K = 12 > far + 1
     memory, h = rows[:, :9], rows[:, 9:]
-    found = attention(h, memory, None, None, None, lesson_5.attention_mask(3, 9, 9, False))
+    R, zero = torch.randn(12, 12).double(), torch.zeros(3, 4).double()  # R does not count
+    found = attention(h, memory, R, zero, zero, lesson_5.attention_mask(3, 9, 9, False))
     k, value = (W(rows)[0].detach().view(12, 3, 4) for W in (attention.W_kE, attention.W_v))
-    table = attention.distances.detach()
+    table = attention.W_kR.rows.detach()
     q, wanted = attention.W_q(h).detach()[0].view(3, 3, 4), torch.zeros(3, 12).double()
     for i in range(3):
         for head in range(3):
@@ -137,11 +143,11 @@ def test_al_rfou_adds_a_place_before_each_layer():
     """A layer's places change what it gets, where they stand, and no loss before them."""
     model = made("al-rfou")
     x, y = torch.randint(11, (2, 1, 4))
-    inputs = []
+    inputs = []  # with the positions, since this hook comes after the model's
     for layer in model.layers:
         layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
     before = model(x, None, y)[0]
-    model.places.data[1, 2] += 1.0
+    model.layers[1].positions.data[0, 2] += 1.0
     after = model(x, None, y)[0]
     assert_close(inputs[2], inputs[0], "the first layer's input")
     moved = (inputs[3] - inputs[1])[0].detach().abs().sum(-1)
@@ -165,9 +171,32 @@ def test_the_half_loss_counts_the_later_half_twice_in_training_only():
 def test_a_model_is_what_its_row_says():
     """Encoding, half or full loss, and a memory as long as a segment or none."""
     for row in table6.ROWS[:9]:
-        model = table6.make(row, table6.SIZES["tiny"], ON_CPU)
+        model = table6.make(row, table6.SCALES["tiny"], ON_CPU)
         assert (model.encoding, model.half_loss) == (row.encoding, row.loss == "half")
         assert model.config.mem_len == (8 if row.recurrence else 0)
+
+
+def test_a_row_is_read_with_an_attention_of_L_tokens(notes, unread, monkeypatch):
+    """With recurrence M is L - 1, the query being the last; without, a window of L.  Al-Rfou's has
+    no positions beyond T.
+    """
+    asked, corpus, study = [], corpora.load(notes), table6.SCALES["tiny"]
+
+    def note(*what):
+        asked.append(what)
+        return torch.ones(2, 30)
+
+    monkeypatch.setattr(common, "memory_losses", lambda model, tokens, before, segment, **lengths:
+                        note(segment, lengths))
+    monkeypatch.setattr(common, "window_losses", lambda model, tokens, before, L: note(L))
+    for row, wanted in (
+            (table6.ROWS[0], [(8, {})] + [(64, {"mem_len": L - 1, "same_length": True})
+                                          for L in (4, 8, 16, 24)]),
+            (table6.ROWS[3], [(8,), (4,), (8,), (16,), (24,)]),
+            (table6.ROWS[8], [(8,), (4,), (8,)])):
+        asked.clear()
+        table6.evaluate(table6.make(row, study, ON_CPU), row, study, corpus, 8)
+        assert asked == wanted
 
 
 def test_shuffled_lines_are_the_same_lines(notes):
@@ -186,27 +215,27 @@ def test_shuffled_lines_are_the_same_lines(notes):
     assert sum((before - after).values()) <= 2 and sum((after - before).values()) <= 1
 
 
-def test_equal_memory_is_measured():
+def test_equal_memory_is_measured(notes):
     """Without recurrence there is room for longer segments, and not for one step longer still."""
-    setting = table6.SIZES["tiny"]
+    corpus = corpora.load(notes)
+    study = table6.replace(table6.SCALES["tiny"], config=table6.replace(
+        table6.SCALES["tiny"].config, vocab_size=len(corpus.vocab)))
     with_memory, _, without, _ = (row for row in table6.ROWS if row.table == 10)
-    T, limit = table6.longest_segment(with_memory, setting, ON_CPU)
-    longer, MiB = table6.longest_segment(without, setting, ON_CPU)
-    assert T == setting.run.segment < longer and 0.8 * limit < MiB <= limit
-    step = table6.replace(setting, run=table6.replace(setting.run, segment=longer + 1))
-    assert table6.longest_segment(table6.replace(with_memory, recurrence=False), step, ON_CPU
-                                  )[1] > limit
+    T, limit = table6.longest_segment(with_memory, study, corpus, ON_CPU)
+    longer, MiB = table6.longest_segment(without, study, corpus, ON_CPU)
+    assert T == study.run.segment < longer and 0.8 * limit < MiB <= limit
+    step = table6.replace(study, run=table6.replace(study.run, segment=longer + 1))
+    assert table6.longest_segment(table6.replace(with_memory, recurrence=False), step, corpus,
+                                  ON_CPU)[1] > limit
 
 
-def test_kept_for_backward_counts_bytes():
-    """exp keeps its result, a product both factors, a sum nothing; what is kept twice counts once.
-    """
+def test_bytes_for_backward():
+    """exp stores its result, a product both factors, a sum nothing; a storage counts once."""
     n = 1 << 16
     a, b = (torch.randn(n, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    one = 8 * n
     for function, wanted in ((lambda: a.exp(), 1), (lambda: a * b, 2), (lambda: a + b, 0),
                              (lambda: a.view(2, -1) * a.view(2, -1), 1)):
-        assert common.kept_for_backward(function)[0] == wanted * one
+        assert table6.bytes_for_backward(function) == wanted * 8 * n
 
 
 def test_order_is_counted_against_the_paper(capsys):

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from helpers import assert_close, randomized, run_examples
-from training import presets
-from training.optimizers import optimizer_of
 
-table8, common = import_module("table8_recl"), import_module("common")
-AblationModel = import_module("table6_ablation").AblationModel
+table6, table8, common = map(import_module, ("table6_ablation", "table8_recl", "common"))
+AblationModel = table6.AblationModel
 lesson_5 = import_module("05_full_model")
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=4)
 CONTEXTS = [100, 200, 300, 400]
@@ -22,72 +20,37 @@ CONTEXTS = [100, 200, 300, 400]
 
 # ---- the measure --------------------------------------------------------------------------------
 
-
-def planted(*models):
-    """Losses by context of each model, the same at every position: (models, 4, 3) in float64."""
-    return torch.tensor(models, dtype=torch.float64)[..., None].expand(-1, -1, 3)
-
-
-def test_a_model_that_uses_200_tokens_gets_200():
-    """Whatever r; one that never gains gets the first context, one that always does the last."""
-    losses = planted([3.0, 2.0, 2.0, 2.0], [3.0, 3.0, 3.0, 3.0], [3.0, 2.5, 2.2, 1.9])
-    for r in (0.1, 0.5, 1.0):
-        assert table8.recl(losses[:2], CONTEXTS, r) == [200, 100]
-    assert table8.recl(losses[1:], CONTEXTS, 1.0) == [100, 400]
-
-
-def test_gains_count_against_the_best_of_the_group():
-    """A weak model that only catches up gains nothing: its loss at c' is no lower than b(c)."""
-    weak, strong = [4.0, 3.0, 2.5, 2.4], [2.0, 2.0, 2.0, 2.0]
-    assert table8.recl(planted(weak), CONTEXTS, 1.0) == [400]
-    assert table8.recl(planted(weak, strong), CONTEXTS, 1.0) == [100, 100]
+def recl_by_the_formulas(losses, contexts, r):
+    """Of plain lists losses[model][context][position]: the formulas of the paper's appendix C, one
+    position at a time.
+    """
+    models, n, found = range(len(losses)), len(losses[0][0]), []
+    for i in models:
+        k = 0
+        while k + 1 < len(contexts):
+            b = [min(losses[a][k][t] for a in models) for t in range(n)]
+            hard = sorted(range(n), key=lambda t: -b[t])[: max(1, round(r * n))]
+            f = [sum(min(b[t], losses[i][other][t]) for t in hard) / len(hard)
+                 for other in (k, k + 1)]
+            if (math.exp(f[0]) - math.exp(f[1])) / math.exp(f[0]) < 0.01:
+                break
+            k += 1
+        found.append(contexts[k])
+    return found
 
 
-def test_a_gain_of_exactly_the_threshold_goes_on():
-    """g < threshold stops, so equal does not: 1 - exp(0 - ln 2) is one half exactly."""
-    losses = planted([math.log(2), 0.0, 0.0, 0.0])
-    assert 1 - math.exp(0.0 - math.log(2)) == 0.5
-    assert table8.recl(losses, CONTEXTS, 1.0, threshold=0.5) == [200]
-    assert table8.recl(losses, CONTEXTS, 1.0, threshold=0.5000001) == [100]
-
-
-def test_a_run_is_measured_alone(run_folder, monkeypatch, capsys):
-    """On the test split, with the memory that the run is evaluated with; its own group."""
-    read, lengths = table8.losses_by_context, []
-    monkeypatch.setattr(table8, "losses_by_context", lambda model, text, contexts, attention, B: (
-        lengths.append(attention), read(model, text, contexts, attention, B))[1])
-    assert table8.main(["--size", "tiny", "--checkpoint", str(run_folder)]) == 0
-    printed = capsys.readouterr().out
-    model, run, corpus, _ = common.open_run(run_folder, "data")
-    contexts, _, stretches, W = table8.SIZES["tiny"]
-    W = W // 4 + len(contexts)  # a quarter of the positions
-    assert lengths == [run.eval_mem_len + 1] * stretches
-    losses = torch.cat([read(model, text, contexts, run.eval_mem_len + 1, 3)
-                        for text in table8.stretches_of(corpus, contexts, stretches, W)], dim=1)
-    for r in table8.FRACTIONS:
-        assert f"r = {r}: RECL {table8.recl(losses[None], contexts, r)[0]} tokens" in printed
-
-
-@pytest.mark.parametrize("factor, length", [(0.9899, 200), (0.9901, 100)])
-def test_the_rule_stops_below_one_percent(factor, length):
-    """exp f falls by the factor from 100 to 200 tokens: 1.01 percent goes on, 0.99 stops."""
-    second = 2.0 + math.log(factor)
-    assert table8.recl(planted([2.0, second, second, second]), CONTEXTS, 1.0) == [length]
-
-
-def test_the_hard_positions_are_those_of_the_best_model_and_change_with_c():
-    """Ten positions; r = 0.1 takes the one with the largest b(c, t), another one for each c."""
-    losses = torch.full((2, 2, 10), 1.0, dtype=torch.float64)
-    losses[:, 0, 4] = 5.0  # hard at the first context for both models ...
-    losses[0, 0, 7] = 9.0  # ... this only for one, so b is 1
-    losses[:, 1, 6] = 6.0  # hard at the second
-    losses[:, 1, 4] = torch.tensor([2.0, 8.0])
-    assert [table8.hard_loss(losses, i, 0, 0, 0.1) for i in (0, 1)] == [5.0, 5.0]
-    assert table8.hard_loss(losses, 0, 0, 1, 0.1) == 2.0
-    assert table8.hard_loss(losses, 1, 0, 1, 0.1) == 5.0  # min: a worse loss does not count
-    assert table8.hard_loss(losses, 0, 1, 0, 0.1) == 1.0
-    assert table8.hard_loss(losses, 0, 0, 1, 0.2) == pytest.approx((2 + 1) / 2)
-    assert table8.hard_loss(losses, 0, 0, 1, 0.01) == 2.0  # at least one position
+@pytest.mark.parametrize("r", [0.01, 0.1, 0.5, 1.0])
+def test_recl_of_random_losses_is_that_of_the_formulas(r):
+    """Models that gain by a factor of about 1.01 a context, so that they stop at different ones."""
+    draw, several = torch.Generator().manual_seed(1), set()
+    for _ in range(60):
+        losses = torch.rand(3, 4, 20, generator=draw, dtype=torch.float64) * 0.05 + 2
+        gains = 0.01 * torch.randint(4, (3, 1, 1), generator=draw)
+        losses = losses - torch.arange(4)[:, None] * gains
+        found = table8.recl(losses, CONTEXTS, r)
+        assert found == recl_by_the_formulas(losses.tolist(), CONTEXTS, r)
+        several |= set(found)
+    assert len(several) > 2
 
 
 def test_the_docstrings_example():
@@ -119,9 +82,45 @@ def test_losses_are_after_exactly_so_many_tokens(kind, T):
             assert_close(found[i, k].double(), wanted, f"position {t} after {c}", 1e-5)
 
 
-def test_the_lstm_trains_with_the_optimizer_of_the_others():
-    """Muon takes its matrices, as it takes those of our layers."""
-    model = table8.LSTM(CONFIG, 2000)
-    muon = optimizer_of(model, replace(presets.RUNS["laptop"], steps=1, minutes=0.0)).parts[1]
-    assert {id(z) for z in muon.param_groups[0]["params"]} == {
-        id(z) for z in model.layers.parameters() if z.dim() == 2}
+def test_the_lstm_by_its_own_equations():
+    """Both layers by hand, with the state of the call before; sqrt(D) on the input."""
+    config = lesson_5.Config(7, n_layer=1, d_model=4)
+    model = table8.LSTM(config, 2000).double()
+    x, y = torch.randint(7, (2, 2, 3))
+    _, memory = model(x, None, y)
+    losses, _ = model(x, memory, y)
+    lstm, width = model.layers, model.layers.hidden_size
+    size = sum(z.numel() for part in (lstm, model.out) for z in part.parameters())
+    more = width + 8
+    assert size <= 2000 < 4 * more * (4 + 3 * more + 4) + more * 4
+    h, c = [memory[0], memory[1]], [memory[2], memory[3]]
+    for t in range(3):
+        given = model.embedding.weight[x[:, t]] * 4**0.5
+        for n in (0, 1):
+            W_x, W_h, b_x, b_h = (getattr(lstm, f"{name}_l{n}") for name in (
+                "weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+            i, f, g, o = (given @ W_x.T + b_x + h[n] @ W_h.T + b_h).split(width, dim=1)
+            c[n] = f.sigmoid() * c[n] + i.sigmoid() * g.tanh()
+            h[n] = given = o.sigmoid() * c[n].tanh()
+        logits = given @ model.out.weight.T @ model.embedding.weight.T + model.embedding.bias
+        wanted = torch.nn.functional.cross_entropy(logits, y[:, t], reduction="none")
+        assert (losses[:, t] - wanted).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_the_length_is_chosen_on_valid_and_the_contexts_are_of_test(split, unread, notes):
+    """The lowest validation loss of 1, 2, 4, 8 and 16 times T."""
+    unread("test" if split == "valid" else "valid")
+    corpus = common.corpora.load(notes)
+    if split == "test":
+        texts = table8.stretches_of(corpus, CONTEXTS, 2, 3, "cpu")
+        assert [len(text) for text in texts] == [2 * 100 + 400 + 1] * 2
+        assert texts[0].equal(corpus.test[:601])
+        return
+    study = replace(table6.SCALES["tiny"], config=replace(
+        table6.SCALES["tiny"].config, vocab_size=len(corpus.vocab)))
+    model = randomized(AblationModel(study.config, 8)).eval()
+    tokens = common.pieces(corpus.valid, 128, study.count, study.n, "cpu")
+    losses = {L: common.memory_losses(model, tokens, 128, 64, mem_len=L - 1,
+                                      same_length=True).mean().item() for L in (8, 16, 32, 64, 128)}
+    assert table8.best_length(model, study, corpus) == min(losses, key=losses.get)

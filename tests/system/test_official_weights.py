@@ -1,280 +1,254 @@
-"""The authors' weights in our model: against loops in NumPy, strict, and there and back exactly.
+"""The authors' weights in our model: the losses of loops in NumPy, and nothing but exact names.
 
     pytest tests/system/test_official_weights.py
-    pytest tests/system/test_official_weights.py -k agreement -s     the differences
 
-official_oracle.py computes the losses from the official layout itself, one query and key at a time.
+`random_state` makes a state dict in the layout of the official PyTorch code or of its port;
+`losses` reads with one by the formulas of the paper, section 3.3, one query and key at a time.
 """
-import re
-import subprocess
-import sys
+import math
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import official_oracle as oracle
-from training import official_weights as layout
-from system.archives import refusal
 from training import presets
 
-train, command = import_module("train"), import_module("official_weights")
-lesson_5 = import_module("05_full_model")
-
+official, lesson_5 = import_module("official_weights"), import_module("05_full_model")
 FULL = lesson_5.Config(
     vocab_size=29, n_layer=2, d_model=16, n_head=3, d_head=4, d_inner=11, mem_len=6)
 BANDS = replace(FULL, cutoffs=(5, 11, 19))
 TIED = replace(BANDS, div_val=2)
 CASES = {
     "full softmax": FULL,
-    "full, u and v for each layer": replace(FULL, untie_r=True),
-    "div_val 1, for each layer, same_length, clamp": replace(
+    "full, u and v per layer": replace(FULL, untie_r=True),
+    "div_val 1, per layer, same_length, clamp": replace(
         BANDS, untie_r=True, same_length=True, clamp_len=4, mem_len=5),
-    "div_val 4, two bands": replace(BANDS, div_val=4, cutoffs=(7,)),
-    "div_val 2, tails tied": TIED,
+    "div_val 2, tied tails": TIED,
     "div_val 4, three bands, untied, no memory": replace(
-        BANDS, div_val=4, cutoffs=(5, 11), tie_projections=False, untie_r=True, mem_len=0),
-}
-EACH_LAYOUT = pytest.mark.parametrize("port", [False, True], ids=["official", "port"])
+        BANDS, div_val=4, cutoffs=(5, 11), tie_projections=False, untie_r=True, mem_len=0)}
+EACH = [(case, port) for case in CASES for port in (False, True)]
 
 
-# ---- helpers ------------------------------------------------------------------------------------
+# ---- the oracle ---------------------------------------------------------------------------------
 
-def state_of(config, port=False):
-    """Random weights in the official layout, {name: float64 tensor}."""
-    return {name: torch.from_numpy(z) for name, z in oracle.random_state(config, port).items()}
+def random_state(c, port):
+    """Random weights {name: float64 tensor}, scaled so that losses differ by nats.
 
+    div_val 1: one table, whatever the cutoffs; above 1 a table (n_i, D // div_val^i) per band with
+    projections (D, D // div_val^i); tied ones are equal in all bands but the first.
+    """
+    draw, D, HC = np.random.default_rng(0), c.d_model, c.n_head * c.d_head
+
+    def normal(*shape, std=None, mean=0.0):
+        return mean + (std or shape[-1] ** -0.5) * draw.standard_normal(shape)
+
+    state = {"pos_emb.inv_freq": np.array([10000.0 ** (-2 * k / D) for k in range(D // 2)])}
+    edges = [0, c.vocab_size] if c.div_val == 1 else [0, *c.cutoffs, c.vocab_size]
+    for i, (first, end) in enumerate(zip(edges, edges[1:])):
+        table = 2 * normal(end - first, D // c.div_val**i)
+        state[f"word_emb.emb_layers.{i}.weight"] = state[f"crit.out_layers.{i}.weight"] = table
+        state[f"crit.out_layers.{i}.bias"] = normal(end - first, std=1)
+        if c.div_val > 1:
+            into, out = (normal(*table.shape[1:], D).T for _ in range(2))
+            state[f"word_emb.emb_projs.{i}"] = into
+            state[f"crit.out_projs.{i}"] = into if i and c.tie_projections else out
+    if c.cutoffs:
+        state["crit.cluster_weight"] = 2 * normal(len(c.cutoffs), D)
+        state["crit.cluster_bias"] = normal(len(c.cutoffs), std=1)
+    layers = [f"layers.{n}." for n in range(c.n_layer)]
+    for prefix in [f"{layer}dec_attn." for layer in layers] if c.untie_r else [""]:
+        for bias in ("r_w_bias", "r_r_bias"):
+            state[prefix + bias] = normal(c.n_head, c.d_head, std=1)
+    for layer in layers:
+        for name, rows, columns in (
+                ("dec_attn.qkv_net", 3 * HC, D), ("dec_attn.r_net", HC, D),
+                ("dec_attn.o_net", D, HC), ("pos_ff.CoreNet.0", c.d_inner, D),
+                ("pos_ff.CoreNet.3", D, c.d_inner)):
+            state[f"{layer}{name}.weight"] = normal(rows, columns)
+        state[layer + "pos_ff.CoreNet.0.bias"] = normal(c.d_inner, std=0.5, mean=1.0)
+        state[layer + "pos_ff.CoreNet.3.bias"] = normal(D, std=0.5)
+        for norm in ("dec_attn.layer_norm", "pos_ff.layer_norm"):
+            state[f"{layer}{norm}.weight"] = normal(D, std=0.2, mean=1.0)
+            state[f"{layer}{norm}.bias"] = normal(D, std=0.5)
+    return {("" if name.startswith("crit.") or not port else "transformer.") + name:
+            torch.from_numpy(z.copy()) for name, z in state.items()}
+
+
+def log_softmax(logits):
+    return logits - math.log(np.exp(logits).sum())
+
+
+def norm(x, get, name):
+    centred = x - x.mean()
+    x = centred / math.sqrt((centred**2).mean() + 1e-5)
+    return x * get(name + "weight") + get(name + "bias")
+
+
+def embed(get, token, c):
+    """The embedding (D,) of a token, times the root of D: its band's row, projected."""
+    if c.div_val == 1:
+        return math.sqrt(c.d_model) * get("word_emb.emb_layers.0.weight")[token]
+    band = sum(token >= cutoff for cutoff in c.cutoffs)
+    row = get(f"word_emb.emb_layers.{band}.weight")[token - [0, *c.cutoffs][band]]
+    return math.sqrt(c.d_model) * get(f"word_emb.emb_projs.{band}") @ row
+
+
+def log_probabilities(get, h, c, port):
+    """ln p of every word after h (D,) -> (V,).  The head's column of band i is -i in the official
+    code, cutoffs[0] + i - 1 in the port.
+    """
+    edges, parts = [0, *c.cutoffs, None], []
+    for i, (first, last) in enumerate(zip(edges, edges[1:])):
+        table, x = 0 if c.div_val == 1 else i, h
+        if c.div_val > 1:
+            x = h @ get(f"crit.out_projs.{i}")
+        logits = get(f"crit.out_layers.{table}.weight") @ x + get(f"crit.out_layers.{table}.bias")
+        logits = logits[first:last] if c.div_val == 1 else logits
+        if i == 0 and c.cutoffs:
+            logits = np.append(logits, get("crit.cluster_weight") @ x + get("crit.cluster_bias"))
+        parts.append(log_softmax(logits))
+        if i:
+            parts[i] = parts[i] + parts[0][c.cutoffs[0] + i - 1 if port else -i]
+    return np.concatenate([parts[0][: edges[1]], *parts[1:]])
+
+
+def layer_output(get, n, h, memory, c):
+    """Layer n on one lane: h (T, D), memory (m, D) -> (T, D)."""
+    attn, ff = f"layers.{n}.dec_attn.", f"layers.{n}.pos_ff."
+    D, H, C, rows, m = c.d_model, c.n_head, c.d_head, np.concatenate([memory, h]), len(memory)
+    W_q, W_k, W_v = get(attn + "qkv_net.weight").reshape(3, H, C, D)
+    W_R = get(attn + "r_net.weight").reshape(H, C, D)
+    u, v = get(attn + "r_w_bias", "r_w_bias"), get(attn + "r_r_bias", "r_r_bias")
+    out = []
+    for i, query in enumerate(h):
+        heads = []
+        for a in range(H):
+            q, scores = W_q[a] @ query, []
+            reach = min(c.mem_len, m + i) if c.same_length else m + i
+            keys = rows[m + i - reach : m + i + 1]
+            for distance, key in zip(range(reach, -1, -1), keys):
+                distance = min(distance, c.clamp_len) if c.clamp_len > 0 else distance
+                angles = [distance * 10000.0 ** (-2 * k / D) for k in range(D // 2)]
+                r = W_R[a] @ [*map(math.sin, angles), *map(math.cos, angles)]
+                k = W_k[a] @ key
+                scores.append((q @ k + q @ r + u[a] @ k + v[a] @ r) / math.sqrt(C))
+            weights = np.exp(log_softmax(np.array(scores)))
+            heads.append(sum(p * (W_v[a] @ key) for p, key in zip(weights, keys)))
+        o = get(attn + "o_net.weight") @ np.concatenate(heads) + query
+        o = norm(o, get, attn + "layer_norm.")
+        inner = np.maximum(get(ff + "CoreNet.0.weight") @ o + get(ff + "CoreNet.0.bias"), 0)
+        x = get(ff + "CoreNet.3.weight") @ inner + get(ff + "CoreNet.3.bias") + o
+        out.append(norm(x, get, ff + "layer_norm."))
+    return np.array(out)
+
+
+def losses(state, segments, c, port):
+    """-ln p(y) of one lane: an array (T,) per segment (x, y); the memory starts empty."""
+    def get(*names):  # the first that is there
+        return next(state[key].numpy() for name in names for key in (name, "transformer." + name)
+                    if key in state)
+
+    memories, result = [np.zeros((0, c.d_model))] * c.n_layer, []
+    for x, y in segments:
+        h = np.array([embed(get, token, c) for token in x])
+        for n in range(c.n_layer):
+            rows = np.concatenate([memories[n], h])
+            h = layer_output(get, n, h, memories[n], c)
+            memories[n] = rows[max(0, len(rows) - c.mem_len) :]
+        result.append([-log_probabilities(get, z, c, port)[t] for z, t in zip(h, y)])
+    return result
+
+
+# ---- what is loaded -----------------------------------------------------------------------------
 
 def load(config, state):
-    model = lesson_5.TransformerXL(config).double()
-    return layout.load_official_weights(model, state).eval()
+    return official.load_official_weights(lesson_5.TransformerXL(config).double(), state).eval()
 
 
-def segments_of(words):
-    """Three segments of unequal length, two lanes, words drawn from `words`."""
-    draw = np.random.default_rng(1)
-    return [tuple(draw.choice(words, size=(2, T)) for _ in range(2)) for T in (4, 3, 5)]
-
-
-def check_losses(model, state, words, port):
-    """The losses on words drawn from `words` are the oracle's -> the largest difference."""
-    worst, arrays = 0.0, {name: z.numpy() for name, z in state.items()}
-    pieces, memory = segments_of(words), None
-    for (x, y), wanted in zip(pieces, oracle.losses(arrays, pieces, model.config, port)):
-        with torch.no_grad():
-            found, memory = model(torch.tensor(x), memory, torch.tensor(y))
-        worst = np.maximum(worst, np.abs(found.numpy() - wanted).max())  # NaN, if there is one
-        assert np.ptp(wanted) > 0.5, "losses that hardly differ would hide a mistake"
-    assert worst < 1e-9
-    return worst
-
-
-class Refuse:
-    """Refusals of one model, after each of which it is as it was."""
-
-    def __init__(self, config):
-        self.model = lesson_5.TransformerXL(config).double()
-        self.before = {name: z.clone() for name, z in self.model.state_dict().items()}
-
-    def __call__(self, state):
-        message = refusal(layout.load_official_weights, self.model, state)
-        assert all(z.equal(self.before[name]) for name, z in self.model.state_dict().items())
-        return message
-
-
-# ---- the same losses, there and back ------------------------------------------------------------
-
-@EACH_LAYOUT
-@pytest.mark.parametrize("case", CASES)
-def test_agreement(case, port):
+@pytest.mark.parametrize("case, port", EACH)
+def test_the_losses_are_those_of_loops(case, port):
     """Three segments with memory; targets in every band, then in the first and the last alone."""
-    config = CASES[case]
-    state = state_of(config, port)
-    model, edges = load(config, state), (0, *config.cutoffs, config.vocab_size)
-    worst = [check_losses(model, state, range(*words), port) for words in {
-        (0, 29), (edges[0], edges[1]), (edges[-2], edges[-1])}]
-    print(f"  {case:48} {'port' if port else 'official':8}  {max(worst):.1e} nats")
+    c, draw = CASES[case], np.random.default_rng(1)
+    state = random_state(c, port)
+    model, edges = load(c, state), (0, *c.cutoffs, c.vocab_size)
+    for words in {(0, 29), edges[:2], edges[-2:]}:
+        segments = [draw.integers(*words, size=(2, T)) for T in (4, 3, 5)]
+        memory = None
+        for (x, y), wanted in zip(segments, losses(state, segments, c, port)):
+            with torch.no_grad():
+                found, memory = model(torch.tensor(x)[None], memory, torch.tensor(y)[None])
+            assert np.ptp(wanted) > 0.2, "losses that hardly differ would hide a mistake"
+            assert np.abs(found[0].numpy() - wanted).max() < 1e-12
 
 
-@EACH_LAYOUT
-@pytest.mark.parametrize("case", CASES)
-def test_the_round_trip_is_exact(case, port):
-    """Theirs -> ours -> theirs gives the same names and numbers, and ours -> theirs -> ours too."""
-    config, state = CASES[case], state_of(CASES[case], port)
-    model = load(config, state)
-    back = layout.official_state(model, port)
-    assert back.keys() == state.keys()
-    sines = [name for name in state if name.endswith("inv_freq")]
-    torch.testing.assert_close(back[sines[0]], state[sines[0]])
-    assert all(back[name].equal(z) for name, z in state.items() if name not in sines)
-    copy = load(config, back)
-    assert all(a.equal(b) for a, b in zip(model.parameters(), copy.parameters()))
-
-
-def test_float16_weights_are_taken():
-    """The port's files may be half precision; the model's dtype stays."""
-    half = {name: z.half() for name, z in state_of(FULL, port=True).items()}
-    model = layout.load_official_weights(lesson_5.TransformerXL(FULL), half)
-    assert model.u.dtype == torch.float32
-    assert model.embedding.bias.equal(half["crit.out_layers.0.bias"].float())
-
-
-def test_the_port_may_list_shared_u_and_v_under_every_layer():
-    """It registers them there as well; they must be the same."""
-    state = state_of(FULL, port=True)
-    for n in range(2):
-        for bias in ("r_w_bias", "r_r_bias"):
-            state[f"transformer.layers.{n}.dec_attn.{bias}"] = state[f"transformer.{bias}"].clone()
-    load(FULL, state)
-    state["transformer.layers.1.dec_attn.r_w_bias"] += 1
-    assert "layers.1.dec_attn.r_w_bias is not equal" in Refuse(FULL)(state)
-
-
-def test_projections_that_the_file_does_not_tie_become_two():
-    """Any band may be tied or not: the model follows the file, and says so in its config."""
-    state = state_of(TIED)
-    state["crit.out_projs.2"] = state["crit.out_projs.2"] + 0.3
-    model = load(TIED, state)
-    pairs = zip(model.embedding.project_in, model.embedding.project_out)
-    assert [a is b for a, b in pairs] == [False, True, False, True]
-    assert not model.config.tie_projections
-    check_losses(model, state, range(29), port=False)
-    assert layout.official_state(model)["crit.out_projs.2"].equal(state["crit.out_projs.2"])
-
-
-# ---- strict -------------------------------------------------------------------------------------
-
-@EACH_LAYOUT
-@pytest.mark.parametrize("case", ["div_val 2, tails tied", "full softmax"])
-def test_every_missing_or_misshapen_tensor_is_named(case, port):
-    """One at a time: left out, with a row too many; or one too many."""
-    config = CASES[case]
-    state, refuse = state_of(config, port), Refuse(config)
+@pytest.mark.parametrize("case, port", EACH)
+def test_each_tensor_must_be_there_with_its_shape_and_no_other(case, port):
+    state = random_state(CASES[case], port)
     for name, z in state.items():
-        if name.endswith(("r_w_bias", "layers.0.pos_ff.CoreNet.0.weight")):
-            continue  # the sizes are read from these
-        assert f"{name} is missing" in refuse({k: v for k, v in state.items() if k != name})
-        if "inv_freq" not in name:
-            message = refuse(state | {name: torch.cat([z, z[:1]])})
-            assert f"{name} is {(len(z) + 1, *z.shape[1:])}, not {tuple(z.shape)}" in message
-    assert "crit.extra is too much" in refuse(state | {"crit.extra": torch.zeros(2)})
+        others = {key: value for key, value in state.items() if key != name}
+        for wrong, why in ((others, "is missing|is not in this model"),
+                           (others | {name: torch.cat([z, z[:1]])}, rf"{name} is \(")):
+            with pytest.raises(ValueError, match=f"not the weights of this model.*({why})"):
+                load(CASES[case], wrong)
+    with pytest.raises(ValueError, match="crit.extra is not in this model"):
+        load(CASES[case], state | {"crit.extra": torch.zeros(2)})
 
 
-@pytest.mark.parametrize("name, words", [
-    ("crit.out_layers.1.weight", "crit.out_layers.1.weight is not equal to word_emb"),
-    ("pos_emb.inv_freq", "pos_emb.inv_freq holds other frequencies")])
-def test_weights_of_another_model_are_refused(name, words):
-    """An output with rows of its own; another sinusoid."""
-    state = state_of(TIED)
-    assert words in Refuse(TIED)(state | {name: state[name] * 1.01})
+@pytest.mark.parametrize("name, why", [
+    ("crit.out_layers.1.weight", "word_emb.emb_layers.1.weight differs"),
+    ("crit.out_projs.2", "emb_projs.2 differs"), ("pos_emb.inv_freq", "other frequencies")])
+def test_a_file_that_does_not_tie_what_the_model_ties_is_refused(name, why):
+    state = random_state(TIED, False)
+    with pytest.raises(ValueError, match=why):
+        load(TIED, state | {name: state[name] * 1.01})
 
 
-def shapes_of(config, port=False):
-    """Official weights without numbers; all layers are as the first."""
-    with torch.device("meta"):
-        state = layout.official_state(lesson_5.TransformerXL(replace(config, n_layer=1)), port)
-    return {re.sub(r"(?<!emb_)layers\.0\.", f"layers.{n}.", name): z
-            for n in range(config.n_layer) for name, z in state.items()}
-
-
-@pytest.mark.parametrize("untie_r", [False, True])
-def test_the_configuration_is_told_by_the_shapes(untie_r):
-    """u and v for each layer or shared."""
-    for name, config in presets.CONFIGS.items():
-        shapes = shapes_of(replace(config, untie_r=untie_r), port=untie_r)
-        assert layout.looks_like(shapes) == name
-
-
-def test_a_refusal_says_what_the_weights_are():
-    """By its name or its sizes; and what would take them."""
-    other = replace(presets.CONFIGS["wt103-large"], cutoffs=(20_000, 40_000, 100_000))
-    assert "cutoffs (20000, 40000, 100000)" in layout.looks_like(shapes_of(other))
-    tiny = layout.official_state(lesson_5.TransformerXL(presets.CONFIGS["tiny"]))
-    assert Refuse(FULL)(tiny).endswith("They look like tiny")
-    message = Refuse(FULL)(state_of(replace(FULL, untie_r=True)))
-    assert "r_w_bias is missing" in message and "u and v are one pair for each layer" in message
-    assert "untie_r=True" in message
-    message = refusal(layout.looks_like, {"weight": torch.zeros(2)})
-    assert "no weights of the official" in message
+def test_the_port_may_be_float16_and_list_shared_u_and_v_per_layer():
+    half = {name: z.half() for name, z in random_state(FULL, True).items()}
+    again = {f"transformer.layers.{n}.dec_attn.{bias}": half[f"transformer.{bias}"]
+             for n in (0, 1) for bias in ("r_w_bias", "r_r_bias")}
+    model = official.load_official_weights(lesson_5.TransformerXL(FULL), half | again)
+    assert model.embedding.bias.equal(half["crit.out_layers.0.bias"].float())
+    again["transformer.layers.1.dec_attn.r_w_bias"] = half["transformer.r_w_bias"] + 1
+    with pytest.raises(ValueError, match="r_w_bias differs"):
+        load(FULL, half | again)
 
 
 # ---- the command --------------------------------------------------------------------------------
 
-@pytest.fixture
-def tiny(tmp_path, monkeypatch):
-    """A text, and a configuration `small` that fits it, known to both tables."""
-    text = tmp_path / "notes.txt"
+def test_a_file_is_evaluated_and_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    text, path = tmp_path / "notes.txt", tmp_path / "model.bin"
     text.write_text("the cat sat on the mat, and the dog sat on the cat; " * 20)
-    V = len(set(text.read_text()))
-    monkeypatch.setitem(presets.CONFIGS, "small", replace(FULL, vocab_size=V))
+    config = replace(FULL, vocab_size=len(set(text.read_text())), untie_r=True)
+    monkeypatch.setitem(presets.CONFIGS, "small", replace(config, untie_r=False))
     monkeypatch.setitem(presets.RUNS, "small", replace(
         presets.RUNS["tiny"], dataset=str(text), eval_mem_len=20))
-    monkeypatch.setitem(presets.MODELS, "small", (presets.CONFIGS["small"], presets.RUNS["small"]))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    return text
-
-
-def test_a_run_is_written_in_the_official_layout(tiny, tmp_path, monkeypatch, capsys):
-    """--to, and the file, told by its shapes, evaluates to what the run's own test line says."""
-    monkeypatch.setattr(train.log, "draw", lambda *arguments: None)
-    out, target = tmp_path / "run", tmp_path / "theirs.bin"
-    flags = ["--model", "small", "--text", str(tiny), "--out", str(out), "--steps", "3", "--device",
-             "cpu", "--dtype", "float32"]
-    assert train.main(flags) == 0
-    wanted = capsys.readouterr().out.splitlines()[-1].split(" (")[0]
-    assert command.main(["--to", str(target), "--run", str(out)]) == 0
-    assert f"{target}: " in capsys.readouterr().out
-    assert command.main([str(target)]) == 0
+    monkeypatch.setattr(official, "PAPER", {"small": "1.23 bpc"})
+    argv = [str(path), "--model", "small", "--device", "cpu"]
+    torch.save(state := random_state(config, True), path)
+    assert official.main(argv) == 0
+    reader, run = load(config, state), presets.RUNS["small"]
+    nats = official.train.evaluate(reader.float(), official.read_corpus(
+        official.Flags(), run).test, run)
     line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith(wanted) and line.endswith("published: nothing")
+    assert line.startswith(f"test {nats / math.log(2):.4f} bpc (")
+    assert line.endswith("; published: 1.23 bpc")
 
+    def refused(argv, why):
+        assert official.main(argv) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("official_weights.py: ") and why in line
 
-BAD_FILES = {
-    "none": (None, "cannot be read"),
-    "no checkpoint": (b"not a checkpoint", "no state dict"),
-    "numbers": ({"a": 3}, "no state dict"),
-    "other names": ({"a": torch.zeros(2)}, "no weights of the official"),
-    "other sizes": (state_of(FULL), "none of the known sizes")}
-
-
-def failure(capsys, argv):
-    """The one line on stderr with which the command refuses."""
-    assert command.main(argv) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("official_weights.py: ")
-    return line
-
-
-@pytest.mark.parametrize("what", BAD_FILES)
-def test_bad_files_are_one_sentence(what, tmp_path, capsys):
-    """No traceback, status 1, and the reason."""
-    (content, words), path = BAD_FILES[what], tmp_path / "model.bin"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
-        torch.save(content, path)
-    assert words in failure(capsys, [str(path)])
-
-
-def test_another_vocabulary_is_one_sentence(tiny, tmp_path, capsys):
-    """The sizes fit, the data do not."""
-    torch.save(state_of(presets.CONFIGS["small"]), tmp_path / "model.bin")
-    tiny.write_text(tiny.read_text().replace("cat", "CAT"))
-    assert "another vocabulary" in failure(capsys, [str(tmp_path / "model.bin")])
-
-
-@pytest.mark.parametrize("flags", [[], ["a.bin", "--to", "b.bin"], ["--to", "b.bin"]])
-def test_flags_that_do_not_fit_together_are_refused(flags, capsys):
-    """One or the other."""
-    assert "name either" in failure(capsys, flags)
-
-
-def test_it_starts_as_a_program(tmp_path):
-    """As README.md calls it: it finds train.py, and refuses a file that is not there."""
-    done = subprocess.run([sys.executable, "experiments/official_weights.py", tmp_path / "no.bin"],
-                          cwd=Path(train.__file__).parent, capture_output=True, text=True)
-    assert done.returncode == 1 and "no.bin cannot be read" in done.stderr
-    assert done.stderr.count("\n") == 1
+    refused(argv[:1], "--model")
+    text.write_text(text.read_text().replace("cat", "CAT"))
+    refused(argv, "another vocabulary")
+    for content, why in ((None, "cannot be read"), (b"not one", "not a state dict"),
+                         ({"a": 3}, "not a state dict"), ({"a": torch.zeros(2)}, "is missing")):
+        path.unlink(missing_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif content is not None:
+            torch.save(content, path)
+        refused(argv, why)
