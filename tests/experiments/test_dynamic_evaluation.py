@@ -95,10 +95,10 @@ def test_rms_scales_by_the_training_gradients_and_goes_back():
 def test_s_is_the_root_of_the_mean_square_on_the_training_text(model, monkeypatch):
     """Of the gradients of each segment's mean loss, with the memory of --memory."""
     monkeypatch.setattr(dynamic, "STATISTICS", 2)
-    corpus = a_corpus()
-    s = dynamic.gradient_sizes(model, corpus, GIVEN, RUN)
+    corpus, given = a_corpus(), SimpleNamespace(segment=8, memory=4)
+    s = dynamic.gradient_sizes(model, corpus, given, RUN)
     squares, memory, x = 0, None, corpus.train[:17].long()
-    model.config = replace(model.config, mem_len=16, same_length=True)
+    model.config = replace(model.config, mem_len=4, same_length=True)
     for a in (0, 8):
         model.zero_grad()
         losses, memory = model(x[None, a : a + 8], memory, x[None, a + 1 : a + 9])
