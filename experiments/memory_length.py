@@ -14,8 +14,8 @@ where does it end?  Two options of the authors' code are tried with it:
     python experiments/memory_length.py --dataset copies     where the gains are known to the token
     python experiments/memory_length.py --scale paper        WikiText-103; GPUs
 
-Lesson 5's model, losses in nats a token on the validation split.  "ends at" is the shortest memory
-within 0.002 nats of the best; N layers reach N M + 1 tokens back.
+Lesson 5's model, losses in nats per token on the validation split.  "ends at" is the shortest
+memory within 0.002 nats of the best; N layers reach N M + 1 tokens back.
 """
 import math
 import statistics

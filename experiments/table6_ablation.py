@@ -2,10 +2,9 @@
 
     table 6     nine models of the same width and depth, on text with long dependencies
     table 7     three of them on text without: its lines shuffled (the paper: One Billion Word), so
-                that recurrence ends fragmentation, and helps in lines longer than a segment
-    table 10    with equal memory in training instead of equal segments: without recurrence these
-                are longer, up to what the first model takes, which is measured; they are as many,
-                so more tokens are read
+                that recurrence only ends fragmentation
+    table 10    equal memory in training instead of equal segments: without recurrence these are
+                longer, up to what the first model stores for the backward pass
 
     python experiments/table6_ablation.py --tables 6                   70 minutes on two cores
     python experiments/table6_ablation.py --tables 6 --dataset copies  where all is known
@@ -22,15 +21,14 @@ The model is lesson 5's, with its recurrence, encoding and loss to be switched:
 
 Shaw et al. (2018) learn K vectors, those of training; what is farther counts as the farthest.  Of
 Al-Rfou et al. (2018) the two auxiliary losses are missing, as in the paper's row.  Recurrence is a
-mem_len above 0.  It needs distances (lesson 2); one row, vaswani with recurrence, does without, and
-shows what temporal confusion costs: a token of the memory says the position that it had in its own
-segment.  Rows that the paper does not have show a dash in its columns.
+mem_len above 0.  It needs distances; one row, vaswani with recurrence, does without, and shows what
+temporal confusion costs (lesson 2).  Rows that the paper does not have show a dash in its columns.
 
 Each model reads pieces of the validation split with many attention lengths L.  With recurrence each
-query sees L keys, itself included, and N layers reach N (L - 1) tokens back; without, a window of L
-tokens moves on by a quarter of L.  "trained" is evaluated with the lengths of training (without
-recurrence: windows of T, which is kinder than segments of T); "best" is the best of all, "at" the
-shortest length within 0.001 nats of it, chosen on the same tokens.
+query sees L keys, itself included; without, a window of L tokens moves on by a quarter of L.
+"trained" is evaluated with the lengths of training (without recurrence: windows of T, which is
+kinder than segments of T); "best" is the best of all, "at" the shortest length within 0.001 nats of
+it, chosen on the same tokens.
 
 Losses are in nats a token.  "above" is how far a row lies above the first.  Its order compares with
 the paper's, its size does not: there a token is a word, about five bytes.
@@ -140,16 +138,10 @@ def add_positions(layer, given):
     return h + layer.positions[:, : h.shape[1]], *others
 
 
-def freeze_at_zero(weight):
-    """Make a weight 0, and keep it there."""
-    nn.init.zeros_(weight.requires_grad_(False))
-
-
 class AblationModel(lesson_5.TransformerXL):
     """Lesson 5's model with another encoding; T is the segment length of training.
 
-    In training the half loss counts the later half of each segment twice, and the earlier not at
-    all.
+    In training half_loss counts the later half of each segment twice, the earlier not at all.
     """
 
     def __init__(self, config, T, encoding="ours", half_loss=False):
@@ -158,7 +150,7 @@ class AblationModel(lesson_5.TransformerXL):
         self.variant = f"{encoding}, {'half' if half_loss else 'full'} loss, T {T}"
         for weight, term in (self.u, "c"), (self.v, "d"):
             if not encoding.startswith("ours") or term in encoding.partition("-")[2]:
-                freeze_at_zero(weight)
+                nn.init.zeros_(weight).requires_grad_(False)
         if encoding == "vaswani":
             self.dropout_embedding.register_forward_hook(add_sinusoid)
         for layer in self.layers:
@@ -166,7 +158,7 @@ class AblationModel(lesson_5.TransformerXL):
                 layer.attention.W_kR = LearnedDistances(
                     config.mem_len + T, config.n_head, config.d_head)
             elif not encoding.startswith("ours"):
-                freeze_at_zero(layer.attention.W_kR.weight)  # no term knows a distance
+                nn.init.zeros_(layer.attention.W_kR.weight).requires_grad_(False)
             if encoding == "al-rfou":
                 layer.positions = nn.Parameter(torch.randn(1, T, config.d_model) * 0.02)
                 layer.register_forward_pre_hook(add_positions)
@@ -269,11 +261,7 @@ def best_length(as_trained, losses):
 
 
 def report(table, rows, results, sizes):
-    """Print one table beside the paper's -> [(row, above the first in nats by seed, paper's)].
-
-    The order of a row and the first is the paper's ("same") or not ("reversed"), where the seeds of
-    the two do not overlap; else it is "inconclusive".
-    """
+    """Print one table beside the paper's -> [(row, above the first in nats by seed, paper's)]."""
     print(f"\ntable {table}, nats a token: mean ± half the range over the seeds\n"
           f"{'recurrence':11}{'encoding':9}{'loss':5}{'parameters':>11}{'trained':>15}{'best':>15}"
           f"{'at':>8}{'above row 1':>17} | paper, ppl{'best':>8}{'at':>5}  order")
@@ -296,8 +284,7 @@ def report(table, rows, results, sizes):
 
 
 def report_longer(rows, results, T):
-    """Print how the loss changes with a longer attention than in training, where it was T, with
-    recurrence up to 2 T: the paper's second claim is that it falls with our encoding alone.
+    """Print how the loss changes with a longer attention than in training: T, 2 T with recurrence.
     """
     print("nats a token above the loss at training's attention length, at longer ones")
     for row in rows:
@@ -309,8 +296,7 @@ def report_longer(rows, results, T):
 
 
 def status(first, other, paper):
-    """Whether the losses of the seeds have the order of the paper, which has `other` so far above.
-    """
+    """Return how the losses of the seeds compare with the paper, which has `other` so far above."""
     if max(first) < min(other) or max(other) < min(first):
         return "same" if (mean(other) > mean(first)) == (paper > 0) else "reversed"
     return "inconclusive"
@@ -364,22 +350,21 @@ def main(argv):
     shuffled = without_order(ordered) if 7 in given.tables else ordered
     for corpus in (ordered, shuffled):
         common.pieces(corpus.valid, study.lengths[-1], study.count, study.n, "cpu")  # long enough?
-    run = common.choose_dtype(make(ROWS[0], study, given), study.run, given.out)
-    study = replace(study, run=run)
+    study = replace(study, run=common.choose_dtype(
+        make(ROWS[0], study, given), study.run, given.out))
     print(f"{ordered.name}; segments of {study.run.segment}, {study.run.steps:,} steps of "
           f"{study.run.batch} lanes, seeds {given.seeds}, {study.run.dtype}")
     results, sizes = {row: [] for row in rows}, {}
     for row in rows:
-        corpus, T, ending = ordered, study.run.segment, ""
+        corpus, T, name = ordered, study.run.segment, stem(row)
         if row.table == 7:
-            corpus, ending = shuffled, "-shuffled"
+            corpus, name = shuffled, name + "-shuffled"
         if row.table == 10:
             T, MiB = longest_segment(row, study, ordered, given)
-            ending = f"-{T}" * (T > study.run.segment)
+            name += f"-{T}" * (T > study.run.segment)
             print(f"{row}: segments of {T} store {MiB:.1f} MiB for the backward pass")
-        for model in common.fit_seeds(
-                lambda: make(row, study, given, T), corpus, replace(study.run, segment=T),
-                given, stem(row) + ending):
+        run = replace(study.run, segment=T)
+        for model in common.fit_seeds(lambda: make(row, study, given, T), corpus, run, given, name):
             sizes[row] = sum(z.numel() for z in model.parameters() if z.requires_grad)
             results[row].append(evaluate(model, row, study, corpus, T))
     for table in dict.fromkeys(given.tables):

@@ -11,15 +11,14 @@ With l_i(c, t) = -ln p_i(x_t | the c tokens before), in nats:
     g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
 
 Start with a small c; if a context of c' = c + step gains less than 1 percent, g_i < 0.01, the RECL
-of model i is c; otherwise go on from c'.  The paper does not say which step; its figures are
-multiples of 100, but for vanilla's 128, its T.  Only what improves counts (min), so even random
+of model i is c; otherwise continue from c'.  The paper does not say which step; its numbers are
+multiples of 100, except vanilla's 128, its T.  Only what improves counts (min), so even random
 changes from c to c' are a small gain, and g never falls below 0.
 
 Five models with about the same number of parameters: ours; with Shaw's encoding; without
-recurrence; Al-Rfou's vanilla, which has places for T tokens and of longer contexts is given the
-last T; an LSTM.  The paper's LSTM stands in another group, so its figures do not compare.  The
-first three read on with a memory (the third was only trained without), of that length, T to 16 T,
-which is best on the validation split; RECL is measured on the test split.
+recurrence; Al-Rfou's vanilla, which has positions for T tokens and gets the last T of a longer
+context; an LSTM (in the paper of another group).  The first three read with a memory, whose length,
+T to 16 T, is the best on the validation split; RECL is measured on the test split.
 
     python experiments/table8_recl.py                      half an hour beyond table 6's models
     python experiments/table8_recl.py --dataset copies     where the length is known
@@ -193,8 +192,7 @@ def stretches_of(corpus, contexts, stretches, W, device):
     need, n = contexts[0] * (W - 1) + contexts[-1] + 1, len(corpus.test)
     if n < stretches * need:
         raise ValueError(f"the test split has {n:,} tokens, {stretches * need:,} are needed")
-    # a stretch begins i tokens later than it might, so that in the synthetic text, where kinds of
-    # tokens take turns, each kind has its turn
+    # i tokens later than it might, so that in the synthetic text each kind of token has its turn
     starts = ((n - need) // stretches // 8 * 8 * i + i for i in range(stretches))
     return [corpus.test[start : start + need].to(device) for start in starts]
 
@@ -212,10 +210,7 @@ def report(models, lengths, losses, contexts):
 
 
 def report_alone(given):
-    """Print the RECL of the model of a run, with the memory length of its evaluation.
-
-    It reads about a quarter of the positions that the table takes, so that it is done in a minute.
-    """
+    """Print the RECL of the model of a run, from about a quarter of the table's positions."""
     model, run, corpus, _ = common.open_run(given.checkpoint, given.data_dir, given.device)
     contexts, side_by_side, stretches, W = SCALES[given.scale]
     texts = stretches_of(corpus, contexts, stretches, W // 4 + len(contexts), given.device)
