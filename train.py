@@ -127,13 +127,12 @@ def reading_length(run):
 
 
 @torch.no_grad()
-def evaluate(model, tokens, run, label="evaluating", skip=0):
-    """Mean loss in nats over n - 1 - skip predictions of n tokens, each counted once.
+def evaluate(model, tokens, run, label="evaluating"):
+    """Return the mean loss in nats over the n - 1 predictions of n tokens.
 
     One lane, read in order with run.eval_mem_len tokens of memory and same_length; the
-    first token is context only.  The first `skip` predictions are not counted: of
-    several ranks each evaluates a part of the text, and they fill its memory.  `model`
-    may be a Reader, the same model read faster (training/fast.py).
+    first token is context only.  `model` may be a Reader, which computes the same
+    faster (training/fast.py).
     """
     device = model.u.device
     T = reading_length(run)
@@ -142,16 +141,15 @@ def evaluate(model, tokens, run, label="evaluating", skip=0):
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / T)
     with evaluating(model, run), machine.autocast(run, device.type):
-        read = progress(lesson_1.segments(stream, T), label, parts)
-        for i, (x, y) in enumerate(read):
+        for x, y in progress(lesson_1.segments(stream, T), label, parts):
             loss, memory = model(x, memory, y)  # (1, T)
-            total += loss[:, max(0, skip - i * T) :].double().sum()
-    return total.item() / (len(tokens) - 1 - skip)
+            total += loss.double().sum()
+    return total.item() / (len(tokens) - 1)
 
 
 def test_line(model, corpus, run):
     """Evaluate the whole test split -> the line that reports it, with its settings."""
-    nats = ranks.evaluate_in_parts(evaluate, model, corpus.test, run, "testing")
+    nats = ranks.on_rank_0(evaluate, model, corpus.test, run, "testing")
     return log.test_line(nats, corpus, run)
 
 
@@ -176,7 +174,7 @@ def validate_and_save(job, stop):
     if is_validation_due(run, state) and not stop.asked():
         loss = None  # it stays so if a signal interrupts the block below
         with stop.at_once():
-            loss = ranks.evaluate_in_parts(evaluate, job.reader, validation_tokens(
+            loss = ranks.on_rank_0(evaluate, job.reader, validation_tokens(
                 job.corpus, run), run, "validating")
         if loss is None:
             return  # --resume will begin with this validation

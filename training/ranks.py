@@ -136,21 +136,9 @@ def first_alone():
         first(None)
 
 
-def evaluate_in_parts(evaluate, model, tokens, run, label):
-    """train.py's evaluate(model, tokens, run, label, skip), each rank a part of the predictions.
-
-    To rounding the same as in one: a layer sees M tokens back, so N layers N * M, and as many are
-    read before the part without counting them.
-    """
-    if COUNT == 1:
-        return evaluate(model, tokens, run, label)
-    n = len(tokens) - 1
-    start, end = (n * (RANK + i) // COUNT for i in (0, 1))
-    skip, total = min(start, model.config.n_layer * run.eval_mem_len), 0.0
-    if start < end:
-        part = tokens[start - skip : end + 1]
-        total = (end - start) * evaluate(model, part, run, label, skip)
-    return mean(total) * COUNT / n
+def on_rank_0(function, *arguments):
+    """Call function(*arguments) on rank 0 while the other ranks wait -> its value, on all ranks."""
+    return first(function(*arguments) if RANK == 0 else None)
 
 
 def everybody(*numbers):

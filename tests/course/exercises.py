@@ -198,16 +198,16 @@ EXERCISES = (
         "Begin without the parts: one call with all lanes, loss.backward(), clip, step. "
         "clip_grad_norm_ clips in place and returns the norm of before; a float is loss.item()."),
     Exercise(
-        "evaluate", "train", "evaluate", 12, 30, 2,
+        "evaluate", "train", "evaluate", 11, 30, 2,
         "every token counted once", "no_grad, segments",
         "Cut the tokens, on model.u.device (a Reader has no parameters()), into one lane and "
         "into segments of reading_length(run), and read them in order inside `with "
         "evaluating(model, run)`, under machine.autocast(run, device.type): model(x, memory, y) "
         "gives losses (1, T) and the new memory. Add up the losses of ALL predictions in "
-        "float64, but for the first `skip` of the whole text. Return the sum divided by the "
-        "number of predictions in it, a float; the last segment may be shorter.",
-        "n tokens are n - 1 predictions, and of these the first `skip`, not those of each segment, "
-        "are left out. A mean of the segments' means is not the mean over the tokens. "
+        "float64; the last segment may be shorter. Return the sum divided by the number of "
+        "predictions, a float.",
+        "n tokens are n - 1 predictions. A mean of the segments' means is not the mean over the "
+        "tokens. "
         "progress(items, label, total), which nothing asks for, shows how far the loop is."),
 )
 BY_NAME = {exercise.name: exercise for exercise in EXERCISES}

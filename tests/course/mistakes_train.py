@@ -79,16 +79,16 @@ TABLE["train_step"] = (
 )
 TABLE["evaluate"] = (
     mistake("a mean of the segments' means: the last, shorter segment counts too much",
-      ("total.item() / (len(tokens) - 1 - skip)", "total.item() / parts"),
+      ("total.item() / (len(tokens) - 1)", "total.item() / parts"),
       (".double().sum()", ".double().mean()"), bug=22),
     mistake("the sum is divided by the number of tokens: n tokens are n - 1 predictions",
-      ("total.item() / (len(tokens) - 1 - skip)", "total.item() / (len(tokens) - skip)")),
+      ("total.item() / (len(tokens) - 1)", "total.item() / len(tokens)")),
     mistake("the last, shorter segment is left out",
-      ("        for i, (x, y) in enumerate(read):\n",
-       "        for i, (x, y) in enumerate(read):\n            if x.shape[1] < T:\n"
-       "                break\n")),
+      ("            loss, memory = model(x, memory, y)",
+       "            if x.shape[1] < T:\n                break\n"
+       "            loss, memory = model(x, memory, y)")),
     mistake("test_the_result_is_a_float",
-      ("total.item() / (len(tokens) - 1 - skip)", "total / (len(tokens) - 1 - skip)")),
+      ("total.item() / (len(tokens) - 1)", "total / (len(tokens) - 1)")),
     mistake("the text is cut into run.batch lanes: evaluation reads it as ONE lane, since at each "
       "lane's start the past would be missing",
       ("lanes(tokens.to(device), 1)", "lanes(tokens.to(device), run.batch)")),
@@ -107,11 +107,6 @@ TABLE["evaluate"] = (
        "loss, memory = model(x, memory, y)\n            memory = [z.detach() for z in memory]")),
     mistake("a Reader has no parameters(): ask model.u.device",
       ("model.u.device", "next(model.parameters()).device")),
-    mistake("the first `skip` predictions are counted, too: leave them out of sum and number",
-      ("total.item() / (len(tokens) - 1 - skip)", "total.item() / (len(tokens) - 1)"),
-      ("loss[:, max(0, skip - i * T) :]", "loss")),
-    mistake("the sum of all predictions is divided by the number of those after `skip`",
-      ("loss[:, max(0, skip - i * T) :]", "loss")),
     mistake("test_the_model_is_called_inside_evaluating",
       ("with evaluating(model, run), ", "with ")),
     mistake("test_the_model_goes_on_as_before", ("    return", "    model.train()\n    return")),

@@ -187,8 +187,8 @@ def running_sums(prompt, n, V):
 
 # ---- train.py -----------------------------------------------------------------------------------
 
-def mean_loss(tokens, T, skip=0):
+def mean_loss(tokens, T):
     """Mean loss of the stand-in Ledger: a token, and the last input of the segment before it."""
     losses = [tokens[i + 1] + (tokens[i // T * T - 1] if i >= T else 0)
               for i in range(len(tokens) - 1)]
-    return sum(losses[skip:]) / len(losses[skip:])
+    return sum(losses) / len(losses)

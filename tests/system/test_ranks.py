@@ -19,7 +19,6 @@ from itertools import count
 from multiprocessing import get_context
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -121,32 +120,6 @@ def test_lanes_are_dealt_out_in_order(monkeypatch):
         ranks.my_lanes(2)
 
 
-@pytest.mark.parametrize("count, n", [(2, 61), (3, 200), (7, 6), (4, 40)])
-def test_evaluation_is_split_without_loss(monkeypatch, count, n):
-    """Each prediction is counted once and sees N * M tokens back, and no rank reads more."""
-    tokens, parts, R = torch.randint(11, (n + 1,)).double(), [], 3 * SETTINGS.eval_mem_len
-
-    def evaluate(model, part, run, label, skip=0):
-        parts.append((len(part) - 1 - skip, skip))
-        seen = [part[max(0, t - R) : t + 2].sum() for t in range(len(part) - 1)]
-        return (sum(seen[skip:]) / parts[-1][0]).item()
-
-    def mean(total):
-        totals.append(total)
-        return sum(totals) / count
-
-    whole, totals = evaluate(None, tokens, SETTINGS, "testing"), []
-    model = SimpleNamespace(config=SimpleNamespace(n_layer=3))
-    monkeypatch.setattr(ranks, "COUNT", count)
-    monkeypatch.setattr(ranks, "mean", mean)
-    for rank in range(count):
-        monkeypatch.setattr(ranks, "RANK", rank)
-        found = ranks.evaluate_in_parts(evaluate, model, tokens, SETTINGS, "testing")
-    assert found == pytest.approx(whole, rel=1e-12)
-    assert sum(counted for counted, _ in parts[1:]) == n
-    assert max(skip for _, skip in parts) <= R
-
-
 class Toy(torch.nn.Module):
     """A model whose losses need its weights, its memory, and each lane for itself."""
     def __init__(self):
@@ -230,8 +203,7 @@ def four_steps(path, micro_batch):
         numbers += [loss, norm]
         gradients += [p.grad.clone() for p in model.parameters()]
     memory = [ranks.gather(z) for z in memory]
-    numbers.append(ranks.evaluate_in_parts(
-        train.evaluate, model, stream.flatten(), SETTINGS, "testing"))
+    numbers.append(ranks.on_rank_0(train.evaluate, model, stream.flatten(), SETTINGS))
     if ranks.RANK == 0:
         torch.save([torch.tensor(numbers).double(), *memory, *model.state_dict().values(),
                     *gradients], path)
@@ -290,9 +262,9 @@ def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys, 
 
 @pytest.mark.slow
 def test_a_signal_in_an_evaluation_waits_for_its_end(text, tmp_path):
-    """The others would wait for this rank's part for ever; after the last all must agree, too."""
+    """The others wait for rank 0; after its last evaluation all must agree, too."""
     argv = [*FLAGS, "--text", str(text), "--steps", "12", "--out", str(tmp_path / "run")]
-    statuses, said = on_ranks(2, tmp_path, whole_run, argv, 3, 1, 0, "evaluate")
+    statuses, said = on_ranks(2, tmp_path, whole_run, argv, 3, 0, 0, "evaluate")
     assert statuses == [143, 143] and "stopped after step 12, saved" in said[0]
     assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["evaluated"] == 12
 
