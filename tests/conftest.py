@@ -33,8 +33,8 @@ first_failures = {}  # exercise -> the message of its first broken rule
 
 def pytest_addoption(parser, pluginmanager):
     parser.addoption("--hints", action="store_true", help="show a hint with a failing exercise")
-    if XL_CODE:
-        pluginmanager.unregister(name="cacheprovider")  # nothing is written into the project
+    for plugin in ("cacheprovider", "stepwise") if XL_CODE else ():
+        pluginmanager.unregister(name=plugin)  # nothing is written into the project
 
 
 def chosen(config):

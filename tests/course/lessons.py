@@ -88,7 +88,7 @@ def move_into_own_folder():
 def go_home():
     """Return there, wherever it has gone."""
     for folder in home:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         os.chdir(folder)
 
 

@@ -159,10 +159,10 @@ def test_what_is_handed_in_is_one_archive(tmp_path, monkeypatch, capsys):
 
 def pytest_in(folder, *flags, **environment):
     """(exit status, what pytest prints) there; -p no:cacheprovider keeps the folder as it is."""
+    keep = [] if "XL_CODE" in environment else ["-p", "no:cacheprovider"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *flags], cwd=folder, text=True,
-        capture_output=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
-        timeout=600)
+        [sys.executable, "-m", "pytest", *keep, *flags], cwd=folder, text=True, timeout=600,
+        capture_output=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment})
     return done.returncode, done.stdout + done.stderr
 
 
