@@ -46,11 +46,11 @@ class Outcome:
         mine, theirs = self.comparison, other.comparison
         if mine.found is None or theirs.found is None or nothing_but_nan(mine.found):
             return False
-        seen = mine.seen if mine.found.shape == mine.wanted.shape else None
+        compared = mine.compared if mine.found.shape == mine.wanted.shape else None
         given = mine.found
         if given.shape == theirs.found.shape:
             given = given.double().where(theirs.found != mistakes.ANY, mistakes.ANY)
-        return equal(given, theirs.found, seen, max(mine.tolerance, 1e-9))
+        return equal(given, theirs.found, compared, max(mine.tolerance, 1e-9))
 
 
 def outcome(error):
@@ -112,8 +112,8 @@ def misconception(rule, function, mine):
 def diagnose(rule, function, error):
     """The message for a broken rule: its first line is the diagnosis."""
     mine, asked = outcome(error), sentence_of(rule)
-    compared = mine.comparison if mine.kind() == "number" else None
-    sentence = compared.problem() if compared is not None else ""
+    comparison = mine.comparison if mine.kind() == "number" else None
+    sentence = comparison.problem() if comparison is not None else ""
     if not sentence and not isinstance(error, TimeoutError):
         try:
             with time_limit(SECONDS), warnings.catch_warnings():
@@ -133,10 +133,10 @@ def diagnose(rule, function, error):
     lines += [f"  {place_of(rule)}:", *source(rule)]
     if mine.kind() == "rule":
         lines += found_by_pytest(error)
-    if compared is not None and not compared.problem():
+    if comparison is not None and not comparison.problem():
         if not sentence:
-            lines.append(f"  {counted(compared)}")
-        lines.append(side_by_side(compared.wanted, compared.found, compared.seen))
+            lines.append(f"  {counted(comparison)}")
+        lines.append(side_by_side(comparison.wanted, comparison.found, comparison.compared))
     return "\n".join(lines)
 
 
@@ -170,9 +170,9 @@ def nothing_but_nan(z):
     return z.numel() > 0 and bool(z.isnan().all())
 
 
-def counted(compared):
+def counted(comparison):
     """How much of a result is wrong, in a sentence."""
-    got, wanted, seen = compared.found, compared.wanted, compared.seen
+    got, wanted, compared = comparison.found, comparison.wanted, comparison.compared
     if got.shape != wanted.shape:
         return f"the shape is {tuple(got.shape)}, should be {tuple(wanted.shape)}"
     if nothing_but_nan(got) and not nothing_but_nan(wanted):
@@ -180,11 +180,11 @@ def counted(compared):
     if not wanted.dim():
         return f"the result is {got.item():.6g}, should be {wanted.item():.6g}"
     apart = (got.double() - wanted.double()).abs()
-    wrong = apart.gt(compared.tolerance) | (got.isnan() != wanted.isnan())
-    if seen is not None:
-        wrong = wrong & seen
+    wrong = apart.gt(comparison.tolerance) | (got.isnan() != wanted.isnan())
+    if compared is not None:
+        wrong = wrong & compared
     first = wrong.nonzero()[0].tolist()
-    count = wrong.numel() if seen is None else int(seen.expand_as(wrong).sum())
+    count = wrong.numel() if compared is None else int(compared.expand_as(wrong).sum())
     largest = apart[wrong].max()
     little = f", by {largest:.0e} at most" * bool(largest < 0.01)  # two digits may not show it
     return (f"{int(wrong.sum())} of {count} entries are wrong{little}, the first at "
@@ -201,7 +201,7 @@ def cells(matrix, mask, decimals):
             for i, row in enumerate(matrix)]
 
 
-def side_by_side(wanted, got, seen=None):
+def side_by_side(wanted, got, compared=None):
     """Two matrices (or vectors), at most 10 x 12 numbers each: expected left, got right.
 
     Of more dimensions, or of more numbers, the part around the first difference.
@@ -209,7 +209,7 @@ def side_by_side(wanted, got, seen=None):
     shapes = [tuple(tensor(z).shape) for z in (wanted, got)]
     wanted, got = (z if z.dim() else z[None] for z in (tensor(wanted), tensor(got)))
     wanted, got = (z if z.dim() > 1 else z[None] for z in (wanted, got))
-    mask = None if seen is None else ~seen
+    mask = None if compared is None else ~compared
     where, columns = "", 12
     if any(z.is_floating_point() and not equal(z, z.round()) for z in (wanted, got)):
         columns = 6  # with decimals they are wider

@@ -41,8 +41,8 @@ class Comparison:
 
     last = None
 
-    def __init__(self, got, wanted, seen, tolerance):
-        self.got, self.seen, self.tolerance = got, seen, tolerance
+    def __init__(self, got, wanted, compared, tolerance):
+        self.got, self.compared, self.tolerance = got, compared, tolerance
         self.found, self.wanted = tensor(got), tensor(wanted)
         shape = tuple(self.wanted.shape)
         self.wish = f"a torch tensor of shape {shape}" if shape else "a number"
@@ -53,7 +53,7 @@ class Comparison:
         Comparison.last = self
 
     def __bool__(self):
-        return not self.problem() and equal(self.found, self.wanted, self.seen, self.tolerance)
+        return not self.problem() and equal(self.found, self.wanted, self.compared, self.tolerance)
 
     def problem(self):
         """What is wrong with the kind of the result, before any number is looked at, or ""."""
@@ -69,17 +69,17 @@ class Comparison:
         return "same(got, wanted)"
 
 
-def same(got, wanted, seen=None, tolerance=0.0):
+def same(got, wanted, compared=None, tolerance=0.0):
     """Is the result what it should be, in shape and value?  NaN equals NaN.
 
     wanted: a tensor, an array (then the result must be one, too), a number, or lists of numbers,
     where `...` stands for a cell that does not count; a tuple of numbers, if the result should be
-    a list of numbers.  seen: (T, K) bool, the cells that count.
+    a list of numbers.  compared: (T, K) bool, the cells that count.
     """
     if isinstance(wanted, list) and "Ellipsis" in str(wanted):
-        seen = torch.tensor([[z is not ... for z in row] for row in wanted])
+        compared = torch.tensor([[z is not ... for z in row] for row in wanted])
         wanted = [[0 if z is ... else z for z in row] for row in wanted]
-    return Comparison(got, wanted, seen, tolerance)
+    return Comparison(got, wanted, compared, tolerance)
 
 
 def tensor(z):
@@ -96,12 +96,12 @@ def tensor(z):
     return None
 
 
-def equal(a, b, seen=None, tolerance=0.0):
+def equal(a, b, compared=None, tolerance=0.0):
     """Equal in shape and, on the cells that count, in value; NaN equals NaN."""
     if a is None or b is None or a.shape != b.shape:
         return False
-    if seen is not None:
-        a, b = a[..., seen], b[..., seen]
+    if compared is not None:
+        a, b = a[..., compared], b[..., compared]
     a, b = a.double(), b.double()
     return bool(((a - b).abs().le(tolerance) | (a == b) | (a.isnan() & b.isnan())).all())
 
