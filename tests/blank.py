@@ -177,7 +177,7 @@ def show_list():
                               cwd=ROOT, env=os.environ | {"XL_REPORT": str(report)}, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         notes, found = lessons.read_notes(report)
-    *_, last_line = done.stdout.strip().splitlines()
+    last_line = done.stdout.strip().rpartition("\n")[2]
     print("\r" + " " * 40, end="\r", file=sys.stderr, flush=True)
     if len(found) < len(EXERCISES):
         raise ValueError(f"pytest could not judge all exercises: {last_line}")
