@@ -92,7 +92,7 @@ CLASS = {
     "cheats": ({f"{FOUR}.py": lesson(FOUR, rel_shift="return x"), "conftest.py": CHEATS,
                 "sitecustomize.py": CHEATS}, 1, "rel_shift: "),
     "beside": ({f"{FOUR}.py": lesson(FOUR), "random.py": "numbers = [4]\n", "test_mine.py": "x = (",
-                "pytest.ini": "[pytest]\npython_functions = nothing\n"}, 2, "all solved"),
+                "pytest.ini": "[pytest]\naddopts = --no-such-flag\n"}, 2, "all solved"),
 }
 
 
@@ -110,7 +110,7 @@ def hand_in(folder, submissions):
 def project(tmp_path_factory):
     """A copy of the project, beside an ini file that is none of its business."""
     folder = tmp_path_factory.mktemp("grading")
-    (folder / "pytest.ini").write_text("[pytest]\npython_functions = nothing\n")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = --no-such-flag\n")
     return copy_of_project(folder)
 
 
