@@ -1,15 +1,21 @@
 """What several test files use: how to compare, and a loss in which every entry counts."""
 import doctest
+import hashlib
+import io
 import os
 import shutil
 import signal
+import tarfile
 import time
+import zipfile
 
+import pytest
 import torch
 import torch.nn as nn
 
 from course.exercises import ROOT
 from course.oracles import seen_cells
+from support.download import File
 
 
 def assert_close(found, wanted, message, tolerance=1e-12):
@@ -84,3 +90,38 @@ def copy_of_project(folder):
 def content_of(folder):
     """Return {path: its bytes, or False for a folder} of all that is in a folder."""
     return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+def refusal(act, *arguments, **more):
+    """Return the message of the ValueError that act(*arguments) raises: one line."""
+    with pytest.raises(ValueError) as caught:
+        act(*arguments, **more)
+    message = str(caught.value)
+    assert "\n" not in message and "\r" not in message
+    return message
+
+
+def zipped(members):
+    """{name: bytes} -> the bytes of a zip."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    return archive.getvalue()
+
+
+def tarred(members):
+    """{name: bytes} -> the bytes of a tar.gz."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as file:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+    return archive.getvalue()
+
+
+def published(name, data, *addresses):
+    """Return the File that describes these bytes."""
+    digest = hashlib.sha256(data).hexdigest()
+    return File(name, len(data), f"sha256:{digest}", addresses or ("http://example.org/",))

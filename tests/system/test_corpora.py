@@ -17,7 +17,7 @@ import torch
 from support import corpora
 from support.corpora import as_bytes, compressed_bits, decode, encode, load, standard_library
 from support.download import File, Source
-from system.archives import published, refusal, zipped
+from helpers import published, refusal, zipped
 
 # stands for enwik8; its lines grow longer, so that dropping newlines before or after a cut differs
 RAW = "".join(f"<page {i * i}>{' naïve café' * (i // 20)}\n" for i in range(200)).encode()

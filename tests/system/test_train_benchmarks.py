@@ -15,7 +15,7 @@ import pytest
 
 from course.oracles import segments
 from support import corpora
-from system.archives import tarred, zipped
+from helpers import tarred, zipped
 from training import checkpoint
 
 train = import_module("train")

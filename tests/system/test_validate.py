@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from system.archives import refusal
+from helpers import refusal
 from training import presets
 
 lesson_5 = import_module("05_full_model")

@@ -18,7 +18,7 @@ from support.corpora import decode, encode, load
 from training import batches
 from training.batches import SentenceLanes
 from support.download import File, Source
-from system.archives import published, refusal, zipped
+from helpers import published, refusal, zipped
 
 SPLITS = "train", "valid", "test"
 VOCABULARY = b"<S>\n<UNK>\na\nb\nc\nd\n"
