@@ -36,7 +36,8 @@ def by_loops(words, h):
 @pytest.mark.parametrize("name", KINDS)
 def test_logits_losses_and_embeddings_are_those_of_the_loops(name):
     """Of each word, in vocabulary order; losses and their gradients also if one band has all."""
-    words, h = randomized(lesson_5.AdaptiveSoftmax(KINDS[name])), torch.randn(2, 23, 12).double()
+    words = randomized(lesson_5.AdaptiveSoftmax(KINDS[name]))
+    h = torch.randn(2, 23, 12).double()
     wanted = torch.stack([by_loops(words, z) for z in h[0, :3]])
     assert_close(words.logits(h)[0, :3], wanted, "logits")
     row = [row if project is None else (project * row).sum(1)  # (D, width) times (width,)
