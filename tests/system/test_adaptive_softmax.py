@@ -44,7 +44,7 @@ def test_logits_losses_and_embeddings_are_those_of_the_loops(name):
            for rows, project in zip(words.rows, words.project_in) for row in rows]
     all_words = torch.stack([torch.randperm(23) for _ in h])
     assert_close(words(all_words), torch.stack(row)[all_words], "embedding")
-    leaves = [h.requires_grad_(), *(p for part, p in words.named_parameters() if "project_in" not in part)]
+    leaves = [h.requires_grad_(), *(z for part, z in words.named_parameters() if "_in" not in part)]
     for y in (all_words, *(torch.randint(*band, (2, 23)) for band in words.bands)):
         loss, wanted = words.losses(h, y), -words.logits(h).gather(-1, y[..., None])[..., 0]
         assert_close(loss, wanted, "losses")
