@@ -14,7 +14,7 @@ best.pt (best validation loss), metrics.tsv and curve.png.  Losses are in nats i
 and shown as bits per byte (called bpc, as in the papers) or perplexity per word (ppl).
 
 In this file `run` is the settings of data and training, `config` the model's sizes
-(both in training/presets.py).  Files, resuming and signals are in training/run.py.  A
+(both in training/presets.py).  Files, resuming and signals are in training/job.py.  A
 rank is one of several processes that train one model together, one for each GPU.
 """
 import math
@@ -22,6 +22,7 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
 # OpenMP's threads soon sleep while they wait; it is read when torch is imported
@@ -32,8 +33,10 @@ import torch
 from support import corpora
 from support.progress import progress
 from training import checkpoint, estimate, fast, log, machine, ranks
-from training.flags import exit_status, other_lengths, parse, sampling, settings
-from training.run import Stop, folder_to_use, opened, read_corpus, restored
+from training.flags import (
+    exit_status, folder_of, folder_to_use, for_vocabulary, other_lengths, parse,
+    resumed_settings, sampling, say_what_a_gpu_trains, settings)
+from training.job import Job, Stop, open_job, read_corpus, restored
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
@@ -168,64 +171,90 @@ def is_validation_due(run, state):
     return state.step % run.eval_every == 0 or done == 1
 
 
-def validate_and_save(job, stop):
-    """Validate if it is due; save after that, and after save_minutes of training."""
+def validate_and_save(job):
+    """Validate if it is due; save before that, after it, and every save_minutes.
+
+    So a kill during a validation loses nothing; --resume begins with that validation.
+    """
     run, state = job.run, job.state
-    if is_validation_due(run, state) and not stop.asked():
-        loss = None  # it stays so if a signal interrupts the block below
-        with stop.at_once():
-            loss = ranks.on_rank_0(evaluate, job.reader, validation_tokens(
-                job.corpus, run), run, "validating")
-        if loss is None:
-            return  # --resume will begin with this validation
+    if job.reader is not None and is_validation_due(run, state):
+        job.save()
+        start = time.perf_counter()
+        loss = ranks.on_rank_0(evaluate, job.reader, validation_tokens(job.corpus, run),
+                               run, "validating")
         job.log.validation(state, loss)
         state.evaluated = state.step
         state.tenths = int(10 * fraction_done(run, state))
         if loss < state.best:  # never if it is not a number
             state.best = loss
             job.save_best()
-        job.save()
+        if ranks.first(time.perf_counter() - start) > 1:  # else it is soon made again
+            job.save()
     elif state.seconds - job.saved_at > 60 * run.save_minutes:
         job.save()
 
 
 # ---- the training loop --------------------------------------------------------------
 
-def train(flags, device):
-    """Train a new run or go on with one, then test, sample and draw -> exit status.
+def fit(job):
+    """Train until the run's end or a signal -> the number of the signal, else 0.
 
-    `job` is all that the run consists of (training/run.py): its settings, corpus,
-    batches, optimizer, state (where it stands) and log.  job.model has two other forms
-    with the same weights: job.learner for steps (compiled, or one of several ranks) and
-    job.reader for evaluation (with --plain the model itself).  train_step is handed
-    over since it is tried in bf16 and float32, if the dtype is left to the machine.
+    `job` holds everything about the run (training/job.py): its settings, corpus,
+    batches, optimizer, state (its progress) and log.  Two objects share the weights of
+    job.model: job.learner for steps (compiled, or one of several ranks), job.reader for
+    evaluation (with --plain the model itself).
     """
-    with opened(flags, device, train_step) as job:
-        run, state = job.run, job.state
-        with Stop() as stop:  # in here Ctrl-C, SIGTERM wait for the end of a step
-            validate_and_save(job, stop)  # if the run was stopped in a validation
-            while not stop.asked() and (done := fraction_done(run, state)) < 1:
-                start = time.perf_counter()
-                rate = learning_rate(run, state.step, done)
-                job.optimizer.set_rate(rate)
-                x, y = next(job.batches)  # (B, T)
-                if job.batches.text_begins:
-                    state.memory = None  # every lane starts anew, without a past
-                # out of memory: the error will say how many lanes would fit
-                with estimate.what_would_fit(job.config, job.model, run):
-                    loss, norm, state.memory = train_step(
-                        job.learner, job.optimizer, x, y, state.memory, run)
-                seconds = time.perf_counter() - start
-                state.count(x, math.isfinite(loss + norm), seconds)
-                done = fraction_done(run, state)
-                job.log.training(state, run, rate, loss, norm, done)
-                state.stop_if_never_finite()
-                validate_and_save(job, stop)
-            if stop.asked():
+    run, state = job.run, job.state
+    with Stop() as stop:  # in here Ctrl-C, SIGTERM wait for the end of a step
+        while True:
+            validate_and_save(job)
+            done = fraction_done(run, state)
+            if stop.requested() or done == 1:
                 job.save()
-                print(f"\nstopped after step {state.step:,}, saved; go on with\n"
-                      f"  python train.py --resume --out {job.path}")
-                return 128 + stop.number
+                return stop.number
+            start = time.perf_counter()
+            rate = learning_rate(run, state.step, done)
+            job.optimizer.set_rate(rate)
+            x, y = next(job.batches)  # (B, T)
+            if job.batches.text_begins:
+                state.memory = None  # every lane starts anew, without a past
+            loss, norm, state.memory = train_step(
+                job.learner, job.optimizer, x, y, state.memory, run)
+            seconds = time.perf_counter() - start
+            state.record_step(x, math.isfinite(loss + norm), seconds)
+            job.log.training(state, run, rate, loss, norm, fraction_done(run, state))
+            state.stop_if_never_finite()
+
+
+def make_job(flags, device, path, saved):
+    """Build the Job that the flags describe, or the one of a checkpoint's content."""
+    if saved:
+        name, config, run = resumed_settings(flags, saved)
+        corpus = read_corpus(run, flags.data_dir, saved)
+    else:
+        name, config, run = settings(flags, device)
+        corpus = read_corpus(run, flags.data_dir)
+        config = for_vocabulary(config, len(corpus.vocab), flags)
+        say_what_a_gpu_trains(flags, device)
+        dtype = ranks.on_rank_0(machine.choose_dtype, run, config, device)
+        run = replace(run, dtype=dtype)
+    torch.manual_seed(run.seed)
+    model = lesson_5.TransformerXL(config).to(device)
+    reader = fast.prepared(model, run.plain)
+    return Job(path, name, model, run, corpus, reader=reader)
+
+
+def train(flags, device):
+    """Train a new run or continue one, then test, sample and plot -> exit status."""
+    name, _, run = settings(flags, device)
+    path = folder_of(flags, name, run)
+    make = partial(make_job, flags, device, path)
+    with open_job(path, make, flags.resume) as job:
+        number = fit(job)
+        if number:
+            print(f"\nstopped after step {job.state.step:,}, saved; go on with\n"
+                  f"  python train.py --resume --out {path}")
+            return 128 + number
         report(job, flags)
     return 0
 
@@ -248,7 +277,7 @@ def report(job, flags):
     """The end of a run: curve, sample, what to try next, and the test figure."""
     model, corpus, run = job.model, job.corpus, job.run
     if (job.path / "best.pt").exists():  # not if no validation loss was finite
-        model, _, _ = restored(checkpoint.best(job.path), model.u.device)
+        model, _, _ = restored(checkpoint.to_evaluate(job.path), model.u.device)
     reader = fast.prepared(model.eval(), run.plain)
     if ranks.RANK == 0:
         log.draw(job.path / "metrics.tsv", corpus)
@@ -260,7 +289,7 @@ def report(job, flags):
 def use(flags, device):
     """--eval-only and --sample: what a checkpoint can do without being trained."""
     name, _, run = settings(flags, device)
-    saved = checkpoint.best(folder_to_use(flags, name, run))
+    saved = checkpoint.to_evaluate(folder_to_use(flags, name, run))
     model, run, state = restored(saved, device)
     run = replace(run, **other_lengths(flags, saved))  # those on the command line
     reader = fast.prepared(model, run.plain)
@@ -270,7 +299,7 @@ def use(flags, device):
         tokens = torch.cat([prompt, sample(reader, prompt, run, flags)])
         print(corpora.decode(tokens, saved["vocab"]))
     if flags.eval_only:
-        corpus = read_corpus(flags, run, saved, similar=True)
+        corpus = read_corpus(run, flags.data_dir, saved, similar=True)
         print(test_line(reader, corpus, run))
     return 0
 

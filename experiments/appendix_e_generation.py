@@ -33,7 +33,8 @@ import common  # before torch
 
 import torch
 
-from common import Flags, checkpoint, corpora, fast, lesson_1, lesson_5, machine, train
+from common import checkpoint, corpora, fast, lesson_1, lesson_5, machine, train
+from training.flags import Flags
 
 NAME = "appendix_e_generation"
 COMMON, COUNTED = 500, 10_000_000

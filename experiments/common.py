@@ -1,16 +1,15 @@
 """What the experiments share: their flags, training that goes on, losses after so many tokens.
 
-An experiment trains some models, each with several seeds, and compares them.  Every finished model
-is saved in the folder of the experiment (--out), and an unfinished one every minute: after a stop
-the same command goes on.  All train by `fit`, with train.py's step.  Evaluation is in float32,
-since the thresholds of the measures are finer than the rounding of bf16.
+An experiment trains some models, each with several seeds, and compares them.  Each model is a run
+like train.py's, with a folder of its own in that of the experiment (--out), and is saved every
+minute: after a stop the same command goes on.  Evaluation is in float32, since the thresholds of
+the measures are finer than the rounding of bf16.
 """
 import math
 import os
 import statistics
 import sys
-import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from importlib import import_module
@@ -23,14 +22,11 @@ import torch
 
 from support import corpora, validate
 from training import checkpoint, fast, log, machine, presets
-from training.batches import Batches
-from training.flags import Flags, Parser, flag
-from training.optimizers import optimizer_of
-from training.run import PRETRAINED, State, read_corpus, restored
+from training.flags import PRETRAINED, Parser, flag
+from training.job import Job, open_job, read_corpus, restored
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
-EVERY = 60  # seconds between two savings of an unfinished model
 
 
 # ---- the command line ---------------------------------------------------------------------------
@@ -94,9 +90,7 @@ def begin(given, name):
     folder = f"{name}-{given.scale}-{Path(given.dataset).stem}"
     given.out = Path(given.out or lesson_1.RUNS / folder)
     given.out.mkdir(parents=True, exist_ok=True)
-    given.lock = checkpoint.Lock(given.out)  # until this process ends
-    given.lock.take()
-    given.lock.sign(f"{name}.py, process {os.getpid()}")
+    given.lock = checkpoint.lock(given.out)  # until this process ends
     return given, corpus
 
 
@@ -132,146 +126,60 @@ def exit_status(experiment):
 # ---- training -----------------------------------------------------------------------------------
 
 def choose_dtype(model, run, folder):
-    """The run with the dtype that is faster here; measured once, and noted in the folder.
-
-    If several processes measure at the same time, what the first of them has noted counts.
+    """Return the run with the dtype that pays here: noted in the folder, so that all its models have
+    one.
     """
-    note, mine = folder / "dtype", folder / f"dtype.{os.getpid()}"
+    note = folder / "dtype"
     if run.dtype != "auto":
         return run
     if not note.exists():
-        device = next(model.parameters()).device
-        x = torch.zeros(run.batch, run.segment, dtype=torch.int64, device=device)
-        mine.write_text(machine.choose_dtype(train.train_step, model, run, x, x))
-        with suppress(FileExistsError):
-            os.link(mine, note)  # whole or not at all, and never over another's
-        mine.unlink()
+        dtype = machine.choose_dtype(run, model.config, next(model.parameters()).device.type)
+        checkpoint.write(note, lambda file: file.write(dtype))
     return replace(run, dtype=note.read_text())
 
 
-class Training:
-    """What `fit` asks for: here train.py's way, in table5_ptb.py another one."""
+def fit(path, make, corpus, run, optimizer=None, reader=None):
+    """Train the model that make() returns, or what is left of it, in the folder `path` -> its Job,
+    the model in eval mode.
 
-    def __init__(self, model, run):
-        self.model, self.run, self.recipe = model, run, ""
-        fast.prepared(model)  # it trains faster from here on
-        self.learner, self.optimizer = self.model, optimizer_of(model, run)
-
-    def length(self, step):
-        """T of the segment that a step reads."""
-        return self.run.segment
-
-    def rate(self, step, done, T):
-        """The learning rate of a step that reads T tokens; so much of the run is done, 0 to 1."""
-        return train.learning_rate(self.run, step, done)
-
-    def after_step(self, state, loss, done):
-        """What else a step of this loss does; `done` is that of its beginning."""
-
-    def keep(self, finished):
-        """What is saved: all that going on needs, or, of a finished run, the model."""
-        content = {"model": self.model.state_dict()}
-        if not finished:
-            content["optimizer"] = self.optimizer.state_dict()
-            content |= checkpoint.random_state(next(self.model.parameters()).device.type)
-        return content
-
-    def restore(self, content):
-        """The same back."""
-        self.model.load_state_dict(content["model"])
-        if "optimizer" in content:
-            self.optimizer.load_state_dict(content["optimizer"])
-            checkpoint.set_random_state(content, self.run.seed)
-
-
-def resume(path, settings, training):
-    """Go on with what is saved at path, if anything -> State, and the place in the text.
-
-    ValueError if it was another run.
+    optimizer(model) and reader(optimizer) are for a Job that has its own.  ValueError if another
+    run is there; KeyboardInterrupt, and all is saved, after a signal.
     """
-    if not path.exists():
-        return State(), {}
-    try:
-        content = checkpoint.read(path)
-        same, state = content["settings"] == settings, State(**content["state"])
-        place = content["batches"]
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:80]}); delete it, and "
-                         "this model is trained anew") from None
-    if not same:
-        raise ValueError(f"{path} was trained with other settings ({content['settings']}, now "
-                         f"{settings}); name another folder with --out")
-    training.restore(content)
-    return state, place
+    def make_job(saved):
+        torch.manual_seed(run.seed)
+        model = make()
+        # lesson 5's model trains faster from here on
+        fast.prepared(model, plain=type(model) is not lesson_5.TransformerXL)
+        steps = optimizer and optimizer(model)
+        name = f"{path.name}: {type(model).__name__} {getattr(model, 'variant', '')}".strip()
+        job = Job(path, name, model, run, corpus, steps, reader and reader(steps))
+        if other := [key for key, value in job.fixed_content.items() if saved
+                     and saved[key] != value]:
+            raise ValueError(f"{path} was trained with other settings ({', '.join(other)}); name "
+                             "another folder with --out")
+        return job
 
-
-def until_done(run, state):
-    """Yield before each step how much of the run is done, 0 to 1, until it is all."""
-    while (done := train.fraction_done(run, state)) < 1:
-        yield done
-
-
-def fit(model, corpus, run, path, training=None):
-    """Train as long as run says, or take what is saved at path -> the model, evaluating.
-
-    ValueError if another run is saved there, or after ten steps that are not finite; OSError if
-    saving fails.
-    """
-    training = training or Training(model, run)
-    device = next(model.parameters()).device
-    settings = " ".join(map(str, (
-        type(model).__name__, getattr(model, "variant", ""), model.config, run, training.recipe,
-        corpus.name, corpora.checksum(corpus))))
-    state, place = resume(path, settings, training)
-    state.memory = state.memory and [z.to(device) for z in state.memory]
-    if train.fraction_done(run, state) == 1:
-        return model.eval()
-    batches = Batches(corpus, run, device, **place)
-    learner, optimizer = training.learner, training.optimizer
-    due = time.monotonic() + EVERY
-    model.train()
-    left = run.steps - state.step
-    if run.tokens:
-        left = (run.tokens - state.tokens) // (run.batch * run.segment)
-    for done in train.progress(until_done(run, state), f"{path.stem}: step", left):
-        begun = time.perf_counter()
-        batches.T = training.length(state.step)
-        x, y = next(batches)  # (B, T)
-        if batches.text_begins:
-            state.memory = None  # no past
-        optimizer.set_rate(training.rate(state.step, done, x.shape[1]))
-        loss, norm, state.memory = train.train_step(
-            learner, optimizer, x, y, state.memory, run)
-        state.count(x, math.isfinite(loss + norm), time.perf_counter() - begun)
-        state.stop_if_never_finite()
-        training.after_step(state, loss, done)
-        finished = train.fraction_done(run, state) == 1
-        if finished:
-            state.memory = None  # nothing will be read after it
-        if finished or time.monotonic() > due:
-            begun = time.monotonic()
-            checkpoint.save(path, {"settings": settings, "state": vars(state),
-                                   "batches": batches.state(),
-                                   **training.keep(finished)})
-            now = time.monotonic()
-            due = now + max(EVERY, 20 * (now - begun))  # a large model takes long to save
-    return model.eval()
+    run = replace(run, save_minutes=1.0)
+    with open_job(path, make_job, resume=any(path.glob("*.pt"))) as job:
+        if train.fit(job):
+            raise KeyboardInterrupt
+    job.model.eval()
+    return job
 
 
 def fit_seeds(make, corpus, run, given, name):
     """Yield the model that make() returns, trained: one for each seed of the command line."""
     for seed in given.seeds:
-        torch.manual_seed(seed)
-        yield fit(make(), corpus, replace(run, seed=seed), given.out / f"{name}-{seed}.pt")
+        yield fit(given.out / f"{name}-{seed}", make, corpus, replace(run, seed=seed)).model
 
 
 def open_run(path, data_dir, device="cpu"):
     """Open a run's folder, or a checkpoint in it -> its model, Run, corpus, and the content."""
     if not (path.is_file() or any(path.glob("*.pt"))):
         raise ValueError(f"no checkpoint at {path}; name the folder of a run of train.py")
-    content = checkpoint.load(path) if path.is_file() else checkpoint.best(path)
+    content = checkpoint.load(path) if path.is_file() else checkpoint.to_evaluate(path)
     model, run, _ = restored(content, device)
-    corpus = read_corpus(Flags(data_dir=data_dir), run, content, similar=True)
+    corpus = read_corpus(run, data_dir, content, similar=True)
     return model, run, corpus, content
 
 

@@ -31,7 +31,7 @@ import common  # before torch
 
 import torch
 
-from common import Flags, fast, lesson_5, machine, presets, read_corpus, train
+from common import fast, lesson_5, machine, presets, read_corpus, train
 
 NAME = "official_weights"
 PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 bpc",
@@ -147,7 +147,7 @@ def main(argv):
     model = lesson_5.TransformerXL(replace(config, untie_r=has_own_biases(state)))
     reader = fast.prepared(load_official_weights(model, state).to(given.device).eval())
     run = replace(run, drop_newlines=run.dataset == "enwik8")  # as the authors count it
-    corpus = read_corpus(Flags(data_dir=given.data_dir), run)
+    corpus = read_corpus(run, given.data_dir)
     if len(corpus.vocab) != config.vocab_size:
         raise ValueError(f"{given.model} has {config.vocab_size:,} words, {corpus.name} has "
                          f"{len(corpus.vocab):,}: other data, or another vocabulary")

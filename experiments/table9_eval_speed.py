@@ -27,7 +27,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import fast, lesson_5, machine, optimizer_of, presets, train
+from common import fast, lesson_5, machine, presets, train
+from training.optimizers import optimizer_of
 
 NAME = "table9_eval_speed"
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times slower

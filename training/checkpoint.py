@@ -10,7 +10,6 @@ look at them; here the standard library does, and if the newest checkpoint is da
 before it is used.  A file whose checksums hold is believed.
 """
 import warnings
-from contextlib import contextmanager
 from zipfile import ZipFile
 
 import torch
@@ -86,10 +85,10 @@ def load(path):
     return content
 
 
-def newest(*paths):
-    """The content of the first of these checkpoints that is there and whole.
+def load_first_valid(*paths):
+    """Return the content of the first of these checkpoints that is there and whole.
 
-    What is passed over is said.  ValueError if there is none.
+    A damaged one that is passed over is reported.  ValueError if none is left.
     """
     there = [path for path in paths if path.exists()] or paths[:1]
     for path, next_one in zip(there, there[1:]):
@@ -100,25 +99,9 @@ def newest(*paths):
     return load(there[-1])
 
 
-def best(out):
-    """The content of the checkpoint that is evaluated: the best, or else the last."""
-    return newest(*(out / name for name in ("best.pt", "checkpoint.pt", "previous.pt")))
-
-
-@contextmanager
-def believed(content):
-    """A block that takes a checkpoint's content for what train.py saves.
-
-    ValueError, one sentence for all that can go wrong then: somebody else has made the file.
-    """
-    try:
-        yield
-    except torch.OutOfMemoryError:  # says nothing about the file
-        raise
-    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"{content.path} does not hold what train.py saves: "
-                         f"{type(error).__name__} {reason}") from None
+def to_evaluate(out):
+    """Return the content of the checkpoint that is evaluated: the best, or else the last."""
+    return load_first_valid(*(out / f"{name}.pt" for name in ("best", "checkpoint", "previous")))
 
 
 # ---- random numbers -----------------------------------------------------------------------------
@@ -145,44 +128,18 @@ def set_random_state(content, seed):
 
 # ---- one run in a folder ------------------------------------------------------------------------
 
-class Lock:
-    """Keeps other runs out of a folder until it is closed or the process ends, however that ends.
-
-        with Lock(folder) as lock:
-            lock.take()         ValueError if another process holds it
+def lock(folder):
+    """Keep other runs out of a folder -> the open file that does so until it is closed, or the
+    process ends.  ValueError if another run holds it.
     """
-
-    def __init__(self, folder):
-        self.folder, self.file = folder, None
-
-    def take(self):
-        """Lock the folder, which exists, if that is not done yet -> what the last owner signed."""
-        if self.file is None:
-            self.file = open(self.folder / "lock", "a+")
-            try:
-                if fcntl:
-                    fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"{self.folder} belongs to a run that is going on ({self.read()}):"
-                                 " wait for its end, or name another folder with --out") from None
-            except OSError as error:  # a network file system that knows no locks
-                print(f"{self.folder} cannot be locked ({error}): let no other run use it")
-        return self.read()
-
-    def read(self):
-        """What the last owner signed."""
-        self.file.seek(0)
-        return self.file.read()
-
-    def sign(self, name):
-        """Say whose folder it is, for those who find it locked."""
-        self.file.truncate(0)
-        self.file.write(name)
-        self.file.flush()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        if self.file:
-            self.file.close()
+    file = open(folder / "lock", "a")
+    try:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ValueError(f"{folder} belongs to a run that is going on: wait for its end, or name "
+                         "another folder with --out") from None
+    except OSError as error:  # a network file system that knows no locks
+        print(f"{folder} cannot be locked ({error}): let no other run use it")
+    return file

@@ -1,13 +1,9 @@
 """What a run will take: bytes, floating-point operations, hours; before it is started."""
 import math
-import os
-from contextlib import contextmanager
-
-import torch
 
 from support.corpora import load
 from support.download import SOURCES
-from training import presets, ranks
+from training import presets
 from training.flags import for_vocabulary, settings
 
 
@@ -111,44 +107,3 @@ def report(flags, device):
     else:
         print("hours            for an estimate add --tokens-per-second SPEED")
     return 0
-
-
-def check_weights_fit(parameters):
-    """ValueError if weights, gradients and moments are more than the memory of this machine."""
-    if hasattr(os, "sysconf"):
-        room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if 16 * parameters > room:
-            raise ValueError(f"a model of {parameters:,} parameters takes "
-                             f"{16 * parameters / 1e9:,.0f} GB, more than this machine has; "
-                             "--dry-run says how much of what")
-
-
-@contextmanager
-def what_would_fit(config, model, run):
-    """If the block, a training step, is out of memory: ValueError with what takes less."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise ValueError(too_large(config, model, run)) from None
-
-
-def too_large(config, model, run):
-    """What to say when a training step does not fit into the memory of a GPU."""
-    device, parameters = model.u.device, sum(p.numel() for p in model.parameters())
-    B = run.batch // ranks.COUNT
-    size = min(run.micro_batch or B, B)
-    room = torch.cuda.get_device_properties(device).total_memory if model.u.is_cuda else 0
-
-    def gigabytes(n):
-        at_a_time = n if n < B or ranks.COUNT > 1 else 0  # ranks keep their gradients
-        needs = bytes_of_run(config, parameters, B, run.segment, run.dtype, at_a_time,
-                             run.optimizer)
-        return sum(needs.values()) / 1e9
-
-    said = (f"out of memory with {size} lanes at a time, which need about {gigabytes(size):.1f} "
-            "GB; ")
-    if size == 1:
-        return said + "a shorter --segment or a smaller model may fit"
-    fits = [n for n in range(1, size) if gigabytes(n) < 0.9e-9 * room] or [max(1, size // 2)]
-    return said + (f"--micro-batch {fits[-1]} needs about {gigabytes(fits[-1]):.1f} GB and gives "
-                   "the same result, up to the draws of dropout")

@@ -33,7 +33,6 @@ class Flags:
     temperature: float = setting(1.0, "below 1 sharper, above 1 wilder")
     dry_run: bool = setting(False, "print what the run will take, and stop")
     tokens_per_second: float = setting(None, "the speed that --dry-run counts with")
-    compile: bool = setting(False, "compile the training step (torch.compile): for a GPU")
     typed: dict = field(default_factory=dict)  # {setting: value}, of those on the command line
 
     def __post_init__(self):
@@ -48,6 +47,8 @@ class Flags:
             raise ValueError(f"--tokens-per-second must be above 0, got {self.tokens_per_second}")
 
 
+ROOT = Path(__file__).resolve().parent.parent  # of train.py
+PRETRAINED = ROOT / "pretrained"  # the model that comes with the course, see the README there
 SIZES = {  # of lesson 5's Config; its other fields the corpus or the evaluation decides
     "n_layer": "layers N",
     "d_model": "model width D",
@@ -169,6 +170,44 @@ def for_vocabulary(config, V, flags):
                    cutoffs=config.cutoffs if "cutoffs" in flags.typed else fits)
 
 
+def say_what_a_gpu_trains(flags, device):
+    """Without a GPU a benchmark's name alone trains a small model: say so."""
+    name = flags.typed.get("dataset")
+    large, small = presets.DATASETS.get(name, (None, None))
+    if device == "cpu" and large != small and not flags.model:
+        run = presets.RUNS[large]
+        print(f"no GPU here: training the small model {small!r} on {name}; {large!r} takes one, "
+              f"for {run.steps:,} steps of {run.batch} x {run.segment} tokens (--model {large} "
+              "forces it)")
+
+
+def folder_of(flags, name, run):
+    """Return the folder of a run: --out, or runs/DATASET-MODEL beside train.py."""
+    text = Path(run.text).stem if run.text else run.dataset
+    return Path(flags.out or ROOT / "runs" / f"{text}-{name}")
+
+
+def folder_to_use(flags, name, run):
+    """Return the folder to evaluate or sample: pretrained/ if none is named and none was trained.
+    """
+    path = folder_of(flags, name, run)
+    named = flags.out or flags.model or flags.typed.keys() & {"dataset", "text"}
+    if named or any(path.glob("*.pt")):
+        return path
+    print("there is no run of yours yet, so this is the model that comes with the course")
+    return PRETRAINED
+
+
+def resumed_settings(flags, saved):
+    """Return name, Config and Run of a checkpoint to resume.  ValueError if other ones were typed.
+    """
+    # a text may have moved: that it is the same is seen when it is read
+    free = flags.typed.keys() & {"micro_batch", "save_minutes", "text"}
+    check_agreement(flags, saved, "--resume", free)
+    run = replace(presets.Run(**saved["run"]), **{key: flags.typed[key] for key in free})
+    return saved["name"], presets.Config(**saved["config"]), run
+
+
 def check_agreement(flags, saved, act, free=()):
     """ValueError if a setting that was typed, and is not free, differs from the checkpoint's."""
     there = saved["config"] | saved["run"] | {"model": saved["name"]}
@@ -223,8 +262,8 @@ def exit_status(program, act, *arguments):
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate" in str(error):
             # the last is what torch says on a CPU: can't allocate memory
             return failed(program, "out of memory: a smaller model, --batch, --segment, "
-                          "--eval-segment or --eval-mem-len takes less; --dry-run says what "
-                          "training takes")
+                          "--eval-segment or --eval-mem-len takes less, --micro-batch less for the "
+                          "same steps; --dry-run says what training takes")
         if ranks.lost(error):
             return failed(program, "another rank has ended, so this one ends, too")
         raise

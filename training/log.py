@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from training import presets, ranks
+from training import fast, ranks
 from training.checkpoint import write
 from support.corpora import compressed_bits, decode
 
@@ -51,18 +51,19 @@ class Log:
     writes.
     """
 
-    def __init__(self, lines=0, total=0.0, count=0, largest=0.0):
-        self.lines = lines  # of metrics.tsv
+    def __init__(self, total=0.0, count=0, largest=0.0):
         self.total, self.count, self.largest = total, count, largest  # losses since the last line
         self.file = None
 
     def state(self):
-        """What a checkpoint keeps of it."""
-        return {"lines": self.lines, "total": self.total, "count": self.count,
-                "largest": self.largest}
+        """Return what a checkpoint keeps of it."""
+        return {"total": self.total, "count": self.count, "largest": self.largest}
 
     def open(self, job):
-        """A new file, or cut back to the lines that a checkpoint knows.  Says what is trained."""
+        """Begin the file, or cut it back to what a checkpoint knows.  Says what is trained.
+
+        A validation at the checkpoint's own step is kept only if the checkpoint knows its loss.
+        """
         state, self.unit, self.said = job.state, job.corpus.unit, time.monotonic()
         path = job.path / "metrics.tsv"
         parameters = sum(p.numel() for p in job.model.parameters())
@@ -72,19 +73,17 @@ class Log:
         if ranks.RANK:
             self.file = open(os.devnull, "w")
             return
-        text = circumstances(parameters, job) + "\t".join(COLUMNS) + "\n"
-        if self.lines and path.exists():
-            old = path.read_text().splitlines(keepends=True)
-            head = [line for line in old if not line[0].isdigit()]
-            text = "".join(head + [line for line in old if line[0].isdigit()][: self.lines])
-        write(path, lambda file: file.write(text))
+        lines = [circumstances(parameters, job) + "\t".join(COLUMNS) + "\n"]
+        if state.step and path.exists():
+            lines = [line for line in path.read_text().splitlines(keepends=True)
+                     if line.endswith("\n") and is_known(line, state)]
+        write(path, lambda file: file.writelines(lines))
         self.file = open(path, "a", buffering=1)
 
     def line(self, state, **values):
         """Write one line; a column without a value stays empty."""
         values |= {"step": state.step, "tokens": state.tokens, "seconds": f"{state.seconds:.1f}"}
         print(*(values.get(name, "") for name in COLUMNS), sep="\t", file=self.file)
-        self.lines += 1
 
     def validation(self, state, loss):
         """A validation loss, in nats: in the file and on the terminal."""
@@ -124,6 +123,13 @@ class Log:
         self.file.close()
 
 
+def is_known(line, state):
+    """Return whether a checkpoint of this state knows a line of metrics.tsv; it does the head."""
+    step, is_validation = line.partition("\t")[0], not line.endswith("\t\n")
+    is_saved = not is_validation or state.evaluated == state.step  # else it is made again
+    return not step.isdigit() or int(step) < state.step + is_saved
+
+
 def read_metrics(path):
     """The lines of a metrics.tsv -> [{column: text, empty where it has no value}]."""
     return [dict(zip(COLUMNS, line.rstrip("\n").split("\t")))
@@ -159,24 +165,14 @@ def circumstances(parameters, job):
     here = Path(__file__).resolve().parent
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, text=True,
                             capture_output=True).stdout.strip() if which("git") else ""
-    hardware = torch.cuda.get_device_name() if job.model.u.is_cuda else (
+    hardware = torch.cuda.get_device_name() if job.device.type == "cuda" else (
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads")
-    command = " ".join(" ".join(["python train.py", *sys.argv[1:]]).split())  # in one line
+    command = " ".join(" ".join(["python", *sys.argv]).split())  # in one line
+    is_fast = any(isinstance(part, fast.Attention) for part in job.model.modules())
     return (f"# {command}\n# commit {commit or 'unknown'}, Python {platform.python_version()}, "
-            f"torch {torch.__version__}, {job.model.u.device.type}: {hardware}\n"
+            f"torch {torch.__version__}, {job.device.type}: {hardware}\n"
             f"# {parameters:,} parameters, {job.corpus.name}; the model runs "
-            f"{'as lesson 5 has it' if job.reader is job.model else 'as training/fast.py has it'}\n")
-
-
-def say_what_a_gpu_trains(flags, device):
-    """Without a GPU a benchmark's name alone trains a small model: say so."""
-    name = flags.typed.get("dataset")
-    large, small = presets.DATASETS.get(name, (None, None))
-    if device == "cpu" and large != small and not flags.model:
-        run = presets.RUNS[large]
-        print(f"no GPU here: training the small model {small!r} on {name}; {large!r} takes one, "
-              f"for {run.steps:,} steps of {run.batch} x {run.segment} tokens (--model {large} "
-              "forces it)")
+            f"{'as training/fast.py has it' if is_fast else 'as lesson 5 has it'}\n")
 
 
 def report(out, run, corpus, prompt, sample):

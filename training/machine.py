@@ -1,15 +1,13 @@
 """What the machine is good at: its device, its dtype, its compiler."""
-import copy
 import ctypes
 import sys
 import time
+import timeit
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
 from training import ranks
-from training.optimizers import optimizer_of
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
@@ -48,30 +46,25 @@ def tune(device):
         library.mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
-def choose_dtype(step, model, run, x, y):
-    """What run.dtype asks for; if that is auto, bf16 on a GPU that has it, and on a CPU the faster
-    of bf16 and float32, measured.
+def choose_dtype(run, config, device):
+    """Return the dtype that run.dtype asks for; if that is auto, bf16 where it pays: on a GPU that
+    has it, and on a CPU that makes a product of the model's size clearly faster in it.
 
-    step is train.py's train_step; it trains copies of the model on x, y (B, T).
+    A step is more than products, so these must be 1.5 times as fast.
     """
     if run.dtype != "auto":
         return run.dtype
-    if x.is_cuda:
+    if device == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "float32"
-    times = {}
-    with torch.random.fork_rng(devices=[]):  # what the trial draws, the run must not miss
-        for dtype in ("float32", "bf16"):
-            trial, seconds, memory = copy.deepcopy(model), [], None
-            optimizer = optimizer_of(trial, run)
-            for _ in range(5):
-                start = time.perf_counter()
-                memory = step(trial, optimizer, x, y, memory, replace(run, dtype=dtype))[2]
-                seconds.append(time.perf_counter() - start)
-            times[dtype] = min(seconds[2:])  # the first two fill the memory
-    slower, faster = sorted(times, key=times.get, reverse=True)
-    ratio = times[slower] / times[faster]
-    print(f"dtype: {faster}, measured {ratio:.1f} times as fast as {slower} here")
-    return faster
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        h = torch.ones(min(2048, run.batch * run.segment), config.d_model, dtype=dtype)
+        W_1 = torch.ones(config.d_model, config.d_inner, dtype=dtype)
+        seconds[dtype] = min(timeit.repeat(lambda: h @ W_1, number=1, repeat=10))
+    ratio = seconds[torch.float32] / seconds[torch.bfloat16]
+    dtype = "bf16" if ratio >= 1.5 else "float32"
+    print(f"dtype: {dtype}, as a product in bf16 is {ratio:.1f} times as fast as in float32 here")
+    return dtype
 
 
 def compiled(model, context, x, y, mode="default"):

@@ -59,6 +59,7 @@ class Run:
     dtype: str = setting("auto", "dtype of matrix products; auto is measured",
                          ("auto", "float32", "bf16"))
     plain: bool = setting(False, "the model as lesson 5 has it, without training/fast.py")
+    compile: bool = setting(False, "compile the training step (torch.compile): for a GPU")
 
     def __post_init__(self):
         validate.types(self)

@@ -18,11 +18,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-RANK, COUNT = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+COUNT = int(os.environ.get("WORLD_SIZE", 1))
+RANK = int(os.environ.get("RANK", 0)) if COUNT > 1 else 0
+launch = None  # torchrun's store, the same for all its restarts
 
 
 def join(device):
     """Meet the other ranks; only the first prints from here on.  ValueError if they do not come."""
+    global launch
     if COUNT > 1:
         if device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -30,8 +33,9 @@ def join(device):
         try:
             # torchrun keeps one store of addresses for all its restarts, and there a rank would
             # find those of ranks that are dead: so each restart has a part of its own
-            store, *_ = next(dist.rendezvous("env://", timeout=patience))
-            store = dist.PrefixStore(f"start {restarts()}", store)
+            launch, *_ = next(dist.rendezvous("env://", timeout=patience))
+            restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+            store = dist.PrefixStore(f"start {restarts}", launch)
             store.set(f"rank {RANK} is here", "")
             store.wait([f"rank {other} is here" for other in range(COUNT)], patience)
             # later they wait longer, as when the first fetches a corpus; if one ends, torchrun
@@ -75,16 +79,15 @@ def lost(error):
     return COUNT > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
 
 
-def launch():
-    """The process number of torchrun, and what it calls itself: the same after a restart of its
-    ranks, another for another torchrun.
-    """
-    return f"{os.getppid()}-{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+def note_begin():
+    """Note for the restarts of this torchrun that its run has begun, and was not refused."""
+    if launch and RANK == 0:
+        launch.set("the run has begun", "")
 
 
-def restarts():
-    """How often torchrun has started the ranks again after one had failed (--max-restarts)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+def is_own_restart():
+    """Return whether an earlier start by this torchrun (--max-restarts) has begun the run."""
+    return launch is not None and launch.check(["the run has begun"])
 
 
 def my_lanes(B):

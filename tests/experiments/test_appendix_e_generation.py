@@ -90,7 +90,7 @@ def test_prompts_and_true_continuations_are_of_test(run_folder, tmp_path):
 
 def test_logits_that_overflow_are_one_line(run_folder, tmp_path, capsys):
     """Finite weights can make infinite logits, from which torch samples nothing."""
-    content = dict(checkpoint.best(run_folder))
+    content = dict(checkpoint.to_evaluate(run_folder))
     content["model"]["embedding.weight"] *= 1e30
     checkpoint.save(tmp_path / "huge.pt", content)
     assert generation.main(["--checkpoint", str(tmp_path / "huge.pt"), "--out", str(tmp_path),

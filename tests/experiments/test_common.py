@@ -4,7 +4,6 @@
 """
 from dataclasses import replace
 from importlib import import_module
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,67 +25,51 @@ def text(n, separator=None):
 
 # ---- training -----------------------------------------------------------------------------------
 
-def test_what_is_stopped_goes_on_to_the_bit(tmp_path, monkeypatch, our_own):
-    """Stopped a step after the last saving, in the second reading of the text, whose sentences are
-    shuffled anew.
-    """
-    corpus, step, clock = text(47, 3), common.train.train_step, SimpleNamespace(now=0.0)
-    monkeypatch.setattr(common.time, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(common, "print", lambda *_, **more: None, raising=False)
+def test_what_is_stopped_goes_on_to_the_bit(tmp_path, monkeypatch):
+    """Killed in the second reading of the text, whose sentences are shuffled anew."""
+    corpus, step = text(47, 3), common.train.train_step
 
     def fit(path, stop=99):
         calls = []
 
         def counted(*arguments):
             if len(calls) == stop:
-                raise KeyboardInterrupt
+                raise RuntimeError("the machine is gone")
             calls.append(1)
-            clock.now += common.EVERY / 2.5  # so that every third step is saved
             return step(*arguments)
 
         monkeypatch.setattr(common.train, "train_step", counted)
-        torch.manual_seed(1)
-        model = common.fit(lesson_5.TransformerXL(CONFIG), corpus, RUN, path)
-        assert not model.training
-        return model.state_dict(), len(calls)
+        monkeypatch.setattr(common.train, "fraction_done", lambda run, state: (
+            setattr(state, "seconds", 25 * state.step), state.step / run.steps)[1])
+        job = common.fit(path, lambda: lesson_5.TransformerXL(CONFIG), corpus, RUN)
+        assert not job.model.training
+        return job.model.state_dict(), len(calls)
 
-    whole, _ = fit(tmp_path / "whole.pt")
-    with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path / "cut.pt", 7)
+    whole, _ = fit(tmp_path / "whole")
+    with pytest.raises(RuntimeError):
+        fit(tmp_path / "cut", 7)  # a step takes 25 seconds, so every third one is saved
     for left in (2, 0):  # the second time it is finished
-        gone_on, steps = fit(tmp_path / "cut.pt")
+        gone_on, steps = fit(tmp_path / "cut")
         assert steps == left and all(whole[name].equal(z) for name, z in gone_on.items())
 
 
-def test_another_run_or_a_damaged_one_is_not_taken(tmp_path):
-    """Other steps, seed, model, or a text that has changed; half a file."""
-    path, corpus, run = tmp_path / "m.pt", text(60), replace(RUN, steps=1)
+def test_another_run_is_not_taken(tmp_path):
+    """Other steps, seed, model, or a text that has changed."""
+    path, corpus, run = tmp_path / "m", text(60), replace(RUN, steps=1)
 
     def fit(config=CONFIG, corpus=corpus, run=run, half_loss=False):
-        model = table6.AblationModel(config, 5, "ours", half_loss)
-        common.fit(model, corpus, run, path)
+        common.fit(path, lambda: table6.AblationModel(config, 5, "ours", half_loss), corpus, run)
 
     fit()
     for other in ({"config": replace(CONFIG, d_inner=9)}, {"run": replace(run, steps=2)},
                   {"run": replace(run, seed=5)}, {"corpus": text(60)}, {"half_loss": True}):
         with pytest.raises(ValueError, match="other settings.*name another folder"):
             fit(**other)
-    broken = path.read_bytes()[:900]
-    path.write_bytes(broken)
-    with pytest.raises(ValueError, match="damaged.*delete it"):
-        fit()
-    assert path.read_bytes() == broken
 
 
 def test_the_dtype_is_measured_once(tmp_path, monkeypatch):
-    """And noted, so that a folder holds models of one dtype; of two processes that measure at the
-    same time the second takes what the first has noted.
-    """
-    def choose(*_):
-        (tmp_path / "dtype").write_text("bf16")  # the other process was faster
-        return "float32"
-
-    monkeypatch.setattr(common.machine, "choose_dtype", choose)
+    """And noted, so that a folder holds models of one dtype."""
+    monkeypatch.setattr(common.machine, "choose_dtype", lambda *_: "bf16")
     model, auto = lesson_5.TransformerXL(CONFIG), replace(RUN, dtype="auto")
     assert common.choose_dtype(model, auto, tmp_path).dtype == "bf16"
     assert common.choose_dtype(model, RUN, tmp_path).dtype == "float32"  # as asked
@@ -157,7 +140,7 @@ def test_a_folder_is_locked_as_long_as_the_run_lives(tmp_path, monkeypatch):
     flags = common.make_flags("name", "about", ("tiny", "small", "paper"))
     given, _ = common.begin(flags.parse_args(["--dataset", "copies"]), "name")
     assert given.out == tmp_path / "name-small-copies"
-    with pytest.raises(ValueError, match="belongs to a run.*name.py"):
+    with pytest.raises(ValueError, match="belongs to a run that is going on"):
         common.begin(flags.parse_args(["--dataset", "copies"]), "name")
 
 

@@ -23,7 +23,7 @@ REFUSED = {
     "table8_recl": [(SMALL, "10 tokens, 202 are needed")],
     "table9_eval_speed": [("--lanes 0", "at least 1"), ("--what all", "invalid choice")],
     "table5_ptb": [
-        (PTB + "--epochs 0", "--epochs"), (PTB + "--what effects --only no-luck", "no-luck"),
+        (PTB + "--what effects --only no-luck", "no-luck"),
         (PTB + "--text a", "unrecognized"), (PTB + "--what effects --test", "--test is for")],
     "appendix_e_generation": [
         ("--checkpoint nowhere", "no checkpoint at nowhere"),

@@ -20,7 +20,7 @@ from support.progress import progress
 from training import fast, machine, presets, ranks
 from training.batches import Batches, SentenceLanes
 from training.flags import Flags
-from training.run import State
+from training.job import State
 
 train, lesson_1, lesson_3, lesson_5 = map(import_module, (
     "train", "01_vanilla_segments", "03_relative_attention", "05_full_model"))

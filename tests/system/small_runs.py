@@ -82,9 +82,11 @@ def failure(capsys, status):
 
 
 @contextmanager
-def at_call(number, act, where="train_step"):
-    """In the block: act() in the middle of the number-th call of a function of train.py."""
-    real, calls = getattr(train, where), count(1)
+def at_call(number, act, where="train_step", owner=train):
+    """In the block: act() in the middle of the number-th call of a function of train.py, or of
+    another owner.
+    """
+    real, calls = getattr(owner, where), count(1)
 
     def wrapped(*arguments, **options):
         if next(calls) == number:
@@ -92,7 +94,7 @@ def at_call(number, act, where="train_step"):
         return real(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, where, wrapped)
+        patch.setattr(owner, where, wrapped)
         yield
 
 

@@ -14,7 +14,7 @@ import torch
 from system.crash import differences
 from helpers import exit_status
 from training import checkpoint
-from training.run import Stop
+from training.job import Stop
 
 CONTENT = {"format": checkpoint.FORMAT, "weights": torch.arange(9.0), "step": 3}
 needs_locks = pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
@@ -132,15 +132,15 @@ def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path, monkeypatch, content
 def test_the_one_before_is_used_if_the_newest_is_not_there(paths, tmp_path, capsys):
     """Silently; if all are damaged, or none is there, it is an error.  best.pt has none before."""
     path, before = paths
-    assert [checkpoint.newest(*paths)["step"], checkpoint.load(before)["step"]] == [2, 1]
+    assert [checkpoint.load_first_valid(*paths)["step"], checkpoint.load(before)["step"]] == [2, 1]
     path.unlink()
-    assert checkpoint.newest(path, before).path == before and capsys.readouterr().out == ""
+    assert checkpoint.load_first_valid(path, before).path == before and capsys.readouterr().out == ""
     before.write_bytes(b"nothing")
     with pytest.raises(ValueError, match="previous.pt is damaged"):
-        checkpoint.newest(path, before)
+        checkpoint.load_first_valid(path, before)
     before.unlink()
     with pytest.raises(ValueError, match="no checkpoint at .*checkpoint.pt"):
-        checkpoint.newest(path, before)
+        checkpoint.load_first_valid(path, before)
     checkpoint.save(tmp_path / "best.pt", CONTENT)
     checkpoint.save(tmp_path / "best.pt", CONTENT)
     assert list(files(tmp_path)) == ["best.pt"]
@@ -151,30 +151,23 @@ def test_the_one_before_is_used_if_the_newest_is_not_there(paths, tmp_path, caps
 @needs_locks
 @needs_fork
 def test_a_second_run_is_refused_while_the_first_lives(tmp_path):
-    """And not after it, however it ended; who holds the folder is in the sentence."""
-    def refused():
-        with checkpoint.Lock(tmp_path) as other, pytest.raises(
-                ValueError, match=r"going on \(the night shift\): wait"):
-            other.take()
-
+    """And not after it, however it ended."""
     ready, tell = os.pipe()
     child = os.fork()
     if not child:
         try:
-            lock = checkpoint.Lock(tmp_path)
-            lock.take(), lock.sign("the night shift"), os.write(tell, b"!")
-            time.sleep(60)
+            file = checkpoint.lock(tmp_path)
+            os.write(tell, b"!"), time.sleep(60), file.close()
         finally:
             os._exit(99)
     try:
         assert os.read(ready, 1) == b"!"
-        refused()
+        with pytest.raises(ValueError, match="belongs to a run that is going on"):
+            checkpoint.lock(tmp_path)
     finally:
         os.kill(child, signal.SIGKILL)
         assert exit_status(child) == -signal.SIGKILL
-    with checkpoint.Lock(tmp_path) as lock:
-        assert lock.take() == lock.take() == "the night shift"  # taken twice by its owner: once
-        refused()
+    checkpoint.lock(tmp_path).close()
 
 
 # ---- signals ------------------------------------------------------------------------------------
@@ -184,32 +177,28 @@ def test_a_signal_waits_for_the_end_of_the_step(number):
     """It is asked for after each step; afterwards the handlers are as they were."""
     handlers = [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]
     with Stop() as stop:
-        assert not stop.asked()
+        assert not stop.requested()
         os.kill(os.getpid(), number)
         time.sleep(0.01)
-        assert stop.asked() and stop.number == number
+        assert stop.requested() and stop.number == number
     assert handlers == [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]
 
 
+@needs_fork
 @signals
-def test_a_signal_ends_an_evaluation_at_once(number):
-    """The run goes on after the block, where it is asked for the signal."""
-    reached = []
-    with Stop() as stop:
-        with stop.at_once():
-            os.kill(os.getpid(), number)
-            time.sleep(1)
-            reached.append("its end")
-        reached.append("what is after it")
-        assert stop.asked() and stop.number == number
-    assert reached == ["what is after it"]
-
-
-def test_an_error_goes_through():
-    """A KeyboardInterrupt that is no signal's, and any other error."""
-    for error in (KeyboardInterrupt, ValueError):
-        with pytest.raises(error), Stop() as stop, stop.at_once():
-            raise error
+def test_a_signal_after_the_last_question_is_not_lost(number):
+    """It ends the program as it would have without Stop."""
+    child = os.fork()
+    if not child:
+        try:
+            with Stop() as stop:
+                assert not stop.requested()
+                os.kill(os.getpid(), number)
+                time.sleep(0.01)
+            os._exit(99)
+        except KeyboardInterrupt:
+            os._exit(130)
+    assert exit_status(child) in (130, -number)
 
 
 @needs_fork

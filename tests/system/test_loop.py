@@ -16,7 +16,7 @@ import torch
 import torch.nn as nn
 
 from support import corpora
-from training import checkpoint, fast, log, presets, run as runs
+from training import checkpoint, fast, log, presets
 
 train = import_module("train")
 lesson_1 = import_module("01_vanilla_segments")
@@ -117,8 +117,8 @@ def test_the_loop_is_the_one_from_the_formulas_to_the_bit(our_own, unit, shown, 
         return found
 
     monkeypatch.setattr(train, "train_step", step)
-    monkeypatch.setattr(runs, "read_corpus", lambda *given: corpus)
-    monkeypatch.setattr(runs, "settings", lambda *given: ("tiny", TINY, run))
+    monkeypatch.setattr(train, "read_corpus", lambda *given: corpus)
+    monkeypatch.setattr(train, "settings", lambda *given: ("tiny", TINY, run))
     monkeypatch.setattr(log, "draw", lambda *given: None)
     assert train.main(["--out", str(tmp_path), "--device", "cpu", "--n-tokens", "5"]) == 0
     assert [found[:3] for found in seen] == steps

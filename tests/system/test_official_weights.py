@@ -231,7 +231,7 @@ def test_a_file_is_evaluated_and_refused_in_one_line(tmp_path, monkeypatch, caps
     assert official.main(argv) == 0
     reader, run = load(config, state), presets.RUNS["small"]
     nats = official.train.evaluate(reader.float(), official.read_corpus(
-        official.Flags(), run).test, run)
+        run, None).test, run)
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith(f"test {nats / math.log(2):.4f} bpc (")
     assert line.endswith("; published: 1.23 bpc")

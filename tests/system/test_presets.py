@@ -16,9 +16,9 @@ import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from support import corpora
-from training import estimate, log, machine, run as runs
+from training import estimate, log, machine, job as runs
 from training.flags import SIZES, Flags, for_vocabulary, settings
-from training.run import State
+from training.job import State
 from training import presets
 
 train = import_module("train")
@@ -261,19 +261,19 @@ def test_a_micro_batch_has_at_most_all_lanes(capsys):
 
 # ---- hardware -----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("faster", ["float32", "bf16"])
-def test_the_faster_number_type_is_chosen(faster, monkeypatch):
-    """By a clock that the trial steps move; what was asked for needs no trial."""
-    clock = [0.0]
+@pytest.mark.parametrize("ratio, dtype", [(1.4, "float32"), (1.6, "bf16")])
+def test_bf16_is_chosen_where_products_are_clearly_faster(ratio, dtype, monkeypatch):
+    """On a CPU one product of the model's size is timed; what was asked for is not."""
+    seen, config = [], presets.CONFIGS["tiny"]
 
-    def step(model, optimizer, x, y, memory, run):
-        clock[0] += 1 if run.dtype == faster else 2
-        return 0.0, 0.0, memory
+    def repeat(product, **options):
+        seen.append(product())
+        return [9.0, ratio if seen[-1].dtype == torch.float32 else 1.0, 9.0]
 
-    monkeypatch.setattr(machine.time, "perf_counter", lambda: clock[0])
-    x = torch.zeros(2, 3)
-    assert machine.choose_dtype(step, nn.Linear(2, 2), RUN, x, x) == faster
-    assert machine.choose_dtype(None, None, replace(RUN, dtype="bf16"), x, x) == "bf16"
+    monkeypatch.setattr(machine.timeit, "repeat", repeat)
+    assert machine.choose_dtype(replace(RUN, batch=3, segment=5), config, "cpu") == dtype
+    assert [z.shape for z in seen] == [(15, config.d_inner)] * 2
+    assert machine.choose_dtype(replace(RUN, dtype="bf16"), None, "cpu") == "bf16"
 
 
 def test_without_a_compiler_training_goes_on_with_one_line(monkeypatch, capsys):
@@ -298,10 +298,9 @@ def test_without_a_compiler_training_goes_on_with_one_line(monkeypatch, capsys):
 def job_of(path):
     """As much of a run as metrics.tsv needs."""
     model = nn.Linear(2, 3)
-    model.u = model.weight
     corpus = SimpleNamespace(unit="bpc", name="made up $1")
     return SimpleNamespace(
-        name="toy", path=path, model=model, reader=model, state=State(), corpus=corpus)
+        name="toy", path=path, model=model, device=model.weight.device, state=State(), corpus=corpus)
 
 
 def test_metrics_are_means_since_the_last_line(tmp_path, capsys):
@@ -313,7 +312,7 @@ def test_metrics_are_means_since_the_last_line(tmp_path, capsys):
     metrics.open(job)
     for step in range(40):
         loss = {1: 2.5, 12: 2.5, 14: math.nan}.get(step, 1.0)
-        job.state.count(x, math.isfinite(loss), 1.0)
+        job.state.record_step(x, math.isfinite(loss), 1.0)
         metrics.training(job.state, RUN, 0.01, loss, 0.5, step / 40)
     metrics.validation(job.state, 2.0)
     metrics.close()

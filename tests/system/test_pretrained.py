@@ -10,22 +10,22 @@ import pytest
 import torch
 
 from support import corpora
-from training import checkpoint, run as runs
+from training import checkpoint, flags, job
 from system.small_runs import again, failure, finished, no_curve_and_no_flush, small, text
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
-ROOT = runs.ROOT
+ROOT = flags.ROOT
 
 
 @pytest.fixture(scope="module")
 def saved():
-    return checkpoint.best(runs.PRETRAINED)
+    return checkpoint.to_evaluate(flags.PRETRAINED)
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A folder for the runs in which there is none yet."""
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    monkeypatch.setattr(flags, "ROOT", tmp_path)
     return tmp_path
 
 
@@ -36,7 +36,7 @@ def sample(*flags):
 # ---- what it is ---------------------------------------------------------------------------------
 
 def test_it_is_small_and_holds_weights_sizes_and_vocabulary(saved):
-    assert [path.name for path in runs.PRETRAINED.glob("*.pt")] == ["best.pt"]
+    assert [path.name for path in flags.PRETRAINED.glob("*.pt")] == ["best.pt"]
     assert saved.path.stat().st_size <= 4_000_000
     assert "optimizer" not in saved and saved["state"]["memory"] is None
     assert saved["run"]["text"] == "" and len(saved["vocab"]) == saved["config"]["vocab_size"]
@@ -44,14 +44,14 @@ def test_it_is_small_and_holds_weights_sizes_and_vocabulary(saved):
 
 def test_it_predicts_a_text_of_the_repository(saved):
     """Loaded strictly, float32: the licence costs what it cost when the model came in."""
-    model, run, _ = runs.restored(saved, "cpu")
+    model, run, _ = job.restored(saved, "cpu")
     tokens = corpora.encode((ROOT / "LICENSE").read_text(encoding="utf-8"), saved["vocab"])
     bits = train.evaluate(model, tokens, replace(run, dtype="float32")) / math.log(2)
     assert bits == pytest.approx(2.1030, abs=0.002)
 
 
 def test_the_readme_says_which_text_it_was_trained_on(saved):
-    said = (runs.PRETRAINED / "README.md").read_text(encoding="utf-8")
+    said = (flags.PRETRAINED / "README.md").read_text(encoding="utf-8")
     assert f"checksum {saved['text']}" in said and f"{saved['state']['step']:,} steps" in said
 
 
@@ -60,14 +60,14 @@ def test_the_readme_says_which_text_it_was_trained_on(saved):
 def test_it_speaks_where_there_is_no_run_yet(home, capsys):
     assert sample() == 0
     said = capsys.readouterr().out
-    assert "no run of yours" in said and str(runs.PRETRAINED) in said and "class " in said
+    assert "no run of yours" in said and str(flags.PRETRAINED) in said and "class " in said
 
 
 def test_a_run_of_ones_own_comes_first(home, small, capsys):
     (home / "runs").mkdir()
     small().rename(home / "runs" / "stdlib-laptop")
     assert train.main(["--sample", "a", "--n-tokens", "3", "--device", "cpu"]) == 0
-    assert str(runs.PRETRAINED) not in capsys.readouterr().out
+    assert str(flags.PRETRAINED) not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("named", ["--out nowhere", "--dataset stdlib", "--text LICENSE",
@@ -91,7 +91,7 @@ def another(vocab):
 def test_the_library_of_another_python_is_read_in_its_tokens(saved, home, capsys, monkeypatch):
     """The bytes stay what they are; it is said."""
     other = another(saved["vocab"])
-    monkeypatch.setattr(runs, "load", lambda *given, **options: other)
+    monkeypatch.setattr(job, "load", lambda *given, **options: other)
     seen = []
     monkeypatch.setattr(train, "evaluate", lambda model, tokens, *rest, **options: (
         seen.append(tokens), 1.0)[1])
@@ -107,7 +107,7 @@ def test_a_byte_that_it_never_met_is_named(saved):
 
 
 def test_a_run_does_not_go_on_with_another_library(saved, home, capsys, monkeypatch):
-    monkeypatch.setattr(runs, "load", lambda *given, **options: another(saved["vocab"]))
+    monkeypatch.setattr(job, "load", lambda *given, **options: another(saved["vocab"]))
     folder = home / "run"
     folder.mkdir()
     checkpoint.save(folder / "checkpoint.pt", dict(saved))

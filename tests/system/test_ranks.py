@@ -283,17 +283,22 @@ def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_resumed_on_as_many_ranks_to_the_bit(text, tmp_path, ranks=4):
-    """Dropout on: parameters, optimizer, every rank's random state, memory, metrics."""
+@pytest.mark.parametrize("count, how, statuses", [
+    (4, (6, 1), [143] * 4), (2, (0, 0, 2, "evaluate"), [1, 1])], ids=["a signal", "a validation"])
+def test_resumed_on_as_many_ranks_to_the_bit(count, how, statuses, text, tmp_path):
+    """Dropout on: parameters, optimizer, every rank's random state, memory, metrics; after a signal,
+    and after a validation that came to no end, in which no step is lost.
+    """
     argv = [*FLAGS, "--text", str(text), "--steps", "12", "--dropout", "0.2",
             "--optimizer", "muon"]
-    assert on_ranks(ranks, tmp_path, whole_run, [*argv, "--out", str(tmp_path / "whole")])[0] == (
-        [0] * ranks)
+    assert on_ranks(count, tmp_path, whole_run, [*argv, "--out", str(tmp_path / "whole")])[0] == (
+        [0] * count)
     broken = [*argv, "--out", str(tmp_path / "broken")]
-    assert on_ranks(ranks, tmp_path, whole_run, broken, 6, 1)[0] == [143] * ranks
-    assert on_ranks(ranks, tmp_path, whole_run, [*broken, "--resume"])[0] == [0] * ranks
-    assert not runs_differ(tmp_path / "whole", tmp_path / "broken")
+    assert on_ranks(count, tmp_path, whole_run, broken, *how)[0] == statuses
     content = checkpoint.load(tmp_path / "broken" / "checkpoint.pt")
+    assert content["state"]["step"] == (6 if how[0] else 8)
+    assert on_ranks(count, tmp_path, whole_run, [*broken, "--resume"])[0] == [0] * count
+    assert not runs_differ(tmp_path / "whole", tmp_path / "broken")
     assert differences(content["random"][0], content["random"][1]), "each rank draws its own"
 
 
@@ -321,7 +326,7 @@ from training import presets
 real, calls = train.train_step, [0]
 def step(*arguments):
     calls[0] += 1
-    if ranks.RANK == 1 and calls[0] == 9 and not ranks.restarts():
+    if ranks.RANK == 1 and calls[0] == 9 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments)
 train.train_step = step

@@ -15,7 +15,7 @@ import torch
 
 from system.crash import differences, runs_differ
 from helpers import wait_until
-from training import checkpoint, log, machine, run as runs
+from training import checkpoint, log, machine, job as runs
 from system.small_runs import (
     ROOT, TINY, WHOLE, again, at_call, crash, ctrl_c, failure, finished, last_line,
     no_curve_and_no_flush, run, saved, scripted, small, text)
@@ -106,33 +106,37 @@ def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, capsys, finishe
     assert not runs_differ(whole, out)
 
 
-def test_a_kill_between_a_line_of_metrics_and_its_checkpoint_doubles_nothing(
-        text, tmp_path, finished, monkeypatch):
-    """Stopped in a validation, gone on, and killed when its line is written, but not yet saved."""
+@pytest.mark.parametrize("owner, where, call, steps", [
+    (train, "evaluate", 2, "2 3 4 6"), (runs.Job, "save_best", 1, "2 3"),
+    (train, "train_step", 4, "2 3"), (runs.Job, "save", 3, "2 3 4 6 6 8"),
+    (runs.Job, "save", 4, "2 3 4 6 6 8 9")])
+def test_a_kill_in_or_after_a_validation_doubles_nothing(owner, where, call, steps, text, tmp_path,
+                                                         finished):
+    """In one, before best.pt, in the next step, before the next validation, at the end: on resuming
+    the validation of the checkpoint's step is made again, and its line is there once.
+    """
     out = tmp_path / "run"
-    with at_call(1, ctrl_c, "evaluate"):
-        assert run(text, out, *WHOLE) == 130
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="gone"):
-        patch.setattr(checkpoint, "save", crash)
-        again(out, "--resume")
-    assert [row["step"] for row in log.read_metrics(out / "metrics.tsv")] == ["2", "3"]
+    with at_call(call, crash, where, owner), pytest.raises(RuntimeError, match="gone"):
+        run(text, out, *WHOLE)
+    assert [row["step"] for row in log.read_metrics(out / "metrics.tsv")] == steps.split()
     assert again(out, "--resume") == 0
     assert not runs_differ(finished(*WHOLE)[0], out)
 
 
 @pytest.mark.parametrize("flags, wanted", [
-    (["--steps", "14", "--eval-every", "7"], [5, 7, 12, 14]),
-    (["--minutes", "33.6", "--eval-every", "99", "--save-minutes", "24"], [11, 14])])
+    (["--steps", "14", "--eval-every", "7"], [5, 7, 12, 14, 14]),
+    (["--minutes", "33.6", "--eval-every", "99", "--save-minutes", "24"], [11, 14, 14])])
 def test_a_run_is_saved_by_the_minutes_of_training(text, tmp_path, monkeypatch, flags, wanted):
-    """At least every ten, unless --save-minutes says otherwise; a validation begins them anew."""
-    steps, save, counted = [], runs.Job.save, runs.State.count
+    """At least every ten, unless --save-minutes says otherwise; a validation begins them anew, and
+    the last one is saved, too."""
+    steps, save, counted = [], runs.Job.save, runs.State.record_step
 
     def noted(job):
         steps.append(job.state.step)
         save(job)
 
     monkeypatch.setattr(runs.Job, "save", noted)
-    monkeypatch.setattr(runs.State, "count", lambda self, x, finite, seconds: counted(
+    monkeypatch.setattr(runs.State, "record_step", lambda self, x, finite, seconds: counted(
         self, x, finite, 60 * 2.4))  # a step takes 2.4 minutes
     monkeypatch.setattr(train, "train_step", scripted(*[1.0] * 14))
     monkeypatch.setattr(train, "evaluate", lambda *arguments: 1.0)
@@ -142,8 +146,8 @@ def test_a_run_is_saved_by_the_minutes_of_training(text, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("what", ["damaged", "killed"])
 def test_the_checkpoint_before_is_good_for_the_same_end(text, tmp_path, finished, capsys, what):
-    """If the newest is damaged, which is said, and it is kept; or a save was killed half-way: the
-    newest has moved already, and half files are left, which are swept away; a foreign one stays.
+    """If the newest is damaged, which is said; or a save was killed half-way: the newest has moved
+    already, and half a file is left, which the next save writes over.
     """
     out = tmp_path / "run"
     with at_call(8, ctrl_c):
@@ -153,14 +157,13 @@ def test_the_checkpoint_before_is_good_for_the_same_end(text, tmp_path, finished
         newest.write_bytes(newest.read_bytes()[:-30])
     else:
         newest.rename(out / "previous.pt")
-        for name in ("checkpoint.pt.part", "best.pt.part", "ubuntu.iso.part"):
+        for name in ("checkpoint.pt.part", "ubuntu.iso.part"):
             (out / name).write_bytes(b"half")
     capsys.readouterr()
     assert again(out, "--resume") == 0
     said = capsys.readouterr().out
     assert f"going on from step {6 if what == 'damaged' else 8}" in said
     assert ("checkpoint.pt is damaged" in said) == (what == "damaged")
-    assert (out / "damaged.pt").exists() == (what == "damaged")
     assert not runs_differ(finished(*WHOLE)[0], out)
     left = [path.name for path in out.glob("*.part")]
     assert left == (["ubuntu.iso.part"] if what == "killed" else [])
@@ -218,8 +221,8 @@ def test_ten_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys
     assert saved(tmp_path / "run")["step"] == 12 and saved(tmp_path / "run")["skipped"] == 8
 
 
-def test_out_of_memory_is_a_sentence_with_what_fits(text, small, tmp_path, monkeypatch, capsys):
-    """In a step a smaller micro-batch; else the general case."""
+def test_out_of_memory_is_a_sentence(text, small, tmp_path, monkeypatch, capsys):
+    """In a step and in an evaluation."""
     def step(*arguments):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -229,14 +232,14 @@ def test_out_of_memory_is_a_sentence_with_what_fits(text, small, tmp_path, monke
     out = small()
     monkeypatch.setattr(train, "train_step", step)
     monkeypatch.setattr(train, "evaluate", evaluate)
-    said = failure(capsys, run(text, tmp_path / "run", "--steps", "3"))
-    assert "out of memory with 4 lanes at a time" in said
-    assert "--micro-batch 2 needs about" in said
-    assert "out of memory: a smaller model" in failure(capsys, again(out, "--eval-only"))
+    for act in (lambda: run(text, tmp_path / "run", "--steps", "3"),
+                lambda: again(out, "--eval-only")):
+        assert "out of memory: a smaller model" in (said := failure(capsys, act()))
+        assert "--micro-batch" in said
 
 
-def test_trials_and_steps_see_the_micro_batch(text, tmp_path, monkeypatch):
-    """The run that needs it would not fit into memory otherwise, and another shape is compiled."""
+def test_what_is_compiled_sees_the_micro_batch_and_is_compiled_again(text, tmp_path, monkeypatch):
+    """Another shape would be another program; a resumed run is compiled without asking again."""
     seen, real = [], train.train_step
 
     def step(model, optimizer, x, y, memory, run):
@@ -244,13 +247,13 @@ def test_trials_and_steps_see_the_micro_batch(text, tmp_path, monkeypatch):
         return real(model, optimizer, x, y, memory, run)
 
     monkeypatch.setattr(train, "train_step", step)
-    monkeypatch.setattr(machine, "choose_dtype", lambda step, model, run, x, y: (
-        seen.append(x.shape), "float32")[1])
     monkeypatch.setattr(machine, "compiled", lambda model, context, x, y: (
         seen.append(y.shape), model)[1])
-    flags = ["--dtype", "auto", "--micro-batch", "3", "--compile", "--steps", "1"]
+    flags = ["--micro-batch", "3", "--compile", "--steps", "1"]
     assert run(text, tmp_path / "run", *flags) == 0
-    assert seen == [(3, 8), (3, 8), 3]
+    assert seen == [(3, 8), 3]
+    assert again(tmp_path / "run", "--resume") == 0
+    assert seen == [(3, 8), 3, (3, 8)]
 
 
 # ---- torch.compile, a GPU -----------------------------------------------------------------------

@@ -3,17 +3,19 @@
 The paper's presets stand in test_presets.py.
 """
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from support import corpora
-from training import checkpoint, estimate, fast, log, presets, ranks, run as runs
+from training import checkpoint, fast, log, presets, job as runs
 from training.flags import Flags
-from training.run import State
+from training.job import State
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 
@@ -100,26 +102,6 @@ def test_compressors_read_the_test_split(monkeypatch, capsys, tmp_path):
     assert "zlib 7.0000" in said and "\nab>>>b\n" in said
 
 
-@pytest.mark.parametrize("count, batch, room, said", [
-    (1, 44, 3.0, "with 44 lanes at a time, which need about 5.9 GB; --micro-batch 18 needs"),
-    (2, 88, 3.0, "with 44 lanes at a time"), (1, 44, 0.1, "--micro-batch 22 needs")])
-def test_what_would_fit_by_hand(count, batch, room, said, monkeypatch):
-    """A GPU with so many GB, of which nine tenths may be used; lanes take 1/8 GB, the rest 0.4."""
-    def needs(config, parameters, B, segment, dtype, at_a_time, optimizer):
-        assert B == 44
-        return {"weights": 0.4e9, "lanes": (at_a_time or B) / 8 * 1e9}
-    monkeypatch.setattr(estimate, "bytes_of_run", needs)
-    monkeypatch.setattr(ranks, "COUNT", count)
-    monkeypatch.setattr(torch.cuda, "get_device_properties",
-                        lambda device: SimpleNamespace(total_memory=room * 1e9))
-    weight = SimpleNamespace(numel=lambda: 9)
-    model = SimpleNamespace(u=SimpleNamespace(is_cuda=True, device="cuda"),
-                            parameters=lambda: [weight])
-    run = presets.Run(steps=1, batch=batch)
-    assert said in (found := estimate.too_large(None, model, run)), found
-    assert "a shorter --segment" in estimate.too_large(None, model, replace(run, micro_batch=1))
-
-
 # ---- how a run begins, and what it calls --------------------------------------------------------
 
 @pytest.fixture
@@ -132,6 +114,12 @@ def notes(tmp_path):
 def flags_of(notes, **more):
     return Flags(model="tiny", out=str(notes.parent / "run"), device="cpu", n_tokens=2,
                  typed={"text": str(notes), "steps": 3, "dtype": "float32", "segment": 8} | more)
+
+
+def opened(flags):
+    """The job that train.py opens."""
+    path = Path(flags.out)
+    return runs.open_job(path, partial(train.make_job, flags, "cpu", path), flags.resume)
 
 
 def test_a_run_says_what_is_done_and_continues_the_test_split(notes, monkeypatch):
@@ -162,22 +150,13 @@ def test_the_seed_is_set_before_the_weights_are_drawn(notes):
     found = []
     for _ in "ab":
         torch.manual_seed(len(found))
-        with runs.opened(flags_of(notes), torch.device("cpu"), None) as job:
+        with opened(flags_of(notes)) as job:
             found.append(job.model.u.clone())
     assert found[0].equal(found[1])
 
 
-def test_the_folder_is_looked_at_again_under_the_lock(notes, monkeypatch):
-    """Another run may have begun there since."""
-    looked, real = [], runs.choose_checkpoint
-    monkeypatch.setattr(runs, "choose_checkpoint", lambda path, lock, resume: (
-        looked.append(lock.file is not None), real(path, lock, resume))[1])
-    with runs.opened(flags_of(notes), torch.device("cpu"), None):
-        assert looked == [False, True]
-
-
 def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_them(notes, monkeypatch):
-    with runs.opened(flags_of(notes), torch.device("cpu"), None) as job:
+    with opened(flags_of(notes)) as job:
         order = []
         monkeypatch.setattr(job.log, "flush", lambda: order.append("lines"))
         monkeypatch.setattr(checkpoint, "save", lambda path, *_: order.append(path.name))
@@ -188,9 +167,9 @@ def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_them(notes, mon
 def test_a_resumed_run_is_saved_so_many_minutes_after_it_began(notes, monkeypatch):
     monkeypatch.setattr(log, "draw", lambda *given: None)
     flags = flags_of(notes)
-    with runs.opened(flags, torch.device("cpu"), train.train_step) as job:
+    with opened(flags) as job:
         job.state.seconds = 1000.0
         job.save()
-    flags = Flags(out=flags.out, resume=True)
-    with runs.opened(flags, torch.device("cpu"), train.train_step) as job:
+    flags = Flags(out=flags.out, resume=True, device="cpu")
+    with opened(flags) as job:
         assert job.saved_at == job.state.seconds == 1000.0 and math.isinf(job.state.best)

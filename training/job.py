@@ -1,0 +1,246 @@
+"""One run, of train.py or of an experiment: what is trained, how far it is, and its folder.
+
+    with open_job(path, make, resume) as job:           a new run, or the one in the folder
+        job.model, job.optimizer, job.batches, ...      all that the loop works with
+        job.save()                                      a resumed run continues from here
+
+Stop, at the end, lets Ctrl-C and SIGTERM end a run between two steps.
+"""
+import math
+import os
+import signal
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from support.corpora import checksum, load, with_vocabulary
+from training import checkpoint, machine, presets, ranks
+from training.batches import Batches
+from training.log import Log
+from training.optimizers import optimizer_of
+
+lesson_5 = import_module("05_full_model")
+ROOT = Path(__file__).resolve().parent.parent  # of train.py
+
+
+@dataclass
+class State:
+    """The progress of a training, except the place in the text, which the Batches know."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # of training, without evaluations
+    memory: list = None  # N tensors (B, m, D), of this rank's lanes
+    skipped: int = 0  # steps whose loss or gradient was not finite
+    skipped_in_a_row: int = 0
+    best: float = math.inf  # lowest validation loss so far, in nats
+    evaluated: int = 0  # the step of the last validation
+    tenths: int = 0  # of the run that were done then
+
+    def record_step(self, x, finite, seconds):
+        """Add one step, on x (B, T)."""
+        self.step += 1
+        self.tokens += x.numel() * ranks.COUNT
+        (self.seconds,) = ranks.largest(self.seconds + seconds)
+        self.skipped += not finite
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+
+    def stop_if_never_finite(self):
+        """Raise ValueError after ten steps in a row that were not finite."""
+        if self.skipped_in_a_row == 10:
+            raise ValueError(f"ten steps in a row, up to step {self.step}, had a loss or gradient "
+                             "that is not finite, so training stops; none of them has reached the "
+                             "weights, nor those saved. Begin anew with smaller --lr and "
+                             "--muon-lr, and another --out")
+
+
+# ---- text, folder, checkpoint -------------------------------------------------------------------
+
+def read_corpus(run, data_dir="", saved=None, similar=False):
+    """Return the run's corpus.  ValueError if it is not the one that a checkpoint was trained on.
+
+    `similar`: the library of another Python will also do, read in the checkpoint's tokens.
+    """
+    with ranks.first_alone():  # it may fetch and unpack
+        corpus = load(run.text or run.dataset, drop_newlines=run.drop_newlines,
+                      root=data_dir or ROOT / "data")
+    if saved and (saved["vocab"], saved["text"]) != (corpus.vocab, checksum(corpus)):
+        if similar and run.dataset == "stdlib" and not run.text:
+            print(f"{corpus.name} is the library of another Python than the model was trained on; "
+                  "a file that stands in both is in the same split of both")
+            return with_vocabulary(corpus, saved["vocab"])
+        raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it "
+                         f"has changed since ({len(saved['vocab'])} symbols then, "
+                         f"{len(corpus.vocab)} now); put the old one back, or train anew "
+                         "in another folder")
+    return corpus
+
+
+def find_checkpoint(path, resume):
+    """Return the content of the checkpoint to continue from; None for a new run.
+
+    A run of this torchrun, whose ranks have been restarted, also continues.  ValueError if a new
+    run would overwrite one, or if there is none to resume.
+    """
+    last, before, has_run = path / "checkpoint.pt", path / "previous.pt", any(path.glob("*.pt"))
+    if not resume and not (has_run and ranks.is_own_restart()):
+        if has_run:
+            raise ValueError(f"{path} holds a run already: add --resume to go on with it, "
+                             "or keep it and name another folder with --out")
+        return None
+    saved = checkpoint.load_first_valid(last, before)
+    if saved.path == before:
+        last.unlink(missing_ok=True)  # damaged: the next save must not make it the one before
+    return saved
+
+
+@contextmanager
+def open_job(path, make, resume=False):
+    """Yield the job in the folder `path`, new or continued; the folder is locked until the end.
+
+    make(saved) builds the Job from a checkpoint's content or, if that is None, a new one.
+    """
+    with ExitStack() as stack:
+        saved = None
+        if ranks.RANK == 0:
+            if path.is_dir():
+                stack.enter_context(checkpoint.lock(path))
+            saved = find_checkpoint(path, resume)
+        chosen = ranks.first(saved and saved.path)  # by rank 0; the others read the same
+        if chosen and saved is None:
+            saved = checkpoint.load(chosen)
+        job = make(saved)
+        if ranks.RANK == 0 and not path.is_dir():  # a run that was refused leaves no folder
+            path.mkdir(parents=True)  # FileExistsError if another run was faster
+            stack.enter_context(checkpoint.lock(path))
+        ranks.note_begin()
+        job.begin(saved)
+        stack.callback(job.log.close)
+        yield job
+
+
+# ---- the run ------------------------------------------------------------------------------------
+
+class Job:
+    """All that a run consists of.
+
+    path, name             the folder, what the model is called
+    model, run, corpus     the model, the settings of its training, the text
+    reader                 what evaluates, such as fast.py's Reader; None: nothing is validated
+    batches                the place in the text
+    learner                the model as train_step gets it: compiled, or one of several ranks
+    optimizer, state, log  what else changes with each step
+    """
+
+    def __init__(self, path, name, model, run, corpus, optimizer=None, reader=None):
+        self.path, self.name, self.model, self.run, self.corpus = path, name, model, run, corpus
+        self.optimizer = optimizer or optimizer_of(model, run)
+        self.reader = reader
+        self.device = next(model.parameters()).device
+        self.state, self.log, self.saved_at, self.on_disk = State(), Log(), 0.0, None
+        self.fixed_content = {  # of the checkpoints
+            "format": checkpoint.FORMAT, "name": name, "config": asdict(model.config),
+            "run": asdict(run), "vocab": corpus.vocab, "text": checksum(corpus)}
+        machine.tune(self.device.type)
+
+    def begin(self, saved=None):
+        """Prepare the first step of a new run, or the next one of a checkpoint, bit for bit."""
+        mine, place = ranks.my_lanes(self.run.batch), saved["batches"] if saved else {}
+        self.batches = Batches(self.corpus, self.run, self.device, **place)
+        if saved:
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.state, self.log = State(**saved["state"]), Log(**saved["log"])
+            memory = self.state.memory
+            self.state.memory = memory and [past[mine].to(self.device) for past in memory]
+            checkpoint.set_random_state(saved, self.run.seed + self.state.step)
+            self.saved_at, self.on_disk = self.state.seconds, self.progress()
+        else:
+            ranks.draw_differently(self.run.seed)  # to each rank its own dropout
+        x, y = self.batches.segment(0)
+        part = slice(self.run.micro_batch or len(x))  # what goes through the model at a time
+        self.learner = ranks.parallel(self.model, x[part], y[part])
+        if self.run.compile:
+            context = machine.autocast(self.run, self.device.type)
+            self.learner = machine.compiled(self.learner, context, x[part], y[part])
+        self.log.open(self)
+
+    def progress(self):
+        """Return what differs between two checkpoints of a run that are worth saving."""
+        return self.state.step, self.state.evaluated
+
+    def save_best(self):
+        """Write best.pt: all that evaluating and sampling need."""
+        if ranks.RANK == 0:
+            checkpoint.save(self.path / "best.pt", self.fixed_content | {
+                "model": self.model.state_dict(), "state": vars(self.state) | {"memory": None}})
+
+    def save(self):
+        """Write checkpoint.pt, all that resuming needs, unless it is there; keep the one before as
+        previous.pt.
+
+        The saved memory covers all B lanes, in stream order, so that the run can continue with
+        another number of ranks.
+        """
+        if self.on_disk == self.progress():
+            return
+        memory = self.state.memory and [ranks.gather(past) for past in self.state.memory]
+        content = self.fixed_content | checkpoint.random_state(self.device.type) | {
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "state": vars(self.state) | {"memory": memory}, "batches": self.batches.state(),
+            "log": self.log.state()}
+        if ranks.RANK == 0:
+            self.log.flush()  # its lines are on the disk before the checkpoint
+            checkpoint.save(self.path / "checkpoint.pt", content, self.path / "previous.pt")
+        ranks.first(None)  # no rank continues, or exits, before it is written
+        self.saved_at, self.on_disk = self.state.seconds, self.progress()
+
+
+def restored(saved, device):
+    """Return the model of a checkpoint's content, in eval mode, its Run and its State."""
+    config, run = presets.Config(**saved["config"]), presets.Run(**saved["run"])
+    model = lesson_5.TransformerXL(config)
+    model.load_state_dict(saved["model"])
+    return model.to(device).eval(), run, State(**saved["state"])
+
+
+# ---- stopping -----------------------------------------------------------------------------------
+
+class Stop:
+    """Let Ctrl-C and SIGTERM end a run between two steps, so that what is saved is complete.
+
+        with Stop() as stop:
+            while not stop.requested():     several ranks stop after the same step
+                ...
+        stop.number                         of the signal that was found then; 0: none
+
+    A second signal exits at once; the checkpoint on disk is complete at any moment.  Several ranks
+    may each get a signal, or get it twice (from the cluster, and from torchrun, which passes it on),
+    so there the first one is enough.
+    """
+
+    def __enter__(self):
+        self.received = self.number = 0
+        self.handlers = {number: signal.signal(number, self.handle)
+                         for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def handle(self, signal_number, frame):
+        """Called by Python on the signal."""
+        if self.received and ranks.COUNT == 1:
+            os._exit(128 + signal_number)
+        self.received = self.received or signal_number
+
+    def requested(self):
+        """Return whether a signal has come, to any rank."""
+        self.number = int(*ranks.largest(self.received))
+        return self.number > 0
+
+    def __exit__(self, *exception):
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        if self.received and not self.number:  # it came after the last question
+            signal.raise_signal(self.received)
