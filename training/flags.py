@@ -150,7 +150,8 @@ def settings(flags, device):
     config, run = presets.MODELS[name]
     large = presets.CONFIGS[paper]
     if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model for as many words
-        config = replace(config, vocab_size=large.vocab_size, cutoffs=large.cutoffs, div_val=4)
+        config = replace(config, vocab_size=large.vocab_size, cutoffs=large.cutoffs,
+                         div_val=4 if config.d_model >= 64 else 2)
     sizes = {key: typed[key] for key in typed.keys() & SIZES.keys()}
     if sizes.keys() & {"n_head", "d_model"} and "d_head" not in sizes:
         D, H = (sizes.get(key, getattr(config, key)) for key in ("d_model", "n_head"))
@@ -164,10 +165,13 @@ def settings(flags, device):
 
 
 def for_vocabulary(config, V, flags):
-    """A Config for V symbols: a preset's bands are kept as far as there are words for them."""
+    """Return the Config for V symbols: a preset's bands are kept as far as there are words for them.
+    """
+    if "cutoffs" in flags.typed:
+        return replace(config, vocab_size=V)
     fits = tuple(first for first in config.cutoffs if first < V)
-    return replace(config, vocab_size=V,
-                   cutoffs=config.cutoffs if "cutoffs" in flags.typed else fits)
+    div_val = config.div_val if fits or "div_val" in flags.typed else 1
+    return replace(config, vocab_size=V, cutoffs=fits, div_val=div_val)
 
 
 def say_what_a_gpu_trains(flags, device):

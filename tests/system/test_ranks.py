@@ -7,6 +7,7 @@ The ranks are processes on this machine that talk through gloo, as GPUs do throu
 import faulthandler
 import math
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -118,6 +119,18 @@ def test_lanes_are_dealt_out_in_order(monkeypatch):
     monkeypatch.setattr(ranks, "COUNT", 8)
     with pytest.raises(ValueError, match="1, 2 ranks can take them, or --batch 8 fits"):
         ranks.my_lanes(2)
+
+
+@pytest.mark.parametrize("environment, wanted", [
+    ({}, (0, 1)), ({"RANK": "1"}, (0, 1)), ({"RANK": "1", "WORLD_SIZE": "3"}, (1, 3))], ids=str)
+def test_a_rank_is_one_of_several(environment, wanted, monkeypatch):
+    """RANK alone, as a cluster may leave it in the environment, says nothing."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = runpy.run_path(ranks.__file__)
+    assert (found["RANK"], found["COUNT"]) == wanted
 
 
 class Toy(torch.nn.Module):

@@ -36,6 +36,7 @@ def test_a_run_leaves_a_figure_metrics_and_checkpoints(finished):
     assert steps == ["2", "3", "4", "6", "6", "8", "9"]
     assert saved(out, "best")["memory"] is None
     head = (out / "metrics.tsv").read_text()
+    assert head.startswith(f"# python {' '.join(' '.join(sys.argv).split())}\n")
     assert "commit" in head and f"torch {torch.__version__}" in head and "parameters" in head
 
 
