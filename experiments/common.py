@@ -22,7 +22,7 @@ import torch
 
 from support import corpora, validate
 from training import checkpoint, fast, log, machine, presets
-from training.flags import PRETRAINED, Parser, flag
+from training.flags import PRETRAINED, Parser
 from training.job import Job, open_job, read_corpus, restored
 
 lesson_1 = import_module("01_vanilla_segments")

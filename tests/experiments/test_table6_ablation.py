@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from helpers import assert_close, gradients, randomized
+from training.optimizers import optimizer_of
 
 table6, common = import_module("table6_ablation"), import_module("common")
 corpora = import_module("support.corpora")
@@ -81,7 +82,7 @@ def test_a_term_that_is_left_out_stays_out(encoding, u, v):
     x, y = torch.randint(11, (2, 2, 4))
     model(x, None, y)[0].mean().backward()
     run = common.presets.Run(steps=1, optimizer="muon")
-    optimizer = common.optimizer_of(model, run)
+    optimizer = optimizer_of(model, run)
     optimizer.step()
     assert [bool(z.any()) for z in (model.u, model.v)] == [u, v]
 
