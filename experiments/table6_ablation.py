@@ -4,7 +4,7 @@
     table 7     three of them on text without: its lines shuffled (the paper: One Billion Word), so
                 that recurrence only ends fragmentation
     table 10    equal memory in training instead of equal segments: without recurrence these are
-                longer, up to what the first model stores for the backward pass
+                longer by LONGER, which was measured for the small scale (results.md)
 
     python experiments/table6_ablation.py --tables 6                   70 minutes on two cores
     python experiments/table6_ablation.py --tables 6 --dataset copies  where all is known
@@ -46,10 +46,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
-from common import Study, lesson_1, lesson_5, machine, presets
+from common import Study, lesson_1, lesson_5, presets
 from training.batches import SentenceLanes
 
 NAME = "table6_ablation"
+LONGER = 19 / 16
 
 
 @dataclass(frozen=True)
@@ -205,37 +206,6 @@ def without_order(corpus):
     return replace(corpus, separator=ends[0], valid=valid[:, : valid.shape[1]][0])
 
 
-def bytes_for_backward(function):
-    """Return how many bytes autograd stores for the backward pass, each storage counted once."""
-    stored = {}  # address: tensor, so that no storage is given to another one
-
-    def store(tensor):
-        stored[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor):
-        function()
-    return sum(tensor.untyped_storage().nbytes() for tensor in stored.values())
-
-
-def longest_segment(row, study, corpus, given):
-    """Return T of a row of table 10, and its MiB: at most what autograd stores of the first model.
-    """
-    def MiB(row, T):
-        model = make(row, study, given, T)
-        x = lesson_1.lanes(corpus.train, study.run.batch)[:, :T].long().to(given.device)
-        with torch.no_grad():
-            _, memory = model(x, None, x)
-        with machine.autocast(study.run, given.device):
-            return bytes_for_backward(lambda: model(x, memory, x)[0].mean()) / 2**20
-
-    T = study.run.segment
-    limit, more = MiB(ROWS[0], T), max(1, T // 16)
-    while not row.recurrence and MiB(row, T + more) <= limit:
-        T += more
-    return T, MiB(row, T)
-
-
 # ---- the tables ---------------------------------------------------------------------------------
 
 def evaluate(model, row, study, corpus, T):
@@ -359,10 +329,9 @@ def main(argv):
         corpus, T, name = ordered, study.run.segment, stem(row)
         if row.table == 7:
             corpus, name = shuffled, name + "-shuffled"
-        if row.table == 10:
-            T, MiB = longest_segment(row, study, ordered, given)
-            name += f"-{T}" * (T > study.run.segment)
-            print(f"{row}: segments of {T} store {MiB:.1f} MiB for the backward pass")
+        if row.table == 10 and not row.recurrence:
+            T = int(LONGER * T)
+            name += f"-{T}"
         run = replace(study.run, segment=T)
         for model in common.fit_seeds(lambda: make(row, study, given, T), corpus, run, given, name):
             sizes[row] = sum(z.numel() for z in model.parameters() if z.requires_grad)

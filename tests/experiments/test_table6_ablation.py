@@ -216,29 +216,6 @@ def test_shuffled_lines_are_the_same_lines(notes):
     assert sum((before - after).values()) <= 2 and sum((after - before).values()) <= 1
 
 
-def test_equal_memory_is_measured(notes):
-    """Without recurrence there is room for longer segments, and not for one step longer still."""
-    corpus = corpora.load(notes)
-    study = table6.replace(table6.SCALES["tiny"], config=table6.replace(
-        table6.SCALES["tiny"].config, vocab_size=len(corpus.vocab)))
-    with_memory, _, without, _ = (row for row in table6.ROWS if row.table == 10)
-    T, limit = table6.longest_segment(with_memory, study, corpus, ON_CPU)
-    longer, MiB = table6.longest_segment(without, study, corpus, ON_CPU)
-    assert T == study.run.segment < longer and 0.8 * limit < MiB <= limit
-    step = table6.replace(study, run=table6.replace(study.run, segment=longer + 1))
-    assert table6.longest_segment(table6.replace(with_memory, recurrence=False), step, corpus,
-                                  ON_CPU)[1] > limit
-
-
-def test_bytes_for_backward():
-    """exp stores its result, a product both factors, a sum nothing; a storage counts once."""
-    n = 1 << 16
-    a, b = (torch.randn(n, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    for function, wanted in ((lambda: a.exp(), 1), (lambda: a * b, 2), (lambda: a + b, 0),
-                             (lambda: a.view(2, -1) * a.view(2, -1), 1)):
-        assert table6.bytes_for_backward(function) == wanted * 8 * n
-
-
 def test_order_is_counted_against_the_paper(capsys):
     """Three rows of two seeds: the second lies above the first, the third around both.  Two seeds
     of equal models do not overlap in one of three cases: 3 pairs, 1.
