@@ -9,7 +9,8 @@ A query's attention is a probability for each of the M + 1 keys that it sees, at
     figure 7    a score is the sum of four terms (lesson 3).  The same average of attentions made
                 from (a), (b) or (d) alone, beside the whole; the paper leaves out (c), and so do we
 
-An average hides what a single query picks: (a) can be sharp for each and yet uniform over all.
+An average hides what a single query picks: (a) can be peaked for each and yet uniform over all.
+In the paper (16 layers, WikiText-103) (a) is almost uniform, (b) like the whole, (d) flatter.
 
     python experiments/figures5_to_7_attention.py    of the model in pretrained/, in seconds
     python experiments/figures5_to_7_attention.py --checkpoint runs/stdlib-laptop --memory 640
@@ -175,8 +176,6 @@ def report(numbers, names, wide, M):
                        *((names[i], numbers[:, i]) for i in wide)]:
         for part, row in zip(PARTS, rows.tolist()):
             print("{:24} {:10}{:14.2f}{:16.1f}{:23.2f}".format(name, part, *row))
-    print("the paper (16 layers of 10 heads, WikiText-103, M 640): (a) almost uniform, (b) like "
-          "the whole, (d) flatter and longer")
 
 
 @common.exit_status

@@ -203,7 +203,8 @@ def report(models, lengths, losses, contexts):
           + "".join(f"{f'r = {r}':>18}" for r in FRACTIONS) + "   paper")
     found = {r: [recl(z, contexts, r) for z in losses] for r in FRACTIONS}
     for i, (name, row) in enumerate(MODELS.items()):
-        print(f"{name:15}{sum(z.numel() for z in models[name][0].parameters()):11,}"
+        size = sum(z.numel() for z in models[name][0].parameters() if z.requires_grad)
+        print(f"{name:15}{size:11,}"
               f"{'state' if name == 'lstm' else int(median(lengths[name])):>9}"
               + "".join(f"{' '.join(str(z[i]) for z in found[r]):>18}" for r in FRACTIONS)
               + "   " + " / ".join(map(str, row.paper)))
