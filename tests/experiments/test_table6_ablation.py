@@ -65,14 +65,6 @@ def test_the_row_of_ours_is_lesson_5(changes):
         assert_close(a, b, "a gradient")
 
 
-def test_dropout_stands_where_lesson_5_has_it():
-    """The same modules by name; in training, with all else zero, the same rates."""
-    config = replace(CONFIG, dropout=0.3, dropout_attention=0.2)
-    rates = [{name: z.p for name, z in m.named_modules() if isinstance(z, torch.nn.Dropout)}
-             for m in (table6.AblationModel(config, 4), lesson_5.TransformerXL(config))]
-    assert rates[0] == rates[1] and set(rates[0].values()) == {0.3, 0.2}
-
-
 @pytest.mark.parametrize("encoding, u, v", [("ours-c", 0, 1), ("ours-d", 1, 0), ("ours-cd", 0, 0)])
 def test_a_term_that_is_left_out_stays_out(encoding, u, v):
     """(c) is u's, (d) is v's: 0 from the beginning, and no step moves it."""
