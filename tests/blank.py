@@ -31,15 +31,15 @@ from support.files import write_atomically
 
 STORE = ROOT / ".exercises"  # ignored by git
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
-# what the student edition holds, and nothing else: what students open shows no solution; what must
-# know the answers lies in tests/course and says so
+# all that the student edition contains: what students open shows no solution; what must know the
+# answers is in tests/course and says so
 EDITION = (
     "*.py", ".gitignore", "LICENSE", "requirements.txt", "support/*.py", "training/*.py",
     "pretrained/*",
     "tests/conftest.py", "tests/helpers.py", "tests/blank.py", "tests/test_*.py",
     *(f"tests/course/{name}.py" for name in (
         "diagnosis", "exercises", "lessons", "mistakes*", "oracles", "rules", "stand_ins")))
-FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # one stands for the other there
+FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # which replaces it there
 
 
 # ---- a lesson file, taken apart -----------------------------------------------------------------
@@ -70,7 +70,7 @@ class Lesson:
         self.indent = " " * (node.col_offset + 4)
 
     def is_blank(self):
-        """Does the stub stand there?"""
+        """Is the body the stub?"""
         return f'"{self.exercise.name} is blank' in self.body
 
     def stub(self):
@@ -124,7 +124,7 @@ def is_student_edition():
 
 
 def keep_attempt(lesson):
-    """Save the function as it stands beside the others, and say where."""
+    """Save the function as it is beside the others, and say where."""
     folder, n = STORE / "attempts", 1
     while (path := folder / f"{lesson.exercise.name}-{n}.py").exists():
         n += 1
@@ -212,7 +212,7 @@ def submit(name):
 
 def students_page(text, exam):
     """The part of tests/README.md for students, as the front page of their edition; an exam's ends
-    before it says where answers lie.
+    before it says where answers are.
     """
     page = text.split("## For students\n")[1].split("## For teachers\n")[0]
     if exam:

@@ -102,7 +102,7 @@ def pytest_collection_modifyitems(config, items):
 # ---- the functions under test -------------------------------------------------------------------
 
 def fixture_of(exercise):
-    """The fixture by which a rule takes an exercise; None, if there is no function."""
+    """Return the fixture by which a rule takes an exercise; None, if there is no function."""
     @pytest.fixture(name=exercise.name)
     def function():
         return None if lessons.problem_of(exercise) else lessons.function_of(exercise)
@@ -121,8 +121,8 @@ def same_random_numbers():
 
 @pytest.fixture
 def needs_shipped_solutions():
-    """For tests that compare bits or words of our own solutions: a correct one may round, or speak,
-    otherwise."""
+    """For tests that compare bits or words of our own solutions: a correct one may round otherwise,
+    or print other words."""
     if lessons.in_work():
         pytest.skip("compares with the shipped solutions: blank.py --undo brings them back")
 
@@ -170,7 +170,7 @@ def pytest_runtest_makereport(item, call):
 
 def failure_report(item, name, error):
     """What is printed for a broken rule."""
-    message = str(error)  # why there is no function to judge
+    message = str(error)  # why there is no function to test
     if function := item.funcargs.get(name):
         message = rules.failure_message(rules.rule_of(item), function, error)
     diagnosis, *below = message.splitlines()
@@ -193,7 +193,7 @@ def pytest_sessionfinish(session):
             session.items and not any(map(exercise_of, session.items))):
         return  # after Ctrl-C nothing is judged: the function may be an endless loop
     lines = [f"code under test: {path}" for path in lessons.under_test.values() if XL_CODE]
-    if only_rules.cache_info().currsize and only_rules():
+    if only_rules.cache_info().currsize and only_rules():  # if asked, there were other tests
         lines.append("only rules ran: the other tests follow when all exercises in this folder "
                      "are solved")
     for word in session.config.option.keyword.split() if not session.items else ():

@@ -258,8 +258,8 @@ def table(rows, names, all_mistakes=False):
 
 
 def summary(rows, names):
-    """For each exercise how many of those who handed it in have solved it, and what the others are
-    told most often."""
+    """For each exercise how many of those who handed it in have solved it, and the diagnosis that
+    the others get most often."""
     lines = ["the class: solved, and the commonest mistake"]
     for name in names:
         states = [row.states[name] for row in rows if row.states[name] != "missing"]

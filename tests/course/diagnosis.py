@@ -2,7 +2,7 @@
 
 `diagnose` runs the broken rule once more with each known wrong implementation (mistakes.py) in the
 function's place.  If one gives the same wrong answer, its sentence comes first; else the rule's
-own.  Below stand the rule, and what was expected and found, side by side.
+own.  Below it follow the rule, and what was expected and found, side by side.
 """
 import inspect
 import traceback

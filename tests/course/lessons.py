@@ -36,7 +36,7 @@ FILE_SIZE = 100 << 20  # bytes of one file that it writes
 # ---- somebody else's lessons --------------------------------------------------------------------
 
 def is_hidden(name):
-    """Is it no student's work?  .git, ._notes.py, __pycache__, __MACOSX"""
+    """Is this not a student's work?  .git, ._notes.py, __pycache__, __MACOSX"""
     return name.startswith((".", "__"))
 
 
@@ -93,7 +93,7 @@ def go_home():
 
 
 def limit_resources():
-    """Give this process no endless memory, and no endless file."""
+    """Limit the memory of this process, and the size of a file that it writes."""
     try:
         import resource
     except ImportError:  # Windows
@@ -123,7 +123,7 @@ def read_notes(path):
 # ---- the lessons, imported in order -------------------------------------------------------------
 
 class LessonFinder:
-    """Finds a lesson where `imported_from` says, for whoever imports it by its name."""
+    """Finds a lesson where `imported_from` says, by its name, for every import."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -226,7 +226,7 @@ def kept_file(file, root=ROOT):
 
 
 def in_work():
-    """Is a lesson blank, or was it, and not put back?"""
+    """Has an exercise been blanked, and not restored by --undo?"""
     return any(PRISTINE.glob("*.py"))
 
 

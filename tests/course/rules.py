@@ -227,7 +227,7 @@ def first_lines(text, n=20):
 
 
 def blank_message(name):
-    """A blank exercise is no mistake: what is to be done."""
+    """What to do about a blank exercise, which is not a mistake."""
     exercise = BY_NAME[name]
     node, _ = find(lessons.under_test[exercise.file].read_text(), exercise.function)
     if len(node.body) > 2:  # more than a docstring and the stub

@@ -199,7 +199,7 @@ def test_the_shape_of_a_row_of_numbers_is_told_as_it_is():
 
 
 def test_a_plain_assert_shows_its_values():
-    """A rule without `same` says what it found, too."""
+    """A rule without `same` also says what it found."""
     rule = next(rule for rule in rules_of("rel_shift") if "dtype" in rule.name)
     with pytest.raises(AssertionError) as error:
         rules.run(rule, lambda x: x.float())
@@ -209,7 +209,7 @@ def test_a_plain_assert_shows_its_values():
 
 @pytest.mark.parametrize("found, goes_on", [("solved", True), ("failing", False)])
 def test_the_next_exercise_is_named_after_a_solved_one(found, goes_on, monkeypatch):
-    """Who has one that fails stays with it."""
+    """A student whose exercise fails stays with it."""
     monkeypatch.setattr(rules, "state", lambda name: (found, ""))
     monkeypatch.setattr(lessons, "is_blank", lambda e: e.name == "segments")
     line = rules.line_of("lanes")

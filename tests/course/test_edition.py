@@ -1,4 +1,4 @@
-"""The student edition: it gives nothing away by accident, it ends, and a student is told the truth.
+"""The student edition: it gives nothing away by accident, it ends, and what it prints is true.
 
     pytest tests/course/test_edition.py
     pytest -m slow tests/course/test_edition.py      runs of pytest as a student sees them
@@ -230,7 +230,7 @@ def test_a_broken_line_costs_the_exercises_of_its_lesson(tmp_path):
 
 @pytest.mark.slow
 def test_only_rules_run_until_all_exercises_are_solved(tmp_path):
-    """Blank, wrong, then solved without --undo, and put back."""
+    """Blank, wrong, then solved without --undo, and restored."""
     project = copy_of_project(tmp_path)
 
     def run(*paths):
