@@ -34,11 +34,11 @@ def flops_per_step(config, B, T):
 
 
 def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam"):
-    """The most that training with B lanes holds on a GPU, in bytes, by what it is for.
+    """Estimate the most that training with B lanes holds on a GPU, in bytes, by what it is for.
 
     Activations, of the lanes that are read at a time (0: all), are what their backward pass needs:
     of a matrix product its inputs, b bytes a number; of a norm its input and of a softmax its
-    result, 4 bytes; of a dropout a mask, 1 byte.  The tests see at most 8 percent more or less.
+    result, 4 bytes; of a dropout a mask, 1 byte.
     A CPU has larger masks, and in bf16 smaller scores; --plain holds more; CUDA itself, and gaps
     between tensors, are not in it.
     """
