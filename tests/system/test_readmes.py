@@ -21,42 +21,34 @@ SOURCES = "--nnodes --nproc-per-node --max-restarts --index-url" + "".join(  # t
     path.read_text(encoding="utf-8") for pattern in (
         "*.py", "training/*.py", "experiments/*.py", "tests/[bcg]*.py", "tests/system/[cf]*.py")
     for path in ROOT.glob(pattern))
-readmes = pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)
 
 
 def code_in(text):
-    """What stands in `code`, and the indented lines without what explains them."""
+    """Return what is in `code`, and the indented lines without what explains them."""
     spans = re.findall(r"`([^`]+)`", text)
     blocks = re.findall(r"^ {4}(.+)$", text.replace("\\\n", " "), re.MULTILINE)
-    short = re.search(r'^ +P="(.+?)"', text, re.MULTILINE)  # stands for $P
+    short = re.search(r'^ +P="(.+?)"', text, re.MULTILINE)  # is written $P below
     blocks = [line.replace("$P", short[1]) if short else line for line in blocks]
     return [" ".join(z.split()) for z in spans] + [
         re.split(r"\s{2,}(?![-\\])|\s+# | & done|; ", z)[0] for z in blocks]
 
 
-def train_commands(text):
-    """[argv] of each `python train.py ...`; N and X stand for numbers."""
-    found = [re.search(r"\bpython train\.py ([^&|]*)$", code) for code in code_in(text)]
-    return [[re.sub(r"^(--[a-z-]+=)?[NX]$", r"\g<1>1", z) for z in shlex.split(match[1])]
-            for match in found if match and "..." not in match[1] and "--help" not in match[1]]
+def parse_commands(text):
+    """Parse each `python train.py ...`; N and X are numbers.  ValueError for a wrong one."""
+    for code in code_in(text):
+        found = re.search(r"\bpython train\.py ([^&|]*)$", code)
+        if found and "..." not in found[1] and "--help" not in found[1]:
+            argv = re.sub(r"(?<=[ =])[NX]\b", "1", found[1])
+            settings(parse(shlex.split(argv), ""), "cpu")
 
 
-@readmes
-def test_commands_of_train_py_are_taken(path):
-    """Flags, values, choices, and what goes together."""
-    for argv in train_commands(path.read_text(encoding="utf-8")):
-        settings(parse(argv, ""), "cpu")
-
-
-def test_a_wrong_command_is_found():
-    (argv,) = train_commands("    python train.py --datset enwik8   says why")
-    with pytest.raises(ValueError, match="datset"):
-        parse(argv, "")
-
-
-@readmes
+@pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)
 def test_what_is_named_exists(path):
+    """Links, files, flags, exercises, models; and train.py takes the commands."""
     text = path.read_text(encoding="utf-8")
+    parse_commands(text)
+    with pytest.raises(ValueError, match="datset"):
+        parse_commands(text + "\n    python train.py --datset enwik8   says why\n")
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         assert target.startswith("http") or (path.parent / target).exists(), target
     for code in code_in(text):
