@@ -9,9 +9,7 @@ import torch.nn.functional as F
 
 
 def float32_at_least(logits):
-    """For the softmax, which sums V small numbers, also where autocast (mixed precision, train.py)
-    made the logits bf16.  Used by lesson 5's softmax over all words, too.
-    """
+    """Return logits as float32 or more: a softmax sums V small numbers, which bf16 would lose."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -19,8 +17,8 @@ class AdaptiveSoftmax(nn.Module):
     """Embedding and softmax of a vocabulary sorted by falling count, cut into bands at cutoffs.
 
     Each word has one row, both its embedding and its output weight (tied).  Frequent words stay in
-    the head.  Each rarer band is one more entry of the head, after which a small softmax over its
-    own words waits until it is needed, with rows of width D / div_val^i (Grave et al. 2017; as
+    the head.  Each rarer band is one more entry of the head, and has a small softmax over its own
+    words, computed only where it is needed, with rows of width D / div_val^i (Grave et al. 2017; as
     input, Baevski & Auli 2019).  For cutoffs 20,000, 40,000 and 200,000:
 
         head    [ 20,000 words | tail 1 | tail 2 | tail 3 ]      for every token
@@ -58,11 +56,11 @@ class AdaptiveSoftmax(nn.Module):
         self.register_buffer("cutoffs", torch.tensor(config.cutoffs), persistent=False)
 
     def band(self, x):
-        """The band of each token, (B, T) -> (B, T): how many cutoffs it has reached."""
+        """Return the band of each token, (B, T) -> (B, T): how many cutoffs it has reached."""
         return (x[..., None] >= self.cutoffs).sum(-1)
 
     def forward(self, x):
-        """Tokens (B, T) -> (B, T, D), each from its own band's rows."""
+        """Embed tokens, (B, T) -> (B, T, D), each by its own band's rows."""
         band = self.band(x)  # (B, T)
         h = self.tail_rows.new_zeros(*x.shape, self.tail_rows.shape[1])
         for i, (first, _) in enumerate(self.bands):
@@ -73,7 +71,7 @@ class AdaptiveSoftmax(nn.Module):
         return h
 
     def scores(self, h, i):
-        """Logits of band i, for a softmax of its own: (..., D) -> (..., words of the band).
+        """Return the logits of band i, (..., D) -> (..., words of the band).
 
         Band 0 is the head, with one more column at its end for each tail.
         """
@@ -85,14 +83,14 @@ class AdaptiveSoftmax(nn.Module):
         return float32_at_least(F.linear(narrow, rows, bias))
 
     def logits(self, h):
-        """(B, T, D) -> log-probabilities of all words, (B, T, V): logits that already sum to 1."""
+        """Return log-probabilities of all words, (B, T, D) -> (B, T, V), which are logits, too."""
         n_words = self.bands[0][1]  # of the head
         head, *tails = (self.scores(h, i).log_softmax(-1) for i in range(len(self.bands)))
         tails = [head[..., n_words + i, None] + tail for i, tail in enumerate(tails)]
         return torch.cat([head[..., :n_words], *tails], dim=-1)
 
     def losses(self, h, y):
-        """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T), without a table (B, T, V)."""
+        """Return -ln p(y) of targets y (B, T) in nats, (B, T), without a table (B, T, V)."""
         band, n_words = self.band(y), self.bands[0][1]  # (B, T); of the head
         target = torch.where(band == 0, y, n_words + band - 1)  # (B, T), entries of the head
         loss = F.cross_entropy(self.scores(h, 0).flatten(0, 1), target.flatten(),

@@ -1,29 +1,20 @@
 """Text in, token arrays out: the corpora of this course.
 
-load("stdlib") is the text of the lessons: Python's own library, its .py files one after the other,
-some ten million bytes.  It needs no download, and uses a name again after thousands of bytes: just
-what a memory is for.  Files are ordered and dealt to the splits by a hash of their paths, so that
-two versions of Python have nearly the same text.  A token is one byte of it, written as that byte's
-place in the vocabulary.  For benchmarks that are counted in words (wt103, wikitext-2, ptb, lm1b) a
-token is a word.
-load("copies") is a synthetic text, in which it is known what a memory can bring (draw_copies).
+load("stdlib") is the text of the lessons: the .py files of Python's own library, some ten million
+bytes.  It needs no download, and repeats names after thousands of bytes: that is what a memory is
+for.  A token is one byte, given as the byte's index in the vocabulary.  For benchmarks that are
+counted in words (wt103, wikitext-2, ptb, lm1b) a token is a word.
+load("copies") is a synthetic text, for which the best loss of a memory is known (draw_copies).
 
-What comes out is a `Corpus`:
-
-    train, valid, test    tensors (n,) of tokens: about 90, 5 and 5 percent, or as published
-    vocab                 a list: vocab[token] is the byte, 0 to 255, or the word
-    name                  which text it is and how it was counted
-    unit                  of results: "bpc", bits per byte, or "ppl", perplexity, for words
-
-Tokens are uint8, or int32 for words.  An embedding wants int64, eight bytes for each token, so a
-segment becomes int64 (`.long()`) only when it is used: the text takes an eighth of the memory.
+Tokens are uint8, or int32 for words.  An embedding needs int64, eight bytes for each token, so only
+a segment is converted (`.long()`), when it is used: the text takes an eighth of the memory.
 
     python -m support.corpora               the built-in corpus
     python -m support.corpora copies        the synthetic one
     python -m support.corpora enwik8        a benchmark: fetched into data/ once, and checked
     python -m support.corpora notes.txt     any file of yours
 
-prints what was read, and how small zlib and xz make the test split of bytes: a model that needs
+prints what a corpus holds, and how small zlib and xz make a test split of bytes: a model that needs
 more bits than they do has learned little.
 """
 import argparse
@@ -51,22 +42,19 @@ from support.progress import progress
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings",
            "pydoc_data", "lib2to3",  # of the standard library: tests, tables, other people's code,
            "distutils"}  # and what Python 3.12 no longer has
-PRIMED = 1 << 25  # a training text of so many bytes is too long for xz to read it first
-SEPARATORS = "<eos>", "<S>"  # what ends a line: <S> in lm1b, <eos> elsewhere
+PRIMED = 1 << 25  # bytes of training text from which xz is not primed with it
+SEPARATORS = "<eos>", "<S>"  # ends of a line: <S> in lm1b, <eos> elsewhere
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """One text; what the fields hold stands at the top of this file.
-
-    If sentences are independent (lm1b), `separator` is the token that stands around each.
-    """
+    """One text, split into three tensors (n,) of tokens: 90, 5 and 5 percent, or as published."""
     train: torch.Tensor
     valid: torch.Tensor
     test: torch.Tensor
-    vocab: list
-    name: str
-    separator: int | None = None
+    vocab: list  # vocab[token] is the byte, 0 to 255, or the word
+    name: str  # with the way in which it was counted
+    separator: int | None = None  # token around each sentence, if they are independent (lm1b)
 
     @property
     def unit(self):
@@ -83,8 +71,8 @@ class Corpus:
 def standard_library():
     """Return the .py files of Python's own library: train, valid and test, three texts of bytes.
 
-    A hash of its path (CRC-32) decides where a file stands and in which split, so it is in the same
-    place in every version of Python.  Of 20 numbers 18 mean train, one valid and one test.
+    A hash of its path (CRC-32) decides on the order and the split of a file, so that two versions
+    of Python have nearly the same text.  Of 20 numbers 18 mean train, one valid and one test.
     """
     folder, paths = Path(sysconfig.get_path("stdlib")), []
     for here, folders, files in os.walk(folder):
@@ -106,9 +94,9 @@ def read(name, root):
                         f"sha256 {hashlib.sha256(data).hexdigest()[:8]}…)")
     if name in SOURCES:
         texts = [path.read_bytes() for path in unpack(SOURCES[name], root)]
-        return texts if len(texts) == 3 else cut(*texts, name), name
+        return texts if len(texts) == 3 else split(*texts, name), name
     if Path(name).is_file():
-        return cut(Path(name).read_bytes(), Path(name).name), Path(name).name
+        return split(Path(name).read_bytes(), Path(name).name), Path(name).name
     if Path(name).is_absolute():  # as --text gives it
         raise ValueError(f"there is no file {name}")
     known = ["stdlib", *SOURCES, "copies"]
@@ -116,9 +104,8 @@ def read(name, root):
                      f"{validate.near(name, known)}")
 
 
-def cut(data, label):
-    """Cut one text into train, valid and test, 90, 5 and 5 percent; ValueError if it is too short.
-    """
+def split(data, label):
+    """Split one text into train, valid and test; ValueError if it is too short."""
     twentieth = len(data) // 20
     if twentieth < 2:  # one token to read, one to predict
         raise ValueError(f"{label} has {len(data)} bytes, but at least 40 are needed for 2 in each "
@@ -127,12 +114,13 @@ def cut(data, label):
 
 
 def tensor(data):
-    """Bytes (n) -> uint8 tensor (n,), by way of a bytearray: torch wants memory it may write to."""
+    """Return bytes as a tensor (n,), uint8; the bytearray is memory that torch may write to."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def vocabulary(data):
-    """The official order: byte values that occur, by falling count, ties by first appearance."""
+    """Return the byte values that occur, by falling count, ties by first appearance, as officially.
+    """
     counts = torch.bincount(tensor(data), minlength=256).tolist()
     return sorted((b for b in range(256) if counts[b]), key=lambda b: (-counts[b], data.find(b)))
 
@@ -142,7 +130,7 @@ def byte_corpus(name, root, drop_newlines):
     splits, label = read(name, root)
     if name == "enwik8":
         label += " (newlines dropped)" if drop_newlines else " (all bytes)"
-    drop = b"\n" if drop_newlines else b""  # after the cut, as the official code does
+    drop = b"\n" if drop_newlines else b""  # after the split, as in the official code
     vocab = [byte for byte in vocabulary(b"".join(splits)) if byte not in drop]
     table = bytes.maketrans(bytes(vocab), bytes(range(len(vocab))))
     return Corpus(*(tensor(part.translate(table, drop)) for part in splits), vocab, label)
@@ -187,8 +175,8 @@ def word_corpus(name, root):
 
 # ---- sentences: encoded once, into a file that is mapped into memory ----------------------------
 
-class Closed(dict):
-    """{word: token}; a word that it lacks is `<UNK>`."""
+class VocabularyWithUnk(dict):
+    """{word: token}; all other words are `<UNK>`."""
 
     def __missing__(self, word):
         return self["<UNK>"]
@@ -197,18 +185,15 @@ class Closed(dict):
 def encode_shards(shards, token, encoded):
     """Write `<S>` and the tokens of all shards into the file `encoded`, as int32.
 
-    Each shard has a file of its own until the last is done: a killed run goes on with the first
-    that has none.  Raises ValueError if one cannot be written.
+    Each shard has a file of its own until the last is done: after a kill the first that has none is
+    the next to be encoded.
     """
     parts = [Path(f"{encoded}.shards", shard.name) for shard in shards]
-    try:
-        for shard, part in zip(shards, parts):
-            if not part.is_file():
-                write(part, [tokenize(shard, "<S>", token).numpy()])
-        done = (part.read_bytes() for part in progress(parts, "joining shard", len(parts)))
-        write(encoded, itertools.chain([np.int32(token["<S>"]).tobytes()], done))
-    except OSError as error:
-        raise ValueError(f"{encoded} cannot be written ({error})") from None
+    for shard, part in zip(shards, parts):
+        if not part.is_file():
+            write(part, [tokenize(shard, "<S>", token).numpy()])
+    done = (part.read_bytes() for part in progress(parts, "joining shard", len(parts)))
+    write(encoded, itertools.chain([np.int32(token["<S>"]).tobytes()], done))
 
 
 def sentence_corpus(name, root):
@@ -221,7 +206,7 @@ def sentence_corpus(name, root):
     *shards, heldout = unpack(SOURCES[name], root)
     with open(fetch(SOURCES[name].vocabulary, root), encoding="utf-8") as file:
         # a line is a word, and perhaps its count
-        token = Closed((line.split()[0], number) for number, line in enumerate(file))
+        token = VocabularyWithUnk((line.split()[0], number) for number, line in enumerate(file))
     encoded = Path(root, f"{name}.train.int32")
     if not encoded.is_file():
         encode_shards(shards, token, encoded)
@@ -233,22 +218,22 @@ def sentence_corpus(name, root):
     return Corpus(train, test, test, list(token), name, token["<S>"])
 
 
-# ---- a synthetic text, of which all is known ----------------------------------------------------
+# ---- a synthetic text, whose dependencies are known ---------------------------------------------
 
-DISTANCES = (24, 48, 72, 96)  # multiples of the number of kinds: there stands the same kind
-EACH, KEPT = 8, 0.9  # symbols of a kind; how probable it is that a token repeats another
+DISTANCES = (24, 48, 72, 96)  # multiples of the number of kinds: a token there is of the same kind
+EACH, KEPT = 8, 0.9  # symbols of a kind; probability that a token repeats another
 
 
 def draw_copies(n, seed):
     """Draw n tokens, (n,) uint8, whose dependencies have a known length.
 
-    Four kinds of symbols, eight of each, take turns; a token is, with probability KEPT, the symbol
-    that stood one of DISTANCES before, its kind's own, and else one of its kind drawn at random:
+    Four kinds of symbols, eight of each, take turns.  With probability KEPT a token repeats the one
+    at its kind's distance before it, otherwise it is a random symbol of its kind:
 
         kind               A        a        M        m        A        a        M        m   ...
         repeats what was   24       48       72       96       24       48       72       96  ago
 
-    So c tokens of context tell all about the kinds with a distance of at most c, and no more.
+    So c tokens of context determine the kinds with a distance of at most c, and no others.
     """
     draw, tokens = random.Random(seed), []
     for t in range(n):
@@ -260,7 +245,7 @@ def draw_copies(n, seed):
 
 
 def synthetic_corpus():
-    """Return it as a Corpus: a million tokens to train on, 50,000 each to validate and to test."""
+    """Return draw_copies' text as a Corpus: a million tokens to train on, 50,000 each in others."""
     splits = (draw_copies(n, seed) for seed, n in enumerate((1_000_000, 50_000, 50_000)))
     return Corpus(*splits, list(b"ABCDEFGHabcdefghMNOPQRSTmnopqrst"),
                   f"copies (distances {', '.join(map(str, DISTANCES))})")
@@ -271,8 +256,8 @@ def synthetic_corpus():
 def load(name_or_path, root="data", drop_newlines=False):
     """Return a Corpus: "stdlib", "copies", a benchmark (kept in the folder root), or a file.
 
-    drop_newlines counts enwik8 as the paper does, whose pipeline loses the newlines: 204 symbols in
-    place of 205, 88,982,818 training tokens, and about 0.02 bpc more for the same model.
+    drop_newlines counts enwik8 as in the paper, whose pipeline loses the newlines: 204 symbols
+    instead of 205, 88,982,818 training tokens, and about 0.02 bpc more for the same model.
 
     Raises ValueError, one line, for whatever goes wrong.
     """
@@ -287,16 +272,13 @@ def load(name_or_path, root="data", drop_newlines=False):
             return sentence_corpus(name, root)
         if kind == "words":
             return word_corpus(name, root)
-        if kind == "bytes":
-            return byte_corpus(name, root, drop_newlines)
-        raise ValueError(f"{name} is of the unknown kind {kind!r}, known are bytes, words, "
-                         "sentences")
+        return byte_corpus(name, root, drop_newlines)
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{name} cannot be read ({error})") from None
+        raise ValueError(f"{name} cannot be read or encoded ({error})") from None
 
 
 def checksum(corpus):
-    """CRC-32 of all tokens and of where they are cut: another number for another text."""
+    """Return the CRC-32 of all tokens and of the lengths of the splits."""
     number = 0
     for split in (corpus.train, corpus.valid, corpus.test):
         number = zlib.crc32(str(len(split)).encode(), number)
@@ -305,8 +287,7 @@ def checksum(corpus):
 
 
 def with_vocabulary(corpus, vocab):
-    """The same text, of bytes, in the tokens of another vocabulary.  ValueError if that lacks one.
-    """
+    """Return the same text, of bytes, in another vocabulary; ValueError if it lacks a byte."""
     lacking = sorted(set(corpus.vocab) - set(vocab))
     if lacking:
         raise ValueError(f"{corpus.name} has bytes that the vocabulary lacks: {lacking[:5]}")
@@ -325,8 +306,8 @@ def encode(text, vocab):
     Raises ValueError for empty text and for characters or words that the corpus lacks.
     """
     token = {symbol: i for i, symbol in enumerate(vocab)}
-    if isinstance(vocab[0], int):  # surrogates: what Python makes of an argument not in UTF-8
-        symbols = {c: c.encode("utf-8", "surrogatepass") for c in text}
+    if isinstance(vocab[0], int):
+        symbols = {c: c.encode() for c in text}
         parts = text
     else:
         separator = next(s for s in SEPARATORS if s in token)
@@ -373,9 +354,9 @@ def xz_size(data):
 def compressed_bits(corpus):
     """Return {compressor: bits per byte of the test split}, for a corpus of bytes.
 
-    zlib and xz start from nothing, so they are easily beaten.  The fair bar for a trained model is
-    an xz that has the training and validation text in its window: what the test split adds to the
-    size of these two.  It takes seconds for ten million bytes; a text above 32 MB does without.
+    zlib and xz start from nothing, so they are easily beaten.  The fair baseline of a trained model
+    is an xz primed with the training and validation text: the bytes that the test split adds to
+    theirs.  It takes seconds for ten million bytes, and is left out above 32 MB.
     """
     test = as_bytes(corpus.test, corpus.vocab)
     sizes = {"zlib": len(zlib.compress(test, 9)), "xz": xz_size(test)}

@@ -1,10 +1,8 @@
 """The benchmarks, as published: fetched, checked, unpacked.
 
-A file appears under its name when it is whole and right, or not at all.
-
-A benchmark is published as an archive, whose size and checksum are known.  It is compared with both
-once: while it arrives, or, put there by hand, when it is found.  What comes out of an archive that
-is right is right, too.  Ctrl-C, a full disk and a lost connection leave nothing half-written.
+A file appears under its name when it is complete and correct, or not at all: Ctrl-C, a full disk
+and a lost connection leave nothing half-written.  The size and checksum of an archive are compared
+with the published ones while it is fetched, or when it is found, put there by hand.
 """
 import hashlib
 import tarfile
@@ -20,7 +18,7 @@ from support.progress import progress
 
 
 class File(NamedTuple):
-    """A file as it was published, and how to know that it arrived whole."""
+    """A file as it was published, and how to check that it is complete."""
     name: str  # in the data folder
     size: int | None = None  # bytes; None if nobody has published it
     checksum: str | None = None  # "algorithm:hexadecimal digest"
@@ -28,21 +26,21 @@ class File(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A benchmark: all that the project knows of it."""
+    """A benchmark: all that is known of it."""
     kind: str  # "bytes", "words" or "sentences"
     models: tuple[str, str]  # that --dataset trains, with a GPU and without (training/presets.py)
     vocab_size: int  # as published
     archive: File  # zip or tar.gz
-    files: tuple[File, ...]  # wanted from it: train, valid, test, or for bytes one text, which is
-    # cut; for sentences the shards, the held-out one last
-    folder: str = ""  # what stands before their names in the archive
+    files: tuple[File, ...]  # to unpack: train, valid, test, or for bytes one text, which is
+    # split; for sentences the shards, the held-out one last
+    folder: str = ""  # precedes their names in the archive
     counts: tuple[int, ...] = ()  # of words, published: tokens of train, valid and test
     counted: int = 3  # how many of the splits the vocabulary counts
     vocabulary: File | None = None  # of sentences
 
 
 def wikitext(name, models, vocab_size, size, checksum, **more):
-    """The two WikiTexts differ in their sizes only."""
+    """Return the entry of one of the two WikiTexts, which differ in their sizes only."""
     hosts = "https://wikitext.smerity.com", "https://s3.amazonaws.com/research.metamind.io/wikitext"
     archive = File(f"{name}-v1.zip", size, checksum, tuple(f"{h}/{name}-v1.zip" for h in hosts))
     files = tuple(File(f"{name}/wiki.{split}.tokens") for split in ("train", "valid", "test"))
@@ -96,19 +94,19 @@ SOURCES = {
 # ---- fetch, check, unpack -----------------------------------------------------------------------
 
 def write(path, pieces):
-    """Write pieces of bytes into path, which appears when it is whole.  Raises OSError."""
+    """Write pieces of bytes into path, which appears when it is complete.  Raises OSError."""
     write_atomically(path, lambda file: file.writelines(pieces))
 
 
 def pieces_of(stream, label, size=None):
-    """Yield what a stream holds, 256 kB at a time, and show how far we are."""
+    """Yield the content of a stream, 256 kB at a time, and print the progress."""
     return progress(iter(lambda: stream.read(1 << 18), b""), label, size, len)
 
 
 def checked(stream, file, label):
-    """Yield what a stream holds, and compare it with the published file.
+    """Yield the content of a stream, and compare it with the published file.
 
-    Raises ValueError at the end, or as soon as more than its size comes: a server may never stop.
+    Raises ValueError at the end, or as soon as it is too long: a server may never stop.
     """
     done, digest = 0, hashlib.new((file.checksum or "sha256:").split(":")[0])
     for piece in pieces_of(stream, label, file.size):
@@ -125,10 +123,7 @@ def checked(stream, file, label):
 
 
 def download(file, path):
-    """Fetch path from the first address that has the right file.
-
-    Raises ValueError, one sentence, which also says how to do it by hand.
-    """
+    """Fetch path from the first address that has the published file; ValueError if none has."""
     reasons, agent = [], {"User-Agent": "transformer-xl-from-scratch"}  # some refuse Python's own
     for address in file.addresses:
         request = urllib.request.Request(address, headers=agent)
@@ -143,8 +138,6 @@ def download(file, path):
 
 def fetch(file, root):
     """Return the path of a published file in root: downloaded, or checked if it is there already.
-
-    Raises ValueError.
     """
     path = Path(root, file.name)
     if not path.is_file():  # a pipe there would never end
@@ -161,7 +154,7 @@ def fetch(file, root):
 
 
 def members(archive):
-    """Yield (name, how to open it) for all that is in a zip or tar.gz, in its order."""
+    """Yield (name, function that opens it) for each member of a zip or tar.gz, in its order."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as file:
             for info in file.infolist():
@@ -173,7 +166,7 @@ def members(archive):
 
 
 def extract(archive, wanted):
-    """Copy members of an archive, {name: path}.  Names in it are compared, and never become paths.
+    """Unpack members of an archive, {name: path}.  Names in it are compared, never used as paths.
 
     Raises ValueError if the archive lacks one or is broken, or if a path cannot be written.
     """
@@ -195,10 +188,8 @@ def extract(archive, wanted):
 
 
 def unpack(source, root):
-    """Return the paths of source.files in root; what is missing is unpacked from source.archive.
-
-    source.folder stands before their names in the archive, which is fetched if it is needed.
-    Raises ValueError; also for a file that somebody put there in another size.
+    """Return the paths of source.files in root; what is missing is unpacked from source.archive,
+    which is fetched for it.  Raises ValueError, also for a file of another size than published.
     """
     paths = [Path(root, file.name) for file in source.files]
     wanted = {source.folder + file.name: path for file, path in zip(source.files, paths)

@@ -1,16 +1,15 @@
-"""How far something is that takes more than half a second: one line on stderr that leaves no trace.
-"""
+"""Progress of what takes more than half a second: one line on stderr, erased at the end."""
 import os
 import sys
 import time
 
 
 def progress(items, label, total=None, size=None):
-    """Yield the items unchanged; every half second a line on stderr says how far we are.
+    """Yield the items unchanged; print a line on stderr every half second, with their number.
 
-    total is their number, where it is known.  With size(item) -> bytes it counts bytes instead,
-    shown in MB.  Into a file or a pipe, where no line can be written over, one comes every ten
-    seconds.  Of several processes (torchrun) only the first shows anything.
+    total is the number of all, if it is known.  size(item) -> bytes counts bytes instead, printed
+    in MB.  In a file or a pipe, where no line can be overwritten, one is printed every ten seconds.
+    With several processes (torchrun) only rank 0 prints.
     """
     terminal = sys.stderr.isatty()
     every = 0.5 if terminal else 10

@@ -1,9 +1,9 @@
-"""Refusals: what would fail far from its cause, or not at all, is a ValueError with the numbers.
+"""Checks: what would fail far from its cause, or not at all, is a ValueError with the numbers.
 
-    validate.config(config)             sizes that make no model
+    validate.config(config)             sizes that fit no model
     validate.call(model, x, memory, y)  tensors that do not fit each other and the model
-    validate.types(settings)            a field of a dataclass that holds another type than it names
-    validate.near(name, known)          what a name that is not known may have been meant to be
+    validate.types(settings)            a field of a dataclass with a value of another type
+    validate.near(name, known)          the end of a message: "did you mean ...?"
 """
 from dataclasses import fields
 from difflib import get_close_matches
@@ -11,12 +11,12 @@ from numbers import Integral, Real
 
 import torch
 
-MOST = 2**63 - 1  # the largest integer that torch knows
-KINDS = {int: Integral, float: Real, tuple: (tuple, list)}  # so NumPy's numbers are numbers, too
+MOST = 2**63 - 1  # the largest integer of torch
+KINDS = {int: Integral, float: Real, tuple: (tuple, list)}  # NumPy's numbers are also numbers
 
 
 def types(settings):
-    """ValueError if a field of a dataclass holds another type than it names, its default aside."""
+    """Raise ValueError if a field of a dataclass has neither its type nor its default."""
     for field in fields(settings):
         kind, value = field.type, getattr(settings, field.name)
         if value is not field.default and (not isinstance(value, KINDS.get(kind, kind))
@@ -26,12 +26,12 @@ def types(settings):
 
 
 def near(name, known):
-    """The end of a refusal, "; did you mean X?", or nothing if no known name is close."""
+    """Return "; did you mean X?", the end of a message, or "" if no known name is close."""
     return "".join(f"; did you mean {z}?" for z in get_close_matches(name, known, n=1))
 
 
 def config(c):
-    """ValueError for sizes that make no Transformer-XL."""
+    """Raise ValueError for sizes that fit no Transformer-XL."""
     types(c)
     for field in fields(c):
         name, value = field.name, getattr(c, field.name)
@@ -43,18 +43,7 @@ def config(c):
             raise ValueError(f"{name} must be in [0, 1), got {value}")
     if c.d_model % 2:
         raise ValueError(f"d_model must be even (sine and cosine halves), got {c.d_model}")
-    widest = max(c.vocab_size, c.n_head * c.d_head, c.d_inner, c.d_model)
-    if c.d_model * widest > 2**47:
-        raise ValueError(f"d_model {c.d_model} times {widest}, a matrix of this model, is more "
-                         "than any machine holds")
-    bands(c)
-
-
-def bands(c):
-    """ValueError for an adaptive softmax that cannot be cut as asked."""
-    edges = (0, *c.cutoffs, c.vocab_size)
-    if not all(isinstance(edge, Integral) for edge in edges):
-        raise ValueError(f"cutoffs must be integers, got {c.cutoffs}")
+    edges = (0, *c.cutoffs, c.vocab_size)  # of the adaptive softmax's bands
     if any(first >= end for first, end in zip(edges, edges[1:])):
         raise ValueError("cutoffs must ascend, above 0 and below the vocabulary size "
                          f"{c.vocab_size}, got {c.cutoffs}")
@@ -66,7 +55,7 @@ def bands(c):
 
 
 def call(model, x, memory, y):
-    """ValueError unless x, y (B, T) and the memory, a list of N tensors (B, m, D), fit the model.
+    """Raise ValueError unless x, y (B, T) and memory, a list of N tensors (B, m, D), fit the model.
     """
     tokens(model, x, y)
     if memory is None:
@@ -76,21 +65,19 @@ def call(model, x, memory, y):
         raise ValueError(f"memory must be a list of {config.n_layer} tensors, one for each layer; "
                          f"got {type(memory).__name__}")
     for past in memory:
-        if not isinstance(past, torch.Tensor) or (
-                (past.dtype, past.device, past.layout) != (model.u.dtype, device, torch.strided)
-                or past.dim() != 3
+        if not isinstance(past, torch.Tensor) or past.dim() != 3 or (
+                (past.dtype, past.device) != (model.u.dtype, device)
                 or past.shape != (len(x), memory[0].shape[1], config.d_model)):
             raise ValueError(f"memory must be (B, m, D) = ({len(x)}, m, {config.d_model}) in each "
                              f"layer, {model.u.dtype} on {device}, got {described(past)}")
 
 
 def tokens(model, x, y):
-    """ValueError unless x and y are int64 (B, T) on the model's device, each in its vocabulary."""
+    """Raise ValueError unless x and y are int64 (B, T) on the model's device, in its vocabulary."""
     device, V = model.u.device, model.config.vocab_size
     for z in (x,) if y is None else (x, y):
         if not (isinstance(z, torch.Tensor) and z.shape == x.shape and 0 not in z.shape
-                and (z.dtype, z.dim(), z.device, z.layout)
-                == (torch.int64, 2, device, torch.strided)):
+                and (z.dtype, z.dim(), z.device) == (torch.int64, 2, device)):
             raise ValueError("x and y must be int64 of one shape (B, T), both at least 1, on the "
                              f"model's {device}; got {described(z)}, x is {described(x)}")
         if z.device.type == "cpu":  # on a GPU each call would wait for the answer
@@ -100,8 +87,7 @@ def tokens(model, x, y):
 
 
 def described(z):
-    """What a call was handed, for its refusal."""
+    """Describe what was passed to a call, for its error message."""
     if not isinstance(z, torch.Tensor):
         return type(z).__name__
-    layout = "" if z.layout == torch.strided else f", {z.layout}"
-    return f"{z.dtype} {tuple(z.shape)} on {z.device}{layout}"
+    return f"{z.dtype} {tuple(z.shape)} on {z.device}"

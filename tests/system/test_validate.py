@@ -22,17 +22,14 @@ X = torch.zeros(2, 4, dtype=torch.int64)
     ({"n_layer": True}, "n_layer must be of type int, got True"),
     ({"mem_len": -1}, "mem_len must be at least 0, got -1"),
     ({"dropout": 1.0}, "dropout must be in"),
-    ({"cutoffs": (3, "a")}, "cutoffs must be integers"),
     ({"cutoffs": torch.zeros(2, 2)}, "cutoffs must be of type tuple, got tensor"),
     ({"mem_len": 10**30}, f"mem_len must be at most {2**63 - 1}"),
-    ({"d_inner": 2**50}, "d_model 8 times 1125899906842624"),
-    ({"d_model": 2**31, "cutoffs": (3,), "div_val": 2}, "d_model 2147483648 times 2147483648"),
     ({"cutoffs": (5, 5)}, "ascend"), ({"cutoffs": (0, 5)}, "above 0"),
     ({"cutoffs": (5, 11)}, "below the vocabulary size 11"),
     ({"div_val": 0}, "div_val must be at least 1"), ({"div_val": 2}, "so it needs cutoffs"),
     ({"cutoffs": (2, 5, 7), "div_val": 3}, "no width"),
 ], ids=lambda z: " ".join(z) if isinstance(z, dict) else "")
-def test_a_configuration_of_other_types_or_beyond_all_machines(change, words):
+def test_a_configuration_of_other_types_or_sizes(change, words):
     """One line each, with the name and the value, before anything is allocated."""
     assert words in refusal(replace, SMALL, **change)
 
@@ -58,7 +55,7 @@ def test_a_billion_layers_are_counted_at_once():
 
 @pytest.mark.parametrize("x, words", [
     ([[1, 2]], "got list"), (np.zeros((2, 4)), "got ndarray"), (X.to("meta"), "on meta"),
-    (X.to_sparse(), "sparse"), ("x", "got str")], ids=["list", "NumPy", "meta", "sparse", "text"])
+    ("x", "got str")], ids=["list", "NumPy", "meta", "text"])
 def test_what_is_no_tensor_of_the_models_device(x, words):
     """As tokens and as targets."""
     model = lesson_5.TransformerXL(SMALL)
@@ -69,8 +66,7 @@ def test_what_is_no_tensor_of_the_models_device(x, words):
 
 @pytest.mark.parametrize("change", [
     torch.Tensor.double, lambda z: None, lambda z: z.to("meta"), lambda z: z[0],
-    torch.Tensor.to_sparse,
-], ids=["float64", "None", "meta", "2-D", "sparse"])
+], ids=["float64", "None", "meta", "2-D"])
 def test_a_memory_of_other_types(change):
     """One layer is enough; the message says what is wanted and what came."""
     model = lesson_5.TransformerXL(SMALL)
