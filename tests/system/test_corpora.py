@@ -146,15 +146,6 @@ def test_newlines_are_dropped_after_the_split(tmp_path, monkeypatch):
     assert "enwik8" in refusal(load, "stdlib", drop_newlines=True)
 
 
-def test_three_files_of_bytes_are_the_splits(tmp_path, monkeypatch):
-    texts = {"train": b"abba\ncab", "valid": b"ab\n", "test": b"cc"}
-    for name, text in texts.items():
-        (tmp_path / name).write_bytes(text)
-    source = Source("bytes", (), 4, published("a.zip", b""), tuple(map(File, texts)))
-    monkeypatch.setitem(corpora.SOURCES, "new", source)
-    assert texts_of(load("new", tmp_path)) == [*texts.values()]
-
-
 def test_the_table_has_the_published_figures():
     """Bytes; or tokens with <eos>, and vocabularies, as the literature has them."""
     table = corpora.SOURCES

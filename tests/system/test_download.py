@@ -6,7 +6,6 @@ import errno
 import hashlib
 import io
 import itertools
-import os
 import urllib.request
 from contextlib import nullcontext
 from http.client import BadStatusLine
@@ -95,15 +94,6 @@ def test_a_wrong_file_put_there_by_hand_is_refused_and_kept(tmp_path, wrong, wor
     message = refusal(fetch, published("file", DATA), tmp_path)
     assert message.startswith(f"{tmp_path / 'file'} is not the file of http") and words in message
     assert "delete it" in message and files_in(tmp_path) == {"file": wrong}
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
-def test_a_pipe_is_not_opened(web, tmp_path):
-    """That would wait for ever."""
-    os.mkfifo(tmp_path / "file")
-    web[SITE] = OSError("nobody")
-    with time_limit(10):
-        assert "missing" in refusal(fetch, published("file", DATA, SITE), tmp_path)
 
 
 @pytest.mark.parametrize("name, pack", [("a.zip", zipped), ("a.tar.gz", tarred)])

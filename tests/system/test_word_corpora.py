@@ -3,55 +3,59 @@
     pytest tests/system/test_word_corpora.py
 """
 import contextlib
+import io
+import itertools
 import os
 import random
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from helpers import published, refusal, zipped
-from support import corpora
+from support import corpora, files
 from support.corpora import decode, encode, load
 from support.download import File, Source
 from training import batches
 from training.batches import SentenceLanes
 
 
-def shelve(root, texts, kind="words", archive=published("a.zip", b""), **more):
-    """Describe these files, {name: bytes}, in the table as the benchmark `new`; load it."""
+VOCABULARY = b"<S>\n<UNK>\na\nb\nc\nd\n"
+NAMES = "shard2", "shard1"
+SHARDS = [b"a b\n\nc a\n", b"d\nx b\nc c c"]
+TOKENS = [0, 2, 3, 0, 0, 4, 2, 0, 5, 0, 1, 3, 0, 4, 4, 4, 0]  # by VOCABULARY
+
+
+def load_as(kind, root, texts, archive=None, **more):
+    """Load these files, {name: bytes}, as a benchmark of this kind; write them unless an archive
+    has them."""
+    for name, text in {} if archive else texts.items():
+        (root / name).write_bytes(text)
     source = Source(kind, (), 0, archive, tuple(map(File, texts)))._replace(**more)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(corpora.SOURCES, "new", source)
         return load("new", root)
 
 
-@pytest.fixture
-def words(tmp_path):
-    """words(train, valid, test): these texts as a corpus of words."""
-    def make(*texts, **more):
-        names = "train", "valid", "test"
-        for name, text in zip(names, (*texts, b"a\n", b"a\n")):
-            (tmp_path / name).write_bytes(text)
-        return shelve(tmp_path, names, **more)
-    return make
+def words(root, train, valid=b"a\n", test=b"a\n", **more):
+    return load_as("words", root, {"train": train, "valid": valid, "test": test}, **more)
 
 
-@pytest.fixture
-def sentences(tmp_path):
-    """sentences(shards, heldout): these texts as a corpus of sentences."""
-    def make(shards, heldout=b"b a\n", vocabulary=None):
-        texts = dict(zip(NAMES, shards)) | {"heldout": heldout}
-        for name, text in (texts | {"vocab": vocabulary or VOCABULARY}).items():
-            (tmp_path / name).write_bytes(text)
-        return shelve(tmp_path, texts, "sentences", vocabulary=File("vocab"))
-    return make
+def sentences(root, shards, heldout=b"b a\n", vocabulary=VOCABULARY):
+    (root / "vocab").write_bytes(vocabulary)
+    return load_as("sentences", root, dict(zip(NAMES, shards)) | {"heldout": heldout},
+                   vocabulary=File("vocab"))
 
 
 def words_of(split, vocab):
     return [vocab[token] for token in split.tolist()]
+
+
+def test_three_files_of_bytes_are_the_splits(tmp_path):
+    texts = {"train": b"abba\ncab", "valid": b"ab\n", "test": b"cc"}
+    corpus = load_as("bytes", tmp_path, texts)
+    assert [*map(len, (corpus.train, corpus.valid, corpus.test))] == [8, 3, 2]
 
 
 # ---- words --------------------------------------------------------------------------------------
@@ -65,12 +69,12 @@ def strange_text(seed, n=300):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_words_are_those_of_the_official_rule(words, tmp_path, seed):
+def test_words_are_those_of_the_official_rule(tmp_path, seed):
     """Stripped, split at white space, `<eos>` after each line, as Python's text mode sees lines.
 
     `<eos>` is the first of the vocabulary; words by falling count, ties by first appearance.
     """
-    corpus, every = words(*(strange_text(f"{seed} {i}").encode() for i in range(3))), []
+    corpus, every = words(tmp_path, *(strange_text(f"{seed} {i}").encode() for i in range(3))), []
     for name in ("train", "valid", "test"):
         wanted = [word for line in open(tmp_path / name, encoding="utf-8")
                   for word in (*line.strip().split(), "<eos>")]
@@ -82,26 +86,26 @@ def test_words_are_those_of_the_official_rule(words, tmp_path, seed):
     assert corpus.train.dtype == corpus.test.dtype == torch.int32 and corpus.unit == "ppl"
 
 
-def test_wt103_counts_the_training_split_alone(words):
+def test_wt103_counts_the_training_split_alone(tmp_path):
     """What valid says often does not rise; <eos> is 0 though it is the rarest."""
-    corpus = words(b"a a b b b c c c c", b"a a a a a a\n", counted=1)
+    corpus = words(tmp_path, b"a a b b b c c c c", b"a a a a a a\n", counted=1)
     assert corpus.vocab == ["<eos>", "c", "b", "a"]
 
 
-def test_other_counts_than_published_and_bad_texts_are_refused(words, sentences):
+def test_other_counts_than_published_and_bad_texts_are_refused(tmp_path):
     """Tokens of each split and the vocabulary, with both figures in the sentence."""
-    words(b"a b\n", counts=(3, 2, 2), vocab_size=3)
+    words(tmp_path, b"a b\n", counts=(3, 2, 2), vocab_size=3)
     for *counts, V in ((4, 2, 2, 3), (3, 2, 3, 3), (3, 2, 2, 4)):
-        message = refusal(words, b"a b\n", counts=tuple(counts), vocab_size=V)
+        message = refusal(words, tmp_path, b"a b\n", counts=tuple(counts), vocab_size=V)
         assert f"(3, 2, 2, 3), published is {(*counts, V)}: a file was changed" in message
-    assert refusal(words, b"\n").endswith("train has 1 tokens, but at least 2 are needed")
+    assert refusal(words, tmp_path, b"\n").endswith("train has 1 tokens, but at least 2 are needed")
     for make, texts in (words, [b"a\n\nb \xff\n"]), (sentences, [[b"a\n", b"b \xff"]]), (
             sentences, [[b"a"], b"b \xff"]):
-        message = refusal(make, *texts)
+        message = refusal(make, tmp_path, *texts)
         assert message.startswith("new cannot be read") and "('utf-8' codec can't" in message
 
 
-def test_words_are_encoded_decoded_and_shown(words, tmp_path, monkeypatch, capsys):
+def test_words_are_encoded_decoded_and_shown(tmp_path, monkeypatch, capsys):
     """Joined by single spaces; newlines are separators and come back as newlines."""
     vocab = ["<eos>", "the", "cat", "sat"]
     for text in ("the cat", "cat\nsat\n", "the cat\n\nsat the", "\ncat", ""):
@@ -109,7 +113,7 @@ def test_words_are_encoded_decoded_and_shown(words, tmp_path, monkeypatch, capsy
     assert encode(" the\r\n cat\rsat\t", vocab).tolist() == [1, 0, 2, 0, 3]
     assert encode("\na\n", ["<S>", "a"]).tolist() == [0, 1, 0]  # lm1b has another separator
     assert decode([0, 1, 0], ["<S>", "a"]) == "\na\n" and decode([], vocab) == ""
-    corpus = words(b"the cat\n" * 1000)
+    corpus = words(tmp_path, b"the cat\n" * 1000)
     monkeypatch.setattr(corpora, "load", lambda *given: corpus)
     corpora.main(["new"])
     out = capsys.readouterr().out
@@ -119,16 +123,10 @@ def test_words_are_encoded_decoded_and_shown(words, tmp_path, monkeypatch, capsy
 
 # ---- sentences ----------------------------------------------------------------------------------
 
-VOCABULARY = b"<S>\n<UNK>\na\nb\nc\nd\n"
-NAMES = "shard2", "shard1"
-SHARDS = [b"a b\n\nc a\n", b"d\nx b\nc c c"]
-TOKENS = [0, 2, 3, 0, 0, 4, 2, 0, 5, 0, 1, 3, 0, 4, 4, 4, 0]
-
-
-def test_sentences_are_between_single_separators(sentences):
+def test_sentences_are_between_single_separators(tmp_path):
     """Where the official tokens have two.  Unknown words are <UNK>, an empty sentence is an empty
     sentence, shards follow in the order of the table."""
-    corpus = sentences(SHARDS)
+    corpus = sentences(tmp_path, SHARDS)
     assert corpus.train.tolist() == TOKENS and corpus.train.dtype == torch.int32
     assert words_of(corpus.valid, corpus.vocab) == ["<S>", "b", "a", "<S>"]
     assert corpus.test.equal(corpus.valid)
@@ -136,10 +134,10 @@ def test_sentences_are_between_single_separators(sentences):
         ["<S>", "<UNK>", "a", "b", "c", "d"], "ppl", 0)
 
 
-def test_the_vocabulary_keeps_the_order_of_its_file_and_ignores_counts(sentences):
+def test_the_vocabulary_keeps_the_order_of_its_file_and_ignores_counts(tmp_path):
     """Lines of the published file are a word and its count; words may hold odd characters."""
     vocabulary = "</S> 9\r\nb\x85c 8\na\n<UNK> 3\n<S> 2".encode()
-    corpus = sentences([b"a\n"], vocabulary=vocabulary)
+    corpus = sentences(tmp_path, [b"a\n"], vocabulary=vocabulary)
     assert corpus.vocab == ["</S>", "b", "a", "<UNK>", "<S>"]
     assert corpus.train.tolist() == [4, 2, 4] and corpus.separator == 4
 
@@ -149,60 +147,54 @@ class Killed(BaseException):
 
 
 def kill_at(n, patch):
-    """Raise Killed instead of the n-th change of a file or reading of a text, and of all later.
+    """Kill halfway through the n-th write, or instead of a rename; return the list of texts read."""
+    steps, read, rename, tokenize = itertools.count(), [], os.replace, corpora.tokenize
 
-    Returns the list of texts, which grows while they are read."""
-    left, read = [n], []
-
-    def mortal(real, name):
-        def call(*args, **kwargs):
-            if left[0] <= 0:
+    class Mortal(io.FileIO):
+        def write(self, data):
+            if next(steps) == n:
+                super().write(bytes(data)[:5])
                 raise Killed
-            left[0] -= 1
-            if name == "tokenize":
-                read.append(args[0].name)
-            return real(*args, **kwargs)
-        return call
+            return super().write(data)
 
-    for place, name in [(os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "mkdir"),
-                        (os, "rmdir"), (os, "unlink"), (corpora, "tokenize")]:
-        patch.setattr(place, name, mortal(getattr(place, name), name))
+    def replace(*paths):
+        if next(steps) == n:
+            raise Killed
+        rename(*paths)
+
+    patch.setattr(files, "open", Mortal, raising=False)
+    patch.setattr(os, "replace", replace)
+    patch.setattr(corpora, "tokenize", lambda path, *more: (
+        read.append(path.name), tokenize(path, *more))[1])
     return read
 
 
 def test_a_killed_encoding_leaves_whole_files_and_is_resumed(tmp_path):
-    """From the archive to the tokens, killed before the 1st, 2nd, 3rd, ... step.  Shards that are
-    done are not read again, and in the end only the tokens of all remain."""
-    texts = dict(zip(NAMES, SHARDS)) | {"heldout": b"b a\n"}
-    data, cache = zipped(texts), "new.train.int32"
-    encoded = {cache: TOKENS, f"{cache}.shards/shard2": TOKENS[1:8],
-               f"{cache}.shards/shard1": TOKENS[8:]}
-    whole = texts | {name: np.int32(tokens).tobytes() for name, tokens in encoded.items()}
+    """From the archive to the tokens.  Shards that are done are not read again, and in the end only
+    the tokens of all remain."""
+    texts, cache = dict(zip(NAMES, SHARDS)) | {"heldout": b"b a\n"}, "new.train.int32"
     for n in range(100):
         root = tmp_path / f"{n}"
         root.mkdir()
-        (root / "a.zip").write_bytes(data)
+        (root / "a.zip").write_bytes(zipped(texts))
         (root / "vocab").write_bytes(VOCABULARY)
 
         def read(killed_at):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(os, "fsync", lambda number: None)  # for time
                 names = kill_at(killed_at, patch)
-                corpus = shelve(root, texts, "sentences", published("a.zip", data),
-                                vocabulary=File("vocab"))
+                corpus = load_as("sentences", root, texts, published("a.zip", zipped(texts)),
+                                 vocabulary=File("vocab"))
             return corpus.train.tolist(), names
 
         with contextlib.suppress(Killed):
             read(n)
             break
-        for path in root.rglob("*"):
-            name = path.relative_to(root).as_posix()
-            assert name not in whole or path.read_bytes() == whole[name], f"half of {name}"
         left = [] if (root / cache).exists() else [
             name for name in NAMES if not (root / f"{cache}.shards" / name).exists()]
-        assert read(10**6) == (TOKENS, [*left, "heldout"])
-        assert [path.name for path in root.glob("*int32*")] == [cache]
-    assert 20 < n < 99
+        assert read(None) == (TOKENS, [*left, "heldout"])
+        assert {path.name for path in root.iterdir()} == {*texts, "a.zip", "vocab", cache}
+        assert all((root / name).read_bytes() == text for name, text in texts.items())
+    assert 10 < n < 99
 
 
 # ---- lanes of sentences -------------------------------------------------------------------------
