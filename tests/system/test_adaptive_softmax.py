@@ -1,4 +1,4 @@
-"""The adaptive softmax: every word against loops, and the tables that it must not build.
+"""The adaptive softmax: every word, and the tables that it must not build.
 
     pytest tests/system/test_adaptive_softmax.py
 """
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from helpers import assert_close, gradients, randomized
+from maths import oracle
 
 lesson_5 = import_module("05_full_model")
 SMALL = lesson_5.Config(vocab_size=23, n_layer=2, d_model=12, n_head=3, d_head=4, d_inner=7,
@@ -18,35 +19,17 @@ KINDS = {"one width": SMALL, "tied": replace(SMALL, div_val=2),
          "narrow": replace(SMALL, cutoffs=(1, 2, 22), div_val=2)}
 
 
-def by_loops(words, h):
-    """Return log p of every word after the state h (D,), one word and one band at a time."""
-    def softmax(i, rows, biases):
-        narrow = h if words.project_out[i] is None else words.project_out[i].T @ h
-        scores = [((row * narrow).sum() + bias).exp() for row, bias in zip(rows, biases)]
-        return [score / sum(scores) for score in scores]
-
-    n_head = len(words.rows[0])
-    head = softmax(0, [*words.rows[0], *words.tail_rows], [*words.bias[:n_head], *words.tail_bias])
-    p = head[:n_head]
-    for i, tail in enumerate(head[n_head:], 1):
-        p += [tail * q for q in softmax(i, words.rows[i], words.bias[len(p):])]
-    return torch.stack(p).log()
-
-
 @pytest.mark.parametrize("name", KINDS)
-def test_logits_losses_and_embeddings_are_those_of_the_loops(name):
+def test_logits_losses_and_embeddings_are_those_of_the_oracle(name):
     """Of each word, in vocabulary order; losses and their gradients also if one band has all."""
-    words = randomized(lesson_5.AdaptiveSoftmax(KINDS[name]))
-    h = torch.randn(2, 23, 12).double()
-    wanted = torch.stack([by_loops(words, z) for z in h[0, :3]])
-    assert_close(words.logits(h)[0, :3], wanted, "logits")
-    row = [row if project is None else (project * row).sum(1)  # (D, width) times (width,)
-           for rows, project in zip(words.rows, words.project_in) for row in rows]
+    words, h = randomized(lesson_5.AdaptiveSoftmax(KINDS[name])), torch.randn(2, 23, 12).double()
     all_words = torch.stack([torch.randperm(23) for _ in h])
-    assert_close(words(all_words), torch.stack(row)[all_words], "embedding")
+    assert_close(words(all_words), oracle.embeddings(words)[all_words], "embedding")
+    assert_close(words.logits(h), oracle.log_probabilities(words, h), "logits")
     leaves = [h.requires_grad_(), *(z for part, z in words.named_parameters() if "_in" not in part)]
     for y in (all_words, *(torch.randint(*band, (2, 23)) for band in words.bands)):
-        loss, wanted = words.losses(h, y), -words.logits(h).gather(-1, y[..., None])[..., 0]
+        loss = words.losses(h, y)
+        wanted = -oracle.log_probabilities(words, h).gather(-1, y[..., None])[..., 0]
         assert_close(loss, wanted, "losses")
         for a, b in zip(gradients(loss, leaves), gradients(wanted, leaves)):
             assert_close(a, b, "gradient")

@@ -147,7 +147,7 @@ class Killed(BaseException):
 
 
 def kill_at(n, patch):
-    """Kill halfway through the n-th write, or instead of a rename; return the list of texts read."""
+    """Kill halfway through the n-th write or instead of a rename; return the list of texts read."""
     steps, read, rename, tokenize = itertools.count(), [], os.replace, corpora.tokenize
 
     class Mortal(io.FileIO):
