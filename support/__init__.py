@@ -1,1 +1,1 @@
-"""What a real run needs and no lesson teaches."""
+"""What the lessons use and do not teach: text, the adaptive softmax, checks, progress."""
