@@ -18,9 +18,10 @@ from helpers import published, refusal, tarred, zipped
 from support import files
 from support.download import File, Source, fetch, unpack
 
-DATA, FLIPPED = bytes(range(256)) * 3, bytes(range(256)) * 2 + bytes(range(255)) + b"!"
-TEXTS = {"w/one": b"the cat\n", "w/two": b"sat\n"}
-PATHS = {"one": b"the cat\n", "two": b"sat\n"}
+DATA = bytes(range(256)) * 3
+FLIPPED = DATA[:-1] + b"!"
+TEXTS = {"one": b"the cat\n", "two": b"sat\n"}
+IN_FOLDER = {f"w/{name}": data for name, data in TEXTS.items()}
 SITE = "http://example.org/file"
 
 
@@ -46,8 +47,8 @@ def files_in(root):
 
 
 def source_of(archive):
-    """Return the entry of the table for TEXTS, whose names follow a folder's in the archive."""
-    wanted = tuple(File(name, len(data)) for name, data in PATHS.items())
+    """Return the entry of the table for TEXTS, which the archive has in a folder w/."""
+    wanted = tuple(File(name, len(data)) for name, data in TEXTS.items())
     return Source("words", (), 0, archive, wanted, "w/")
 
 
@@ -99,13 +100,13 @@ def test_a_wrong_file_put_there_by_hand_is_refused_and_kept(tmp_path, wrong, wor
 @pytest.mark.parametrize("name, pack", [("a.zip", zipped), ("a.tar.gz", tarred)])
 def test_the_wanted_members_are_unpacked_once_and_no_others(web, tmp_path, name, pack):
     """Under the names of the table; no name in an archive decides where something is written."""
-    web[SITE] = pack({"../evil": b"!", "w/evil": b"!", "/tmp/evil": b"!"} | TEXTS)
+    web[SITE] = pack({"../evil": b"!", "w/evil": b"!", "/tmp/evil": b"!"} | IN_FOLDER)
     source, root = source_of(published(name, web[SITE], SITE)), tmp_path / "new" / "data"
     assert unpack(source, root) == [root / "one", root / "two"]
-    assert files_in(tmp_path) == {name: web[SITE]} | PATHS
+    assert files_in(tmp_path) == {name: web[SITE]} | TEXTS
     (root / name).unlink()
     unpack(source, root)  # which needs no archive now
-    assert files_in(tmp_path) == PATHS
+    assert files_in(tmp_path) == TEXTS
     (root / "two").write_bytes(b"s")
     assert "two has 1 bytes, expected 4; delete it" in refusal(unpack, source, root)
 
@@ -133,7 +134,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(web, tmp_pa
             return super().write(data)
 
     monkeypatch.setattr(files, "open", Full, raising=False)
-    web[SITE] = zipped(TEXTS)
+    web[SITE] = zipped(IN_FOLDER)
     message = refusal(unpack, source_of(published("a.zip", web[SITE], SITE)), tmp_path)
     assert "No space left" in message and str(tmp_path / name) in message
     assert files_in(tmp_path).keys() <= {"a.zip", "one"}
