@@ -100,11 +100,11 @@ def prepared(model, plain=False):
         return model
     if checksum_of_lessons() != COMPARED:
         say_once("lesson 5 (or an earlier one) was edited, so the model runs as it is written "
-                 "there: slower to train, several times slower to evaluate and sample")
+                 "there: slower to train and evaluate, several times slower to sample")
         return model
     if not is_lesson_5s(model):
         say_once("the model is not exactly lesson 5's (another class or module, or a hook), so "
-                 "it runs as it is: slower to train, several times slower to evaluate and sample")
+                 "it runs as it is: slower to train and evaluate, several times slower to sample")
         return model
     return Reader(replace_parts(model))
 
