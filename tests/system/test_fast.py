@@ -282,6 +282,13 @@ def test_the_examples_in_the_docstrings_are_true():
 
 EDITED = "lesson 5 (or an earlier one) was edited, so the model runs as it is written there"
 OTHER = "the model is not exactly lesson 5's"
+COMPARED = fast.COMPARED
+
+
+@pytest.fixture(autouse=True)
+def text_of_now(monkeypatch):
+    """Compare the text of now: one test alone asks whether the checksum is stale."""
+    monkeypatch.setattr(fast, "COMPARED", fast.checksum_of_lessons())
 
 
 def prints(capsys, model, **given):
@@ -291,7 +298,7 @@ def prints(capsys, model, **given):
 
 
 @pytest.mark.parametrize("name", presets.CONFIGS)
-def test_it_stands_in_for_every_preset_and_says_nothing(name, our_own, capsys):
+def test_it_stands_in_for_every_preset_and_says_nothing(name, capsys):
     """Of any dtype, twice, and after a dropout was given another rate."""
     with torch.device("meta"):
         model = lesson_5.TransformerXL(presets.CONFIGS[name]).bfloat16()
@@ -348,7 +355,7 @@ VARIANTS = {  # changes of a model m, or of its last layer z, which Attention or
 
 @pytest.mark.parametrize("is_prepared", [False, True])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_model_that_is_not_exactly_lesson_5s_runs_as_it_is(name, is_prepared, our_own, capsys):
+def test_a_model_that_is_not_exactly_lesson_5s_runs_as_it_is(name, is_prepared, capsys):
     """Before and after `prepared` has made it faster."""
     model = model_of(replace(SMALL, dropout=0.1))
     if is_prepared:
@@ -362,7 +369,7 @@ def test_a_model_that_is_not_exactly_lesson_5s_runs_as_it_is(name, is_prepared, 
 
 @pytest.mark.parametrize("more, form", [([], "as training/fast.py has it"),
                                         (["--plain"], "as lesson 5 has it")])
-def test_a_run_notes_in_which_form_its_model_runs(more, form, our_own, tmp_path):
+def test_a_run_notes_in_which_form_its_model_runs(more, form, tmp_path):
     """In the head of metrics.tsv."""
     (tmp_path / "notes.txt").write_text("to be, or not to be. " * 99)
     assert train.main(["--text", str(tmp_path / "notes.txt"), "--model", "tiny", "--steps", "1",
@@ -372,9 +379,9 @@ def test_a_run_notes_in_which_form_its_model_runs(more, form, our_own, tmp_path)
 
 
 def test_the_checksum_is_of_the_text_that_was_compared(our_own):
-    """The last of this file's tests: the others have held the text of now equal."""
+    """The other tests of this file compare the text of now."""
     now = fast.checksum_of_lessons()
-    assert fast.COMPARED == now, (
+    assert COMPARED == now, (
         "the lessons have changed; if all other tests of this file pass, put this line into "
         f'training/fast.py:\nCOMPARED = "{now}"')
 
