@@ -13,7 +13,7 @@ A run lives in one folder (--out): checkpoint.pt and the one before it, previous
 best.pt (best validation loss), metrics.tsv and curve.png.  Losses are in nats inside,
 and shown as bits per byte (called bpc, as in the papers) or perplexity per word (ppl).
 
-In this file `run` is the settings of data and training, `config` the model's sizes
+In this file `recipe` is the settings of data and training, `config` the model's sizes
 (both in training/presets.py).  Files, resuming and signals are in training/job.py.  A
 rank is one of several processes that train one model together, one for each GPU.
 """
@@ -34,9 +34,9 @@ from support import corpora
 from support.progress import progress
 from training import checkpoint, estimate, fast, log, machine, ranks
 from training.flags import (
-    exit_status, folder_of, folder_to_use, for_vocabulary, other_lengths, parse,
-    resumed_settings, sampling, say_what_a_gpu_trains, settings)
-from training.job import Job, Stop, open_job, read_corpus, restored
+    chosen, exit_status, folder_of, folder_to_use, for_vocabulary, other_lengths, parse,
+    sampling, say_what_a_gpu_trains)
+from training.job import Job, Stop, open_job, read_corpus, load_model
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
@@ -44,20 +44,20 @@ lesson_5 = import_module("05_full_model")
 
 # ---- learning rate, one step --------------------------------------------------------
 
-def fraction_done(run, state):
+def fraction_done(recipe, state):
     """How much of the run is done, 0 to 1, by whichever length it was given."""
-    if run.minutes:
-        return min(1.0, state.seconds / (60 * run.minutes))
-    if run.tokens:
-        return min(1.0, state.tokens / run.tokens)
-    return min(1.0, state.step / run.steps)
+    if recipe.minutes:
+        return min(1.0, state.seconds / (60 * recipe.minutes))
+    if recipe.tokens:
+        return min(1.0, state.tokens / recipe.tokens)
+    return min(1.0, state.step / recipe.steps)
 
 
-def learning_rate(run, step, done):
+def learning_rate(recipe, step, done):
     """The smaller of a linear warm-up and a fall from lr to 0 over the whole run."""
-    sqrt = run.schedule == "sqrt"  # else the paper's cosine
+    sqrt = recipe.schedule == "sqrt"  # else the paper's cosine
     fall = 1 - math.sqrt(done) if sqrt else (1 + math.cos(math.pi * done)) / 2
-    return run.lr * min((step + 1) / max(1, run.warmup), fall)
+    return recipe.lr * min((step + 1) / max(1, recipe.warmup), fall)
 
 
 def micro_batches(B, size):
@@ -70,11 +70,11 @@ def micro_batches(B, size):
     return [slice(first, min(first + size, B)) for first in range(0, B, size)]
 
 
-def train_step(model, optimizer, x, y, memory, run):
+def train_step(model, optimizer, x, y, memory, recipe):
     """One update from x, y (B, T) and the memory of the B lanes.
 
-    The lanes go through the model run.micro_batch at a time.  Their gradients add up:
-    the update is that of all lanes, but only one part's activations are in memory.
+    The lanes go through the model recipe.micro_batch at a time.  Their gradients add
+    up: the update is that of all lanes, but only one part's activations are in memory.
     Returns the mean loss (nats, over all lanes of all ranks), the gradient norm before
     clipping, and the new memory.  If loss or norm is not finite nothing is updated and
     the old memory comes back: one such number would poison every weight.  (The next
@@ -83,17 +83,17 @@ def train_step(model, optimizer, x, y, memory, run):
     optimizer.zero_grad()
     loss = 0.0
     new_memory = []  # of each part
-    for lanes in micro_batches(len(x), run.micro_batch):
+    for lanes in micro_batches(len(x), recipe.micro_batch):
         past = memory and [layer[lanes] for layer in memory]
         # several ranks add up their gradients once, with those of the last part
         with ranks.no_sync(model, last=lanes.stop == len(x)):
-            with machine.autocast(run, x.device.type):
+            with machine.autocast(recipe, x.device.type):
                 losses, part_memory = model(x[lanes], past, y[lanes])
             part = losses.sum() / y.numel()  # its share of the mean over all lanes
             part.backward()
         loss += part.detach()
         new_memory.append(part_memory)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip).item()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()
     loss = ranks.mean(loss.item())
     if not math.isfinite(loss + norm):
         return loss, norm, memory
@@ -105,7 +105,7 @@ def train_step(model, optimizer, x, y, memory, run):
 # ---- evaluation ---------------------------------------------------------------------
 
 @contextmanager
-def evaluating(model, run):
+def evaluating(model, recipe):
     """In the block the model is in eval mode, with same_length, and with the memory
     length and clamp_len that the run evaluates with.
     """
@@ -113,213 +113,207 @@ def evaluating(model, run):
     config = model.config
     try:
         model.eval()
-        model.config = replace(config, mem_len=run.eval_mem_len, same_length=True,
-                               clamp_len=run.eval_clamp_len)
+        model.config = replace(config, mem_len=recipe.eval_mem_len, same_length=True,
+                               clamp_len=recipe.eval_clamp_len)
         yield
     finally:  # whatever happens, Ctrl-C included, the model trains on as it did
         model.config = config
         model.train(training)
 
 
-def reading_length(run):
+def evaluation_segment_length(recipe):
     """The T that `evaluate` reads with.  With same_length no loss depends on where the
     text is cut, and longer segments are fewer calls.  But beyond M a plain model scores
     ever more pairs that the mask hides, and above 512 the scores take much memory.
     """
-    return max(run.eval_segment, min(run.eval_mem_len, 512))
+    return max(recipe.eval_segment, min(recipe.eval_mem_len, 512))
 
 
 @torch.no_grad()
-def evaluate(model, tokens, run, label="evaluating"):
+def evaluate(model, tokens, recipe, label="evaluating"):
     """Return the mean loss in nats over the n - 1 predictions of n tokens.
 
-    One lane, read in order with run.eval_mem_len tokens of memory and same_length; the
-    first token is context only.  `model` may be a Reader, which computes the same
+    One lane, read in order with recipe.eval_mem_len tokens of memory and same_length;
+    the first token is context only.  `model` may be a Reader, which computes the same
     faster (training/fast.py).
     """
     device = model.u.device
-    T = reading_length(run)
+    T = evaluation_segment_length(recipe)
     stream = lesson_1.lanes(tokens.to(device), 1)
     memory = None
     total = torch.zeros((), dtype=torch.float64, device=device)
     parts = math.ceil((len(tokens) - 1) / T)
-    with evaluating(model, run), machine.autocast(run, device.type):
+    with evaluating(model, recipe), machine.autocast(recipe, device.type):
         for x, y in progress(lesson_1.segments(stream, T), label, parts):
             loss, memory = model(x, memory, y)  # (1, T)
             total += loss.double().sum()
     return total.item() / (len(tokens) - 1)
 
 
-def test_line(model, corpus, run):
+def test_line(model, corpus, recipe):
     """Evaluate the whole test split -> the line that reports it, with its settings."""
-    nats = ranks.on_rank_0(evaluate, model, corpus.test, run, "testing")
-    return log.test_line(nats, corpus, run)
+    nats = ranks.on_rank_0(evaluate, model, corpus.test, recipe, "testing")
+    return log.test_line(nats, corpus, recipe)
 
 
-def validation_tokens(corpus, run):
-    """What a validation reads: run.eval_tokens predictions, or, if that is 0, all."""
-    return corpus.valid[: run.eval_tokens + 1] if run.eval_tokens else corpus.valid
+def validation_tokens(corpus, recipe):
+    """Return the tokens for recipe.eval_tokens validation predictions; 0 means all."""
+    n = recipe.eval_tokens
+    return corpus.valid[: n + 1] if n else corpus.valid
 
 
-def is_validation_due(run, state):
+def is_validation_due(recipe, state):
     """Every eval_every steps, or with 0 at each tenth of the run; and at its end."""
-    done = fraction_done(run, state)
-    if state.evaluated == state.step:  # not twice at one step, nor at the beginning
+    done = fraction_done(recipe, state)
+    if state.validated_at == state.step:  # not twice at one step, nor at the beginning
         return False
-    if run.eval_every == 0:
-        return int(10 * done) > state.tenths
-    return state.step % run.eval_every == 0 or done == 1
+    if recipe.eval_every == 0:
+        return int(10 * done) > state.tenths_validated
+    return state.step % recipe.eval_every == 0 or done == 1
 
 
 def validate_and_save(job):
-    """Validate if it is due; save before that, after it, and every save_minutes.
-
-    So a kill during a validation loses nothing; --resume begins with that validation.
-    """
-    run, state = job.run, job.state
-    if job.reader is not None and is_validation_due(run, state):
-        job.save()
+    """Validate if it is due; save before and after that, and every save_minutes."""
+    recipe, state = job.recipe, job.state
+    if job.reader is not None and is_validation_due(recipe, state):
+        job.save()  # so a kill in the validation loses nothing: --resume begins with it
         start = time.perf_counter()
-        loss = ranks.on_rank_0(evaluate, job.reader, validation_tokens(job.corpus, run),
-                               run, "validating")
+        tokens = validation_tokens(job.corpus, recipe)
+        loss = ranks.on_rank_0(evaluate, job.reader, tokens, recipe, "validating")
         job.log.validation(state, loss)
-        state.evaluated = state.step
-        state.tenths = int(10 * fraction_done(run, state))
-        if loss < state.best:  # never if it is not a number
-            state.best = loss
+        state.validated_at = state.step
+        state.tenths_validated = int(10 * fraction_done(recipe, state))
+        if loss < state.lowest:  # never if it is not a number
+            state.lowest = loss
             job.save_best()
-        if ranks.first(time.perf_counter() - start) > 1:  # else it is soon made again
+        if ranks.broadcast(time.perf_counter() - start) > 1:  # else it is soon repeated
             job.save()
-    elif state.seconds - job.saved_at > 60 * run.save_minutes:
+    elif state.seconds - job.saved_at > 60 * recipe.save_minutes:
         job.save()
 
 
 # ---- the training loop --------------------------------------------------------------
 
 def fit(job):
-    """Train until the run's end or a signal -> the number of the signal, else 0.
+    """Train until the recipe's end or a signal -> the signal's number, else 0.
 
-    `job` holds everything about the run (training/job.py): its settings, corpus,
-    batches, optimizer, state (its progress) and log.  Two objects share the weights of
-    job.model: job.learner for steps (compiled, or one of several ranks), job.reader for
-    evaluation (with --plain the model itself).
+    `job` holds everything about the run (training/job.py).  Two objects share the
+    weights of job.model: job.learner for steps (compiled, or one of several ranks),
+    job.reader for evaluation (with --plain the model itself).
     """
-    run, state = job.run, job.state
+    recipe, state = job.recipe, job.state
     with Stop() as stop:  # in here Ctrl-C, SIGTERM wait for the end of a step
         while True:
             validate_and_save(job)
-            done = fraction_done(run, state)
+            done = fraction_done(recipe, state)
             if stop.requested() or done == 1:
                 job.save()
                 return stop.number
             start = time.perf_counter()
-            rate = learning_rate(run, state.step, done)
+            rate = learning_rate(recipe, state.step, done)
             job.optimizer.set_rate(rate)
             x, y = next(job.batches)  # (B, T)
             if job.batches.text_begins:
-                state.memory = None  # every lane starts anew, without a past
+                state.memory = None  # every lane restarts, without context
             loss, norm, state.memory = train_step(
-                job.learner, job.optimizer, x, y, state.memory, run)
+                job.learner, job.optimizer, x, y, state.memory, recipe)
             seconds = time.perf_counter() - start
             state.record_step(x, math.isfinite(loss + norm), seconds)
-            job.log.training(state, run, rate, loss, norm, fraction_done(run, state))
+            done = fraction_done(recipe, state)
+            job.log.training(state, recipe, rate, loss, norm, done)
             state.stop_if_never_finite()
 
 
 def make_job(flags, device, path, saved):
     """Build the Job that the flags describe, or the one of a checkpoint's content."""
-    if saved:
-        name, config, run = resumed_settings(flags, saved)
-        corpus = read_corpus(run, flags.data_dir, saved)
-    else:
-        name, config, run = settings(flags, device)
-        corpus = read_corpus(run, flags.data_dir)
-        config = for_vocabulary(config, len(corpus.vocab), flags)
+    name, config, recipe = chosen(flags, device, saved)
+    corpus = read_corpus(recipe, flags.data_dir, saved)
+    if saved is None:
         say_what_a_gpu_trains(flags, device)
-        dtype = ranks.on_rank_0(machine.choose_dtype, run, config, device)
-        run = replace(run, dtype=dtype)
-    torch.manual_seed(run.seed)
+        config = for_vocabulary(config, len(corpus.vocab), flags)
+        dtype = ranks.on_rank_0(machine.choose_dtype, recipe, config, device)
+        recipe = replace(recipe, dtype=dtype)
+    torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(config).to(device)
-    reader = fast.prepared(model, run.plain)
-    return Job(path, name, model, run, corpus, reader=reader)
+    reader = fast.prepared(model, recipe.plain)
+    return Job(path, name, model, recipe, corpus, reader=reader)
 
 
 def train(flags, device):
     """Train a new run or continue one, then test, sample and plot -> exit status."""
-    name, _, run = settings(flags, device)
-    path = folder_of(flags, name, run)
-    make = partial(make_job, flags, device, path)
-    with open_job(path, make, flags.resume) as job:
-        number = fit(job)
-        if number:
+    name, _, recipe = chosen(flags, device)
+    path = folder_of(flags, name, recipe)
+    with open_job(path, partial(make_job, flags, device, path), flags.resume) as job:
+        if number := fit(job):
             print(f"\nstopped after step {job.state.step:,}, saved; go on with\n"
                   f"  python train.py --resume --out {path}")
             return 128 + number
-        report(job, flags)
+        finish(job, flags)
     return 0
 
 
 # ---- using a trained model ----------------------------------------------------------
 
-def sample(model, prompt, run, flags):
+def sample(model, prompt, recipe, flags):
     """Sample after a prompt (P,) with the memory of evaluation -> new tokens (n,).
 
     The model is in eval mode meanwhile; afterwards its mode is what it was.  ValueError
     if the logits are not finite.
     """
-    options = sampling(flags, run, model)
+    options = sampling(flags, recipe, model)
     prompt = prompt[None].to(model.u.device)  # (1, P)
-    with evaluating(model, run), machine.finite_logits():
+    with evaluating(model, recipe), machine.finite_logits():
         return lesson_5.generate(model, prompt, **options)[0].cpu()
 
 
-def report(job, flags):
+def finish(job, flags):
     """The end of a run: curve, sample, what to try next, and the test figure."""
-    model, corpus, run = job.model, job.corpus, job.run
+    model, corpus, recipe = job.model, job.corpus, job.recipe
     if (job.path / "best.pt").exists():  # not if no validation loss was finite
-        model, _, _ = restored(checkpoint.to_evaluate(job.path), model.u.device)
-    reader = fast.prepared(model.eval(), run.plain)
+        model, _, _ = load_model(checkpoint.to_evaluate(job.path), model.u.device)
+    reader = fast.prepared(model.eval(), recipe.plain)
     if ranks.RANK == 0:
         log.draw(job.path / "metrics.tsv", corpus)
         prompt = corpus.test[:200].long()
-        log.report(job.path, run, corpus, prompt, sample(reader, prompt, run, flags))
-    print(test_line(reader, corpus, run))
+        new = sample(reader, prompt, recipe, flags)
+        log.print_next_steps(job.path, recipe, corpus, prompt, new)
+    print(test_line(reader, corpus, recipe))
 
 
-def use(flags, device):
+def evaluate_or_sample(flags, device):
     """--eval-only and --sample: what a checkpoint can do without being trained."""
-    name, _, run = settings(flags, device)
-    saved = checkpoint.to_evaluate(folder_to_use(flags, name, run))
-    model, run, state = restored(saved, device)
-    run = replace(run, **other_lengths(flags, saved))  # those on the command line
-    reader = fast.prepared(model, run.plain)
+    name, _, recipe = chosen(flags, device)
+    saved = checkpoint.to_evaluate(folder_to_use(flags, name, recipe))
+    model, recipe, state = load_model(saved, device)
+    recipe = replace(recipe, **other_lengths(flags, saved))  # those on the command line
+    reader = fast.prepared(model, recipe.plain)
     print(f"{saved.path}: step {state.step:,}")
     if flags.sample is not None:
         prompt = corpora.encode(flags.sample, saved["vocab"])
-        tokens = torch.cat([prompt, sample(reader, prompt, run, flags)])
+        tokens = torch.cat([prompt, sample(reader, prompt, recipe, flags)])
         print(corpora.decode(tokens, saved["vocab"]))
     if flags.eval_only:
-        corpus = read_corpus(run, flags.data_dir, saved, similar=True)
-        print(test_line(reader, corpus, run))
+        corpus = read_corpus(recipe, flags.data_dir, saved, similar=True)
+        print(test_line(reader, corpus, recipe))
     return 0
 
 
-def command(argv):
+def run_command(argv):
     """Do what the command line says -> exit status."""
     flags = parse(argv, __doc__)
     device = machine.choose(flags.device)
     if flags.dry_run:  # says what the run will take, and fetches no data
-        return estimate.report(flags, device)
+        return estimate.dry_run(flags, device)
     ranks.join(device)
     using = flags.eval_only or flags.sample is not None
-    status = use(flags, device) if using else train(flags, device)
+    status = evaluate_or_sample(flags, device) if using else train(flags, device)
     ranks.leave()
     return status
 
 
 def main(argv=None):
     """-> exit status: 0; 1 for a mistake, said in one line; 128 + n for signal n."""
-    return exit_status("train.py", command, argv)
+    return exit_status("train.py", run_command, argv)
 
 
 if __name__ == "__main__":

@@ -125,15 +125,15 @@ def continued(model, prompts, given, seed, T=0):
     return text[:, prompts.shape[1] :].cpu()
 
 
-def sample(model, prompts, run, given):
+def sample(model, prompts, recipe, given):
     """Return {kind: [the texts (B, n) of each seed]} after prompts (B, P)."""
     reader, new = fast.prepared(model), {"with memory": [], "without memory": []}
     prompts = prompts.to(given.device)
     with machine.finite_logits():
         for seed in given.seeds:
-            with train.evaluating(reader, run):
+            with train.evaluating(reader, recipe):
                 new["with memory"].append(continued(reader, prompts, given, seed))
-            new["without memory"].append(continued(reader, prompts, given, seed, run.segment))
+            new["without memory"].append(continued(reader, prompts, given, seed, recipe.segment))
     return new
 
 
@@ -186,20 +186,20 @@ def parse(argv):
 def main(argv):
     """Sample with and without memory, write the texts, print the shares."""
     given = parse(argv)
-    model, run, corpus, _ = common.open_run(given.checkpoint, given.data_dir, given.device)
+    model, recipe, corpus, _ = common.open_run(given.checkpoint, given.data_dir, given.device)
     if given.memory is not None:
-        run = replace(run, eval_mem_len=given.memory)
+        recipe = replace(recipe, eval_mem_len=given.memory)
     given.top_k = min(given.top_k, len(corpus.vocab))
     prompts, true = prompts_of(corpus, given)
     given.out.mkdir(parents=True, exist_ok=True)
-    new = sample(model, prompts, run, given) | {"true continuation": [true]}
+    new = sample(model, prompts, recipe, given) | {"true continuation": [true]}
     write_samples(prompts, new, corpus.vocab, given.out / "samples.txt")
     print(f"{corpus.name}\n{given.prompts} prompts of {given.length} tokens, {given.n_tokens:,} "
           f"new ones each, top-{given.top_k}, temperature {given.temperature}, seeds "
           f"{given.seeds}\n"
-          f"M {run.eval_mem_len}, T {run.segment}")
-    rows = measure_all(prompts, new, corpus, run.segment)
-    print(f"{'recurring:':17}{'all':>17}{f'in the last {run.segment}':>17}{'before':>17}")
+          f"M {recipe.eval_mem_len}, T {recipe.segment}")
+    rows = measure_all(prompts, new, corpus, recipe.segment)
+    print(f"{'recurring:':17}{'all':>17}{f'in the last {recipe.segment}':>17}{'before':>17}")
     for kind, values in rows.items():
         print(f"{kind:17}" + "".join(f"{'-' if math.isnan(z[0]) else common.spread(z):>17}"
                                      for z in zip(*values)))

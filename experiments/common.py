@@ -23,7 +23,7 @@ import torch
 from support import corpora, validate
 from training import checkpoint, fast, log, machine, presets
 from training.flags import PRETRAINED, Parser
-from training.job import Job, open_job, read_corpus, restored
+from training.job import Job, open_job, read_corpus, load_model
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
@@ -36,7 +36,7 @@ class Study:
     """A scale of an experiment: what is trained, and on how much text it is evaluated."""
 
     config: lesson_5.Config  # the corpus decides vocab_size
-    run: presets.Run
+    recipe: presets.Recipe
     lengths: tuple  # attention lengths or memories that are tried, in tokens, ascending
     count: int  # pieces of text that are read side by side in evaluation ...
     n: int  # ... and predictions in each
@@ -125,20 +125,18 @@ def exit_status(experiment):
 
 # ---- training -----------------------------------------------------------------------------------
 
-def choose_dtype(model, run, folder):
-    """Return the run with the dtype that pays here: noted in the folder, so that all its models have
-    one.
-    """
+def choose_dtype(model, recipe, folder):
+    """Return the recipe with the dtype that pays here, noted in the folder for all its models."""
     note = folder / "dtype"
-    if run.dtype != "auto":
-        return run
+    if recipe.dtype != "auto":
+        return recipe
     if not note.exists():
-        dtype = machine.choose_dtype(run, model.config, next(model.parameters()).device.type)
+        dtype = machine.choose_dtype(recipe, model.config, next(model.parameters()).device.type)
         checkpoint.write(note, lambda file: file.write(dtype))
-    return replace(run, dtype=note.read_text())
+    return replace(recipe, dtype=note.read_text())
 
 
-def fit(path, make, corpus, run, optimizer=None, reader=None):
+def fit(path, make, corpus, recipe, optimizer=None, reader=None):
     """Train the model that make() returns, or what is left of it, in the folder `path` -> its Job,
     the model in eval mode.
 
@@ -146,20 +144,20 @@ def fit(path, make, corpus, run, optimizer=None, reader=None):
     run is there; KeyboardInterrupt, and all is saved, after a signal.
     """
     def make_job(saved):
-        torch.manual_seed(run.seed)
+        torch.manual_seed(recipe.seed)
         model = make()
         # lesson 5's model trains faster from here on
         fast.prepared(model, plain=type(model) is not lesson_5.TransformerXL)
         steps = optimizer and optimizer(model)
         name = f"{path.name}: {type(model).__name__} {getattr(model, 'variant', '')}".strip()
-        job = Job(path, name, model, run, corpus, steps, reader and reader(steps))
+        job = Job(path, name, model, recipe, corpus, steps, reader and reader(steps))
         if other := [key for key, value in job.fixed_content.items() if saved
                      and saved[key] != value]:
             raise ValueError(f"{path} was trained with other settings ({', '.join(other)}); name "
                              "another folder with --out")
         return job
 
-    run = replace(run, save_minutes=1.0)
+    recipe = replace(recipe, save_minutes=1.0)
     with open_job(path, make_job, resume=any(path.glob("*.pt"))) as job:
         if train.fit(job):
             raise KeyboardInterrupt
@@ -167,20 +165,20 @@ def fit(path, make, corpus, run, optimizer=None, reader=None):
     return job
 
 
-def fit_seeds(make, corpus, run, given, name):
+def fit_seeds(make, corpus, recipe, given, name):
     """Yield the model that make() returns, trained: one for each seed of the command line."""
     for seed in given.seeds:
-        yield fit(given.out / f"{name}-{seed}", make, corpus, replace(run, seed=seed)).model
+        yield fit(given.out / f"{name}-{seed}", make, corpus, replace(recipe, seed=seed)).model
 
 
 def open_run(path, data_dir, device="cpu"):
-    """Open a run's folder, or a checkpoint in it -> its model, Run, corpus, and the content."""
+    """Open a run's folder, or a checkpoint in it -> its model, Recipe, corpus, and the content."""
     if not (path.is_file() or any(path.glob("*.pt"))):
         raise ValueError(f"no checkpoint at {path}; name the folder of a run of train.py")
     content = checkpoint.load(path) if path.is_file() else checkpoint.to_evaluate(path)
-    model, run, _ = restored(content, device)
-    corpus = read_corpus(run, data_dir, content, similar=True)
-    return model, run, corpus, content
+    model, recipe, _ = load_model(content, device)
+    corpus = read_corpus(recipe, data_dir, content, similar=True)
+    return model, recipe, corpus, content
 
 
 # ---- losses after so many tokens ----------------------------------------------------------------

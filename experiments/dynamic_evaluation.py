@@ -70,13 +70,13 @@ def rms_step(weights, trained, forward, back):
 
 # ---- reading ------------------------------------------------------------------------------------
 
-def segments_with_gradients(model, tokens, given, run, label):
+def segments_with_gradients(model, tokens, given, recipe, label):
     """Read tokens (n,) and yield for each segment its losses (T,) in nats; the gradients of their
     mean are in the weights meanwhile, which may change between two segments.
     """
     stream = lesson_1.lanes(tokens.to(model.u.device), 1)
     parts, memory = math.ceil((len(tokens) - 1) / given.segment), None
-    with train.evaluating(model, replace(run, eval_mem_len=given.memory)):
+    with train.evaluating(model, replace(recipe, eval_mem_len=given.memory)):
         for x, y in train.progress(lesson_1.segments(stream, given.segment), label, parts):
             model.zero_grad()
             losses, memory = model(x, memory, y)  # (1, T)
@@ -84,34 +84,34 @@ def segments_with_gradients(model, tokens, given, run, label):
             yield losses[0].detach()
 
 
-def gradient_sizes(model, corpus, given, run):
+def gradient_sizes(model, corpus, given, recipe):
     """Return s: for each weight the root of the mean square of its gradient on training text."""
     squares = [torch.zeros_like(W) for W in model.parameters()]
     tokens = corpus.train[: STATISTICS * given.segment + 1]
-    for _ in segments_with_gradients(model, tokens, given, run, "measuring gradients"):
+    for _ in segments_with_gradients(model, tokens, given, recipe, "measuring gradients"):
         for square, W in zip(squares, model.parameters()):
             square += W.grad**2 / STATISTICS
     return [square.sqrt() for square in squares]
 
 
-def static_losses(reader, tokens, run):
+def static_losses(reader, tokens, recipe):
     """Read tokens (n,) with the lengths of evaluation -> the loss of each prediction, (n - 1,)."""
     stream = lesson_1.lanes(tokens.to(reader.u.device), 1)
     return common.memory_losses(
-        reader, stream, 0, train.reading_length(run), same_length=True, mem_len=run.eval_mem_len,
-        clamp_len=run.eval_clamp_len)[0]
+        reader, stream, 0, train.evaluation_segment_length(recipe), same_length=True,
+        mem_len=recipe.eval_mem_len, clamp_len=recipe.eval_clamp_len)[0]
 
 
-def dynamic_losses(step, model, corpus, given, run):
+def dynamic_losses(step, model, corpus, given, recipe):
     """Read the test split once, with a "sgd" or "rms" step after each segment -> the loss of each
     prediction in nats, (n - 1,), in order.  At the end the weights are what they were.
     """
     weights = list(model.parameters())
     trained, losses = [W.detach().clone() for W in weights], []
     if step == "rms":
-        s = gradient_sizes(model, corpus, given, run)
+        s = gradient_sizes(model, corpus, given, recipe)
         forward, back = paces(s, given.rms_rate, given.epsilon, given.decay)
-    for loss in segments_with_gradients(model, corpus.test, given, run, NAMES[step]):
+    for loss in segments_with_gradients(model, corpus.test, given, recipe, NAMES[step]):
         losses.append(loss.cpu())
         if step == "sgd":
             sgd_step(weights, given.sgd_rate)
@@ -154,15 +154,15 @@ def main(argv):
     machine.tune(given.device)
     losses = {step: [] for step in NAMES}
     for path in given.checkpoint or [common.PRETRAINED]:
-        model, run, corpus, _ = common.open_run(path, given.data_dir, given.device)
+        model, recipe, corpus, _ = common.open_run(path, given.data_dir, given.device)
         if not given.checkpoint:
             corpus = replace(corpus, test=corpus.test[: LOOK + 1])
         reader = fast.prepared(model)
         for step, runs in losses.items():
             if step == "static":
-                runs.append(static_losses(reader, corpus.test, run))
+                runs.append(static_losses(reader, corpus.test, recipe))
             else:
-                runs.append(dynamic_losses(step, model, corpus, given, run))
+                runs.append(dynamic_losses(step, model, corpus, given, recipe))
             print(f"{path}, {NAMES[step]}: {value(runs[-1], corpus):.4f}", flush=True)
     print(f"{corpus.name}: test split, {len(corpus.test) - 1:,} predictions, {corpus.unit}; mean "
           "and half the range of the runs")

@@ -189,11 +189,11 @@ def main(argv):
                        help=f"default: runs/{NAME}")
     given = flags.parse_args(argv)
     path = given.checkpoint or common.PRETRAINED
-    model, run, corpus, content = common.open_run(path, given.data_dir)
+    model, recipe, corpus, content = common.open_run(path, given.data_dir)
     config, tokens, M, H = model.config, corpus.valid, given.memory, model.config.n_head
     position = position_of(given, len(tokens))
     given.out.mkdir(parents=True, exist_ok=True)
-    model.config = replace(config, mem_len=M, same_length=True, clamp_len=run.eval_clamp_len)
+    model.config = replace(config, mem_len=M, same_length=True, clamp_len=recipe.eval_clamp_len)
 
     n = ceil(given.queries / PIECES)
     pieces = lesson_1.lanes(tokens, PIECES)[:, : M + n]

@@ -37,7 +37,7 @@ SCALES = {
     "copies": ((1, 2), (32, 64), replace(TABLE_6["copies"], lengths=(
         12, 22, 23, 32, 46, 47, 56, 70, 71, 80, 94, 95, 110, 128))),
     "paper": ((4, 8, 16), (0, 150, 600), Study(
-        presets.CONFIGS["wt103-standard"], presets.RUNS["wt103-standard"],
+        presets.CONFIGS["wt103-standard"], presets.RECIPES["wt103-standard"],
         (40, 80, 150, 300, 450, 640, 900, 1200, 1600), count=16, n=12_000))}
 COLORS = ("tab:orange", "tab:blue", "tab:green")
 
@@ -58,7 +58,7 @@ def evaluate(model, study, corpus, M):
     """Return mean losses in nats: {memory length: loss} without and with clamp; as trained; and
     with same_length and as many keys.
     """
-    before, T = study.lengths[-1], study.run.segment
+    before, T = study.lengths[-1], study.recipe.segment
     tokens = common.pieces(corpus.valid, before, study.count, study.n, model.u.device)
     reader = fast.prepared(model)
 
@@ -139,14 +139,14 @@ def main(argv):
     def make(N, M):
         return lesson_5.TransformerXL(replace(config, n_layer=N, mem_len=M)).to(given.device)
 
-    run = common.choose_dtype(make(depths[0], memories[-1]), study.run, given.out)
+    recipe = common.choose_dtype(make(depths[0], memories[-1]), study.recipe, given.out)
     results = {}
     for N in depths:
         for M in memories:
-            models = common.fit_seeds(lambda: make(N, M), corpus, run, given, f"N{N}-M{M}")
+            models = common.fit_seeds(lambda: make(N, M), corpus, recipe, given, f"N{N}-M{M}")
             results[N, M] = [evaluate(model, study, corpus, M) for model in models]
-    print(f"{corpus.name}; segments of {run.segment}, {run.steps:,} steps of {run.batch} lanes, "
-          f"seeds {given.seeds}, {run.dtype}")
+    print(f"{corpus.name}; segments of {recipe.segment}, {recipe.steps:,} steps of "
+          f"{recipe.batch} lanes, seeds {given.seeds}, {recipe.dtype}")
     floor = {M: best_loss(M + 1) for M in study.lengths} if known else {}
     report(results, study, floor)
     draw(results, study, floor, given.out / "memory_length.png", corpus.name.split(" (")[0])

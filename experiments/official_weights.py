@@ -143,15 +143,17 @@ def main(argv):
                        help="its sizes: " + ", ".join(presets.CONFIGS))
     given = flags.parse_args(argv)
     machine.check(given.device)
-    state, config, run = read(given.file), presets.CONFIGS[given.model], presets.RUNS[given.model]
+    state = read(given.file)
+    config, recipe = presets.CONFIGS[given.model], presets.RECIPES[given.model]
     model = lesson_5.TransformerXL(replace(config, untie_r=has_own_biases(state)))
     reader = fast.prepared(load_official_weights(model, state).to(given.device).eval())
-    run = replace(run, drop_newlines=run.dataset == "enwik8")  # as the authors count it
-    corpus = read_corpus(run, given.data_dir)
+    recipe = replace(recipe, drop_newlines=recipe.dataset == "enwik8")  # as the authors count it
+    corpus = read_corpus(recipe, given.data_dir)
     if len(corpus.vocab) != config.vocab_size:
         raise ValueError(f"{given.model} has {config.vocab_size:,} words, {corpus.name} has "
                          f"{len(corpus.vocab):,}: other data, or another vocabulary")
-    print(f"{train.test_line(reader, corpus, run)}; published: {PAPER.get(given.model, 'nothing')}")
+    line = train.test_line(reader, corpus, recipe)
+    print(f"{line}; published: {PAPER.get(given.model, 'nothing')}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ the mean of the weights after each step of the run's last part, at a constant ra
 
 The model of a run is that average; the curve and the choices on the validation split (memory length
 and clamp of the evaluation) are about it.  Only with --test is the test split read: as one lane,
-every token, once for each finished model.  result-SEED.json says what was chosen and read, and when.
+every token, once for each finished model.  result-SEED.json says what was chosen and read, when.
 """
 import hashlib
 import json
@@ -61,14 +61,14 @@ class Size:
     """A model, how it is trained, and on how much of the text."""
 
     config: lesson_5.Config
-    run: presets.Run  # with its length in steps, later
+    recipe: presets.Recipe  # with its length in steps, later
     epochs: int
     dropouts: Dropouts
     memories: tuple  # of evaluation, to choose from
     part: int = 1  # train on the first 1/part of the text
 
 
-RUN = presets.Run("ptb", steps=1, eval_segment=64)
+RUN = presets.Recipe("ptb", steps=1, eval_segment=64)
 SMALL = Dropouts(0.3, 0.1, 0.1, 0.3, average_from=0.7)
 SCALES = {
     "tiny": Size(lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16,
@@ -132,21 +132,21 @@ class Averaging(Optimizer):
     The model, lesson 5's, is regularized in place; the mean needs no dropouts.
     """
 
-    def __init__(self, model, run, dropouts):
-        super().__init__(*optimizer_of(model, run).parts)
+    def __init__(self, model, recipe, dropouts):
+        super().__init__(*optimizer_of(model, recipe).parts)
         self.mean = AveragedModel(model)
-        self.model, self.run = regularize(model, dropouts), run
+        self.model, self.recipe = regularize(model, dropouts), recipe
         self.begin, self.steps = dropouts.average_from, 0
 
     def set_rate(self, rate):
-        """Begin a step.  With an average the cosine ends where it begins, at a third of run.lr, and
-        half of that is the rate from there.
+        """Begin a step.  With an average the cosine ends where it begins, at a third of recipe.lr,
+        and half of that is the rate from there.
         """
-        done, warm = self.steps / self.run.steps, (self.steps + 1) / max(1, self.run.warmup)
+        done, warm = self.steps / self.recipe.steps, (self.steps + 1) / max(1, self.recipe.warmup)
         self.is_averaging = done >= self.begin
         if self.begin < 1:
             cosine = (1 + math.cos(math.pi * min(1.0, done / self.begin))) / 2
-            rate = self.run.lr * min(warm, (1 + 2 * cosine) / 3) * (1 - 0.5 * self.is_averaging)
+            rate = self.recipe.lr * min(warm, (1 + 2 * cosine) / 3) * (1 - 0.5 * self.is_averaging)
         self.steps += 1
         super().set_rate(rate)
 
@@ -168,42 +168,42 @@ class Averaging(Optimizer):
         self.mean.load_state_dict(states[-1]["mean"])
 
 
-def fit(config, run, dropouts, corpus, path, device):
-    """Train the run in the folder `path`, or what is left of it -> its averaged model, in eval mode.
-    """
+def fit(config, recipe, dropouts, corpus, path, device):
+    """Train the run in the folder `path`, or what is left of it -> its average, in eval mode."""
     job = common.fit(
-        path, lambda: lesson_5.TransformerXL(config).to(device), corpus, run,
-        lambda model: Averaging(model, run, dropouts),
+        path, lambda: lesson_5.TransformerXL(config).to(device), corpus, recipe,
+        lambda model: Averaging(model, recipe, dropouts),
         lambda optimizer: fast.prepared(optimizer.mean.module))
     return job.optimizer.mean.module.eval()
 
 
 # ---- evaluation ---------------------------------------------------------------------------------
 
-def mean_loss(model, tokens, run, known=None):
+def mean_loss(model, tokens, recipe, known=None):
     """Mean loss in nats over all predictions of n tokens, read as one lane with the lengths of the
     run's evaluation; with known (V,) bool only these words count.
     """
     losses = common.memory_losses(
-        fast.prepared(model), tokens[None].long().to(model.u.device), 0, train.reading_length(run),
-        mem_len=run.eval_mem_len, same_length=True, clamp_len=run.eval_clamp_len)[0].double()
+        fast.prepared(model), tokens[None].long().to(model.u.device), 0,
+        train.evaluation_segment_length(recipe), mem_len=recipe.eval_mem_len, same_length=True,
+        clamp_len=recipe.eval_clamp_len)[0].double()
     return (losses if known is None else losses[known[tokens[1:].long()]]).mean().item()
 
 
-def choose(model, valid, run, memories):
+def choose(model, valid, recipe, memories):
     """Choose the evaluation with the lowest validation loss -> (nats, run).
 
     A clamp is tried at the longest distance of training, if evaluation has longer ones.
     """
-    longest, found = model.config.mem_len + run.segment - 1, []
+    longest, found = model.config.mem_len + recipe.segment - 1, []
     for M in memories:
         for clamp in (0, longest) if M > longest else (0,):
-            at = replace(run, eval_mem_len=M, eval_clamp_len=clamp)
+            at = replace(recipe, eval_mem_len=M, eval_clamp_len=clamp)
             found.append((mean_loss(model, valid, at), at))
     return min(found, key=lambda one: one[0])
 
 
-def result_of(model, corpus, run, memories, path, test):
+def result_of(model, corpus, recipe, memories, path, test):
     """Choose the evaluation and, if asked, read the test split -> what `path` says of them.
 
     Both are done once for a model.  A reading is noted before it begins, so that one that was
@@ -216,7 +216,7 @@ def result_of(model, corpus, run, memories, path, test):
         checkpoint.write(path, lambda file: json.dump(result, file, indent=1))
 
     if not path.exists():
-        nats, at = choose(model, corpus.valid, run, memories)
+        nats, at = choose(model, corpus.valid, recipe, memories)
         note({"weights": weights, "valid": ppl(nats), "M": at.eval_mem_len,
               "clamp": at.eval_clamp_len, "readings": []})
     result = json.loads(path.read_text())
@@ -226,7 +226,7 @@ def result_of(model, corpus, run, memories, path, test):
     if test and "test" not in result:
         result["readings"].append(time.strftime("%Y-%m-%d %H:%M:%S"))
         note(result)
-        at = replace(run, eval_mem_len=result["M"], eval_clamp_len=result["clamp"])
+        at = replace(recipe, eval_mem_len=result["M"], eval_clamp_len=result["clamp"])
         result["test"] = ppl(mean_loss(model, corpus.test, at))
         note(result)
     return result
@@ -269,7 +269,7 @@ def report(curves, kept, epochs):
 
 
 def draw(curves, path, epochs, title):
-    """Plot a panel for each recipe: validation perplexity over epochs, the recipe itself in grey."""
+    """Plot a panel for each recipe: validation perplexity over epochs, the whole recipe in grey."""
     names = list(dict.fromkeys(name for name, _ in curves))
     low = min(value for curve in curves.values() for _, value in curve)
     columns = min(4, len(names))
@@ -313,25 +313,25 @@ def main(argv):
     size = SCALES[given.scale]
     corpus = replace(corpus, train=corpus.train[: len(corpus.train) // size.part])
     config = replace(size.config, vocab_size=len(corpus.vocab))
-    columns = lesson_1.lanes(corpus.train, size.run.batch).shape[1] - 1
-    run = replace(size.run, steps=size.epochs * math.ceil(columns / size.run.segment))
-    run = common.choose_dtype(lesson_5.TransformerXL(config).to(given.device), run, given.out)
+    columns = lesson_1.lanes(corpus.train, size.recipe.batch).shape[1] - 1
+    recipe = replace(size.recipe, steps=size.epochs * math.ceil(columns / size.recipe.segment))
+    recipe = common.choose_dtype(lesson_5.TransformerXL(config).to(given.device), recipe, given.out)
     print(f"{presets.count_parameters(config):,} parameters, {len(corpus.train):,} tokens of "
-          f"training, {size.epochs} epochs, {run.batch} lanes of {run.segment}, {run.dtype}",
-          flush=True)
-    curves, kept, valid = {}, {}, train.validation_tokens(corpus, run)
+          f"training, {size.epochs} epochs, {recipe.batch} lanes of {recipe.segment}, "
+          f"{recipe.dtype}", flush=True)
+    curves, kept, valid = {}, {}, train.validation_tokens(corpus, recipe)
     known = torch.bincount(corpus.train, minlength=len(corpus.vocab)) > 0  # of a part: not all
     names = ["recipe"] if given.what == "recipe" else dict.fromkeys(["recipe", *given.only])
     for name in names:
         dropouts = replace(size.dropouts, **EFFECTS[name])
         for seed in given.seeds:
             path = given.out / f"{'-'.join(name.split())}-{seed}"
-            model = fit(config, replace(run, seed=seed), dropouts, corpus, path, given.device)
+            model = fit(config, replace(recipe, seed=seed), dropouts, corpus, path, given.device)
             curves[name, seed] = read_curve(path, size.epochs)
             if given.what == "effects":
-                kept[name, seed] = mean_loss(model, valid, run, known)
+                kept[name, seed] = mean_loss(model, valid, recipe, known)
             else:
-                result = result_of(model, corpus, run, size.memories,
+                result = result_of(model, corpus, recipe, size.memories,
                                    given.out / f"result-{seed}.json", given.test)
                 print(f"seed {seed}: {describe(result, corpus)}", flush=True)
     if given.what == "effects":

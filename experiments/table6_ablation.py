@@ -98,16 +98,16 @@ WT103 = replace(presets.CONFIGS["wt103-standard"], d_model=350, d_head=35, d_inn
 LM1B = replace(presets.CONFIGS["lm1b-base"], n_layer=20, d_inner=2048)
 SCALES = {
     "tiny": Study(lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16),
-                  presets.Run(batch=4, segment=8, steps=6), (4, 8, 16, 24), count=2, n=30),
+                  presets.Recipe(batch=4, segment=8, steps=6), (4, 8, 16, 24), count=2, n=30),
     "small": Study(presets.CONFIGS["laptop"],
-                   replace(presets.RUNS["laptop"], minutes=0.0, steps=1300),
+                   replace(presets.RECIPES["laptop"], minutes=0.0, steps=1300),
                    (64, 128, 192, 256, 384, 512, 768, 1024), count=16, n=960),
     "copies": Study(lesson_5.Config(2, n_layer=2, d_model=64, n_head=4, d_head=32, d_inner=128),
-                    presets.Run(batch=16, segment=64, steps=700),
+                    presets.Recipe(batch=16, segment=64, steps=700),
                     (16, 24, 32, 48, 64, 72, 96, 128), count=16, n=960),
-    "paper": Study(WT103, replace(presets.RUNS["wt103-standard"], segment=128),
+    "paper": Study(WT103, replace(presets.RECIPES["wt103-standard"], segment=128),
                    (60, 120, 180, 256, 300, 360, 400, 450, 500, 560, 640), count=16, n=12_000),
-    "lm1b": Study(LM1B, replace(presets.RUNS["lm1b-base"], steps=400_000), (16, 32, 64, 96, 128),
+    "lm1b": Study(LM1B, replace(presets.RECIPES["lm1b-base"], steps=400_000), (16, 32, 64, 96, 128),
                   count=16, n=12_000)}
 
 
@@ -175,7 +175,7 @@ class AblationModel(lesson_5.TransformerXL):
 
 def make(row, study, given, T=0):
     """Return the untrained model of a row, for segments of T (0: the study's)."""
-    T = T or study.run.segment
+    T = T or study.recipe.segment
     config = replace(study.config, mem_len=T if row.recurrence else 0)
     return AblationModel(config, T, row.encoding, row.loss == "half").to(given.device)
 
@@ -320,27 +320,28 @@ def main(argv):
     shuffled = without_order(ordered) if 7 in given.tables else ordered
     for corpus in (ordered, shuffled):
         common.pieces(corpus.valid, study.lengths[-1], study.count, study.n, "cpu")  # long enough?
-    study = replace(study, run=common.choose_dtype(
-        make(ROWS[0], study, given), study.run, given.out))
-    print(f"{ordered.name}; segments of {study.run.segment}, {study.run.steps:,} steps of "
-          f"{study.run.batch} lanes, seeds {given.seeds}, {study.run.dtype}")
+    study = replace(study, recipe=common.choose_dtype(
+        make(ROWS[0], study, given), study.recipe, given.out))
+    print(f"{ordered.name}; segments of {study.recipe.segment}, {study.recipe.steps:,} steps of "
+          f"{study.recipe.batch} lanes, seeds {given.seeds}, {study.recipe.dtype}")
     results, sizes = {row: [] for row in rows}, {}
     for row in rows:
-        corpus, T, name = ordered, study.run.segment, stem(row)
+        corpus, T, name = ordered, study.recipe.segment, stem(row)
         if row.table == 7:
             corpus, name = shuffled, name + "-shuffled"
         if row.table == 10 and not row.recurrence:
             T = int(LONGER * T)
             name += f"-{T}"
-        run = replace(study.run, segment=T)
-        for model in common.fit_seeds(lambda: make(row, study, given, T), corpus, run, given, name):
+        recipe = replace(study.recipe, segment=T)
+        models = common.fit_seeds(lambda: make(row, study, given, T), corpus, recipe, given, name)
+        for model in models:
             sizes[row] = sum(z.numel() for z in model.parameters() if z.requires_grad)
             results[row].append(evaluate(model, row, study, corpus, T))
     for table in dict.fromkeys(given.tables):
         of_table = [row for row in rows if row.table == table]
         points = report(table, of_table, results, sizes)
         if table == 6:
-            report_longer(of_table, results, study.run.segment)
+            report_longer(of_table, results, study.recipe.segment)
         draw(points, results, given.out / f"table{table}.png",
              f"table {table}, {corpus.name.split(' (')[0]}")
 

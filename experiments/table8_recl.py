@@ -133,7 +133,7 @@ def make(name, study, given):
 
 def best_length(model, study, corpus):
     """Return the memory, T to 16 T tokens and the query itself, with the lowest validation loss."""
-    T = study.run.segment
+    T = study.recipe.segment
     tokens = common.pieces(corpus.valid, 16 * T, study.count, study.n, model.u.device)
     losses = {length: common.memory_losses(model, tokens, 16 * T, max(64, T), mem_len=length - 1,
                                            same_length=True).mean().item()
@@ -212,14 +212,15 @@ def report(models, lengths, losses, contexts):
 
 def report_alone(given):
     """Print the RECL of the model of a run, from about a quarter of the table's positions."""
-    model, run, corpus, _ = common.open_run(given.checkpoint, given.data_dir, given.device)
+    model, recipe, corpus, _ = common.open_run(given.checkpoint, given.data_dir, given.device)
     contexts, side_by_side, stretches, W = SCALES[given.scale]
     texts = stretches_of(corpus, contexts, stretches, W // 4 + len(contexts), given.device)
     reader = fast.prepared(model)
     losses = torch.cat([losses_by_context(
-        reader, text, contexts, run.eval_mem_len + 1, side_by_side) for text in texts], dim=1)[None]
+        reader, text, contexts, recipe.eval_mem_len + 1, side_by_side)
+        for text in texts], dim=1)[None]
     print(f"{corpus.name}; {losses.shape[-1]:,} positions, contexts {contexts[0]}, {contexts[1]} "
-          f"... {contexts[-1]}; a memory of {run.eval_mem_len}")
+          f"... {contexts[-1]}; a memory of {recipe.eval_mem_len}")
     for r in FRACTIONS:
         print(f"r = {r}: RECL {recl(losses, contexts, r)[0]} tokens")
 
@@ -237,13 +238,13 @@ def main(argv):
     if scale not in SCALES:
         raise ValueError(f"{corpus.name} has no long dependencies to measure; take another text")
     contexts, side_by_side, stretches, W = SCALES[scale]
-    texts, T = stretches_of(corpus, contexts, stretches, W, given.device), study.run.segment
+    texts, T = stretches_of(corpus, contexts, stretches, W, given.device), study.recipe.segment
     common.pieces(corpus.valid, 16 * T, study.count, study.n, "cpu")  # long enough?
-    run = common.choose_dtype(make("ours", study, given), study.run, given.out)
+    recipe = common.choose_dtype(make("ours", study, given), study.recipe, given.out)
     models, losses, lengths = {}, [], {name: [] for name in MODELS}
     for name, row in MODELS.items():  # for each name the models of all seeds
-        models[name] = list(common.fit_seeds(lambda: make(name, study, given), corpus, run, given,
-                                             table6_ablation.stem(row)))
+        models[name] = list(common.fit_seeds(
+            lambda: make(name, study, given), corpus, recipe, given, table6_ablation.stem(row)))
     for models_of_a_seed in zip(*models.values()):
         group = []
         for name, model in zip(MODELS, models_of_a_seed):

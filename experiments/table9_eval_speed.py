@@ -37,7 +37,7 @@ SEGMENT = 128  # T beside a window
 
 SMALL = lesson_5.Config(256, n_layer=4, d_model=256, n_head=4, d_head=64, d_inner=1024,
                         dropout=0.1, mem_len=128)
-RUN = presets.Run(steps=1, eval_segment=64)
+RUN = presets.Recipe(steps=1, eval_segment=64)
 SCALES = {"tiny": presets.MODELS["tiny"],
           "small": (SMALL, replace(RUN, batch=8)),
           "medium": (replace(SMALL, n_layer=12, d_model=512, n_head=8, d_inner=2048),
@@ -47,23 +47,23 @@ SCALES = {"tiny": presets.MODELS["tiny"],
 
 # ---- the sides: each is a function that does what is measured -----------------------------------
 
-def trainer(config, run, plain, device):
+def trainer(config, recipe, plain, device):
     """Return a function that makes one training step."""
     model, memory = lesson_5.TransformerXL(config).to(device), None
     fast.prepared(model, plain)
-    optimizer = optimizer_of(model, run)
+    optimizer = optimizer_of(model, recipe)
 
     def step():
         nonlocal memory
-        x = torch.randint(config.vocab_size, (run.batch, run.segment), device=device)
-        *_, memory = train.train_step(model, optimizer, x, x, memory, run)
+        x = torch.randint(config.vocab_size, (recipe.batch, recipe.segment), device=device)
+        *_, memory = train.train_step(model, optimizer, x, x, memory, recipe)
 
     return step
 
 
-def reader(config, run, plain, given, T):
+def reader(config, recipe, plain, given, T):
     """Return a function that reads T tokens per lane after a full memory."""
-    config = replace(config, mem_len=run.eval_mem_len, same_length=True)
+    config = replace(config, mem_len=recipe.eval_mem_len, same_length=True)
     model = fast.prepared(lesson_5.TransformerXL(config).to(given.device).eval(), plain)
     memory = None
 
@@ -71,10 +71,10 @@ def reader(config, run, plain, given, T):
     def read(T=T):
         nonlocal memory
         x = torch.randint(config.vocab_size, (given.lanes, T), device=given.device)
-        with machine.autocast(run, given.device):
+        with machine.autocast(recipe, given.device):
             _, memory = model(x, memory, x if T > 1 else None)
 
-    for _ in range(0, run.eval_mem_len, SEGMENT):
+    for _ in range(0, recipe.eval_mem_len, SEGMENT):
         read(SEGMENT)
     return read
 
@@ -102,15 +102,15 @@ class SlidingWindow(nn.Module):
         return F.linear(h, self.embedding.weight)[:, 0]
 
 
-def window(config, run, given):
+def window(config, recipe, given):
     """Return a function that predicts one token per lane from a window."""
-    L = run.eval_mem_len
+    L = recipe.eval_mem_len
     model = SlidingWindow(config, L).to(given.device)
 
     @torch.no_grad()
     def predict():
         x = torch.randint(config.vocab_size, (given.lanes, L), device=given.device)
-        with machine.autocast(run, given.device):
+        with machine.autocast(recipe, given.device):
             model(x)
 
     return predict
@@ -118,16 +118,17 @@ def window(config, run, given):
 
 # ---- what is measured ---------------------------------------------------------------------------
 
-def measure(config, run, given):
+def measure(config, recipe, given):
     """Return {side: [milliseconds per token in each turn]}, after a turn that warms up."""
-    T = {"window": SEGMENT, "eval": train.reading_length(run), "generate": 1}.get(given.what)
-    sides, tokens = {}, given.lanes * T if T else run.batch * run.segment
+    longest = train.evaluation_segment_length(recipe)
+    T = {"window": SEGMENT, "eval": longest, "generate": 1}.get(given.what)
+    sides, tokens = {}, given.lanes * T if T else recipe.batch * recipe.segment
     for name in ("fast", "plain"):
         plain = name == "plain"
-        sides[name] = (reader(config, run, plain, given, T) if T else
-                       trainer(config, run, plain, given.device))
+        sides[name] = (reader(config, recipe, plain, given, T) if T else
+                       trainer(config, recipe, plain, given.device))
     if given.what == "window":
-        sides["window"] = window(config, run, given)
+        sides["window"] = window(config, recipe, given)
     times = {name: [] for name in sides}
     for _ in train.progress(range(given.turns + 1), "turn", given.turns + 1):
         for name, call in sides.items():
@@ -158,8 +159,8 @@ def main(argv):
     flags.add_argument("--lengths", type=int, nargs="+", help="of memory and window, in tokens; "
                        "default: the paper's, without a window that of the scale")
     given = flags.parse_args(argv)
-    config, run = SCALES[given.scale]
-    lengths = given.lengths or (PAPER if given.what == "window" else [run.eval_mem_len])
+    config, recipe = SCALES[given.scale]
+    lengths = given.lengths or (PAPER if given.what == "window" else [recipe.eval_mem_len])
     if min(given.turns, given.lanes, *lengths) < 1:
         raise ValueError("--turns, --lanes and --lengths must be at least 1")
     machine.check(given.device)
@@ -168,7 +169,7 @@ def main(argv):
     print(f"{given.what} {given.scale}, {given.dtype}, {given.device}, {torch.get_num_threads()} "
           f"threads: milliseconds per token, medians of {given.turns} turns")
     for M in lengths:
-        times = measure(config, replace(run, dtype=given.dtype, eval_mem_len=M), given)
+        times = measure(config, replace(recipe, dtype=given.dtype, eval_mem_len=M), given)
         ratios = [a / b for a, b in zip(times[slow], times["fast"])]
         paper = f", paper {PAPER[M]}" if slow == "window" and M in PAPER else ""
         print(f"M {config.mem_len if given.what == 'train' else M}: "

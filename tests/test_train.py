@@ -26,7 +26,7 @@ lesson_1 = train.lesson_1
 # mean is 7, and its gradient (mean of y, mean of memory) = (3, 4), of norm 5.  The rate is 1/2.
 
 X, Y = torch.tensor([[9, 1, 2], [8, 6, 5]]), torch.tensor([[1, 2, 3], [6, 5, 1]])
-STEPPING = presets.Run(steps=9, dtype="float32")
+STEPPING = presets.Recipe(steps=9, dtype="float32")
 
 
 def past():
@@ -92,8 +92,8 @@ def test_gradients_of_the_step_before_are_cleared(train_step):
 
 
 def test_the_gradient_is_clipped_before_the_step(train_step):
-    """Clip the gradient of all weights together to the norm run.clip, before the optimizer's step:
-    here (3, 4) of norm 5 becomes (0.6, 0.8) of norm 1."""
+    """Clip the gradient of all weights together to the norm recipe.clip, before the optimizer's
+    step: here (3, 4) of norm 5 becomes (0.6, 0.8) of norm 1."""
     model = Ledger()
     step(train_step, model, past(), clip=1.0)
     assert same(weights(model), [1 - 0.6 / 2, 1 - 0.8 / 2], tolerance=1e-5)
@@ -111,7 +111,7 @@ def test_the_new_memory_comes_back(train_step):
 
 
 def test_every_lane_is_read_once_and_in_order(train_step):
-    """Call the model with all lanes of x, y and memory as they are, if run.micro_batch is 0."""
+    """Call the model with all lanes of x, y and memory as they are, if recipe.micro_batch is 0."""
     model = Ledger()
     step(train_step, model, past())
     (call, *more) = model.calls
@@ -119,7 +119,7 @@ def test_every_lane_is_read_once_and_in_order(train_step):
 
 
 def test_run_micro_batch_lanes_are_read_at_a_time(train_step):
-    """Call the model for the lanes of each slice of micro_batches(B, run.micro_batch), in order:
+    """Call the model for the lanes of each slice of micro_batches(B, recipe.micro_batch), in order:
     here for 1 of 2 lanes at a time."""
     model = Ledger()
     step(train_step, model, past(), micro_batch=1)
@@ -253,8 +253,8 @@ def test_the_loss_is_the_mean_over_the_ranks(train_step, others, moved):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_the_model_is_called_under_autocast(train_step, device):
-    """Call the model inside `with machine.autocast(run, x.device.type):`, which knows whether this
-    run computes in bf16, and end that block before backward()."""
+    """Call the model inside `with machine.autocast(recipe, x.device.type):`, which knows whether
+    this run computes in bf16, and end that block before backward()."""
     model = Ledger().to(device)  # meta: a device without numbers, in the place of a GPU
     with suppress(Noted):
         step(train_step, model, None)
@@ -271,7 +271,7 @@ def test_the_model_is_called_under_autocast(train_step, device):
 #     loss    1 4 1 | 9 13 6 | 15     their sum is 49, their mean 7
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
-READING = presets.Run(steps=9, dtype="float32", batch=2, segment=2, eval_segment=3)
+READING = presets.Recipe(steps=9, dtype="float32", batch=2, segment=2, eval_segment=3)
 
 
 def read(evaluate, model=None, tokens=TOKENS, T=3, **more):
@@ -323,8 +323,8 @@ def test_the_first_segment_has_no_memory(evaluate):
 
 
 def test_the_model_is_called_inside_evaluating(evaluate):
-    """Read inside `with evaluating(model, run):`, which stands above in train.py: it ends dropout
-    and sets the lengths of evaluation; model.eval() alone leaves those of training."""
+    """Read inside `with evaluating(model, recipe):`, which stands above in train.py: it ends
+    dropout and sets the lengths of evaluation; model.eval() alone leaves those of training."""
     model = Ledger()
     read(evaluate, model)
     assert all("evaluating" in call.open for call in model.calls)
@@ -347,7 +347,7 @@ def test_there_are_no_gradients(evaluate):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_evaluation_is_under_autocast_too(evaluate, device):
-    """Call the model inside `with autocast(run, device.type):`, where device is the model's."""
+    """Call the model inside `with autocast(recipe, device.type):`, where device is the model's."""
     model = Ledger().to(device)  # meta: a device without numbers, in the place of a GPU
     with suppress(Noted):
         read(evaluate, model)

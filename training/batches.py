@@ -1,6 +1,6 @@
 """The training text, batch after batch: where a run stands in it, and in what order it comes.
 
-    batches = Batches(corpus, run, device)
+    batches = Batches(corpus, recipe, device)
     for x, y in batches:                x, y (B, T): one segment after the other, for ever
         if batches.text_begins:         the segment has no past: begin with memory = None
 """
@@ -24,10 +24,10 @@ class Batches:
     on with column and epoch from its checkpoint.  ValueError if the text has too few tokens.
     """
 
-    def __init__(self, corpus, run, device, column=0, epoch=0):
-        self.corpus, self.run, self.device = corpus, run, device
-        self.T = run.segment
-        self.mine = ranks.my_lanes(run.batch)
+    def __init__(self, corpus, recipe, device, column=0, epoch=0):
+        self.corpus, self.recipe, self.device = corpus, recipe, device
+        self.T = recipe.segment
+        self.mine = ranks.my_lanes(recipe.batch)
         self.column = column  # where the next segment begins
         self.epoch = epoch  # how often the text has been read
         self.text_begins = False  # whether the last segment was the first of the text
@@ -36,9 +36,9 @@ class Batches:
     def lanes(self):
         """The text as B lanes, (B, L + 1)."""
         if self.corpus.separator is None:
-            return lesson_1.lanes(self.corpus.train, self.run.batch).to(self.device)
-        return SentenceLanes(self.corpus.train, self.run.batch, self.corpus.separator,
-                             self.run.seed, self.epoch)
+            return lesson_1.lanes(self.corpus.train, self.recipe.batch).to(self.device)
+        return SentenceLanes(self.corpus.train, self.recipe.batch, self.corpus.separator,
+                             self.recipe.seed, self.epoch)
 
     def state(self):
         """What a checkpoint keeps of it."""

@@ -4,7 +4,7 @@ import math
 from support.corpora import load
 from support.download import SOURCES
 from training import presets
-from training.flags import for_vocabulary, settings
+from training.flags import for_vocabulary, chosen
 
 
 def bands(config):
@@ -65,38 +65,39 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam")
             "activations": activations}
 
 
-def vocabulary(run):
+def vocabulary(recipe):
     """Return the vocabulary size: of a benchmark, which is not fetched, the published one; any
     other text is read.
     """
-    if run.dataset in SOURCES and not run.text:
-        return SOURCES[run.dataset].vocab_size - run.drop_newlines
-    return len(load(run.text or run.dataset).vocab)
+    if recipe.dataset in SOURCES and not recipe.text:
+        return SOURCES[recipe.dataset].vocab_size - recipe.drop_newlines
+    return len(load(recipe.text or recipe.dataset).vocab)
 
 
-def report(flags, device):
+def dry_run(flags, device):
     """Print what a run will take: size, memory, steps, operations and, given tokens/s, hours.
 
     Returns the exit status, 0.
     """
-    name, config, run = settings(flags, device)
-    config = for_vocabulary(config, vocabulary(run), flags)
+    name, config, recipe = chosen(flags, device)
+    config = for_vocabulary(config, vocabulary(recipe), flags)
     parameters, speed = presets.count_parameters(config), flags.tokens_per_second
-    dtype = run.dtype if run.dtype != "auto" else "bf16" if device == "cuda" else "float32"
-    B, T = run.batch, run.segment
-    at_a_time = run.micro_batch if run.micro_batch < B else 0
-    needs = bytes_of_run(config, parameters, B, T, dtype, at_a_time, run.optimizer)
-    steps, flops = run.steps or math.ceil(run.tokens / (B * T)), flops_per_step(config, B, T)
-    if run.minutes and speed:
-        steps = int(60 * run.minutes * speed / (B * T))
-    print(f"{name} on {run.text or run.dataset}, vocabulary {config.vocab_size:,}\n"
+    dtype = recipe.dtype if recipe.dtype != "auto" else "bf16" if device == "cuda" else "float32"
+    B, T = recipe.batch, recipe.segment
+    at_a_time = recipe.micro_batch if recipe.micro_batch < B else 0
+    needs = bytes_of_run(config, parameters, B, T, dtype, at_a_time, recipe.optimizer)
+    steps, flops = recipe.steps or math.ceil(recipe.tokens / (B * T)), flops_per_step(config, B, T)
+    if recipe.minutes and speed:
+        steps = int(60 * recipe.minutes * speed / (B * T))
+    print(f"{name} on {recipe.text or recipe.dataset}, vocabulary {config.vocab_size:,}\n"
           f"parameters       {parameters:,}\n"
           f"memory needed    about {sum(needs.values()) / 1e9:.1f} GB at the peak, {dtype}; "
           "--micro-batch N takes less")
     for what, size in needs.items():
         print(f"                 {size / 1e9:6.2f} GB  {what}")
     print(f"tokens per step  {B * T:,} ({B} lanes of {T})\n"
-          f"steps            {f'{steps:,}' if steps else f'as many as {run.minutes} minutes give'}"
+          "steps            "
+          f"{f'{steps:,}' if steps else f'as many as {recipe.minutes} minutes give'}"
           f"{f' ({steps * B * T:,} tokens)' if steps else ''}\n"
           f"FLOPs            {flops:.3g} a step, {flops / (B * T):.3g} a token"
           f"{f', {flops * steps:.3g} in all' if steps else ''}")

@@ -1,7 +1,7 @@
 """The command line: a flag for each setting, and one line for every mistake.
 
-The flags are the fields of Flags and of presets.Run, whose help stands beside them, and the sizes
-of lesson 5's Config, whose help is in SIZES.
+The flags are the fields of Flags and of presets.Recipe, whose help stands beside them, and the
+sizes of lesson 5's Config, whose help is in MODEL_FLAGS.
 """
 import argparse
 import sys
@@ -13,26 +13,26 @@ import torch
 
 from support import validate
 from training import presets, ranks
-from training.presets import setting
+from training.presets import option
 
 
 @dataclass(frozen=True)
 class Flags:
-    """What train.py is told to do, and where; `typed` has the settings of Run and Config."""
+    """What train.py is told to do, and where; `typed` has the settings of Recipe and Config."""
 
-    model: str = setting("", "a model by its name, see below (default: by dataset and device)")
-    data_dir: str = setting("", "where corpora are kept (default: data)")
-    device: str = setting("", "(default: the best present)", ("cpu", "cuda"))
-    out: str = setting("", "folder of the run (default: runs/DATASET-MODEL)")
-    resume: bool = setting(False, "go on with the run in --out, with the settings it began with")
-    eval_only: bool = setting(False, "evaluate the run in --out, or else pretrained/, on its test "
+    model: str = option("", "a model by its name, see below (default: by dataset and device)")
+    data_dir: str = option("", "where corpora are kept (default: data)")
+    device: str = option("", "(default: the best present)", ("cpu", "cuda"))
+    out: str = option("", "folder of the run (default: runs/DATASET-MODEL)")
+    resume: bool = option(False, "go on with the run in --out, with the settings it began with")
+    eval_only: bool = option(False, "evaluate the run in --out, or else pretrained/, on its test "
                               "split")
-    sample: str = setting(None, "let the run in --out, or else pretrained/, continue this text")
-    n_tokens: int = setting(500, "length of a sample")
-    top_k: int = setting(40, "candidates for each token of it; more than there are symbols: all")
-    temperature: float = setting(1.0, "below 1 sharper, above 1 wilder")
-    dry_run: bool = setting(False, "print what the run will take, and stop")
-    tokens_per_second: float = setting(None, "the speed that --dry-run counts with")
+    sample: str = option(None, "let the run in --out, or else pretrained/, continue this text")
+    n_tokens: int = option(500, "length of a sample")
+    top_k: int = option(40, "candidates for each token of it; more than there are symbols: all")
+    temperature: float = option(1.0, "below 1 sharper, above 1 wilder")
+    dry_run: bool = option(False, "print what the run will take, and stop")
+    tokens_per_second: float = option(None, "the speed that --dry-run counts with")
     typed: dict = field(default_factory=dict)  # {setting: value}, of those on the command line
 
     def __post_init__(self):
@@ -49,7 +49,7 @@ class Flags:
 
 ROOT = Path(__file__).resolve().parent.parent  # of train.py
 PRETRAINED = ROOT / "pretrained"  # the model that comes with the course, see the README there
-SIZES = {  # of lesson 5's Config; its other fields the corpus or the evaluation decides
+MODEL_FLAGS = {  # of lesson 5's Config; its other fields the corpus or the evaluation decides
     "n_layer": "layers N",
     "d_model": "model width D",
     "n_head": "heads H",
@@ -111,12 +111,12 @@ def parse(argv, description):
     parser = Parser(prog="train.py", description=description,
                     epilog=f"models: {', '.join(presets.MODELS)}")
     group = parser.add_argument_group("data and training")
-    for z in fields(presets.Run):
-        default = "" if z.type is bool else by_preset(presets.RUNS, z.name)
+    for z in fields(presets.Recipe):
+        default = "" if z.type is bool else by_preset(presets.RECIPES, z.name)
         add_flag(group, z.name, z.type, z.metadata["help"] + default, z.metadata["choices"])
     group, kinds = parser.add_argument_group("sizes"), {
         z.name: z.type for z in fields(presets.Config)}
-    for name, text in SIZES.items():
+    for name, text in MODEL_FLAGS.items():
         default = "" if kinds[name] is bool else by_preset(presets.CONFIGS, name)
         add_flag(group, name, kinds[name], text + default)
     group, own = parser.add_argument_group("what is done"), fields(Flags)[:-1]
@@ -137,9 +137,18 @@ def parse(argv, description):
     return Flags(**done, typed=values)
 
 
-def settings(flags, device):
-    """The name, Config and Run that the flags mean.  ValueError if there are none such."""
+def chosen(flags, device, saved=None):
+    """Return the name, Config and Recipe that the flags mean, or those of a checkpoint to resume.
+
+    ValueError if there are none such, or if others were typed than were saved.
+    """
     typed = flags.typed
+    if saved:
+        # a text may have moved: that it is the same is seen when it is read
+        free = typed.keys() & {"micro_batch", "save_minutes", "text"}
+        check_same_settings(flags, saved, "--resume", free)
+        recipe = replace(presets.Recipe(**saved["recipe"]), **{key: typed[key] for key in free})
+        return saved["name"], presets.Config(**saved["config"]), recipe
     if "text" in typed and "dataset" in typed:
         raise ValueError("--text and --dataset name two corpora; give one of them")
     paper, small = presets.DATASETS.get(typed.get("dataset", "stdlib"), presets.DATASETS["stdlib"])
@@ -147,26 +156,25 @@ def settings(flags, device):
     if name not in presets.MODELS:
         raise ValueError(f"unknown model {name!r}, known are {', '.join(presets.MODELS)}"
                          f"{validate.near(name, presets.MODELS)}")
-    config, run = presets.MODELS[name]
+    config, recipe = presets.MODELS[name]
     large = presets.CONFIGS[paper]
     if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model for as many words
         config = replace(config, vocab_size=large.vocab_size, cutoffs=large.cutoffs,
                          div_val=4 if config.d_model >= 64 else 2)
-    sizes = {key: typed[key] for key in typed.keys() & SIZES.keys()}
+    sizes = {key: typed[key] for key in typed.keys() & MODEL_FLAGS.keys()}
     if sizes.keys() & {"n_head", "d_model"} and "d_head" not in sizes:
         D, H = (sizes.get(key, getattr(config, key)) for key in ("d_model", "n_head"))
         if H < 1 or D % H:
             raise ValueError(f"{H} heads do not divide the model width {D}")
         sizes["d_head"] = D // H
-    training = {key: typed[key] for key in typed.keys() - SIZES.keys()}
+    training = {key: typed[key] for key in typed.keys() - MODEL_FLAGS.keys()}
     if training.keys() & {"steps", "tokens", "minutes"}:
         training = {"steps": 0, "tokens": 0, "minutes": 0.0} | training
-    return name, replace(config, **sizes), replace(run, **training)
+    return name, replace(config, **sizes), replace(recipe, **training)
 
 
 def for_vocabulary(config, V, flags):
-    """Return the Config for V symbols: a preset's bands are kept as far as there are words for them.
-    """
+    """Return the Config for V symbols, with the bands of a preset that there are words for."""
     if "cutoffs" in flags.typed:
         return replace(config, vocab_size=V)
     fits = tuple(first for first in config.cutoffs if first < V)
@@ -179,22 +187,22 @@ def say_what_a_gpu_trains(flags, device):
     name = flags.typed.get("dataset")
     large, small = presets.DATASETS.get(name, (None, None))
     if device == "cpu" and large != small and not flags.model:
-        run = presets.RUNS[large]
+        recipe = presets.RECIPES[large]
         print(f"no GPU here: training the small model {small!r} on {name}; {large!r} takes one, "
-              f"for {run.steps:,} steps of {run.batch} x {run.segment} tokens (--model {large} "
-              "forces it)")
+              f"for {recipe.steps:,} steps of {recipe.batch} x {recipe.segment} tokens "
+              f"(--model {large} forces it)")
 
 
-def folder_of(flags, name, run):
+def folder_of(flags, name, recipe):
     """Return the folder of a run: --out, or runs/DATASET-MODEL beside train.py."""
-    text = Path(run.text).stem if run.text else run.dataset
+    text = Path(recipe.text).stem if recipe.text else recipe.dataset
     return Path(flags.out or ROOT / "runs" / f"{text}-{name}")
 
 
-def folder_to_use(flags, name, run):
+def folder_to_use(flags, name, recipe):
     """Return the folder to evaluate or sample: pretrained/ if none is named and none was trained.
     """
-    path = folder_of(flags, name, run)
+    path = folder_of(flags, name, recipe)
     named = flags.out or flags.model or flags.typed.keys() & {"dataset", "text"}
     if named or any(path.glob("*.pt")):
         return path
@@ -202,19 +210,9 @@ def folder_to_use(flags, name, run):
     return PRETRAINED
 
 
-def resumed_settings(flags, saved):
-    """Return name, Config and Run of a checkpoint to resume.  ValueError if other ones were typed.
-    """
-    # a text may have moved: that it is the same is seen when it is read
-    free = flags.typed.keys() & {"micro_batch", "save_minutes", "text"}
-    check_agreement(flags, saved, "--resume", free)
-    run = replace(presets.Run(**saved["run"]), **{key: flags.typed[key] for key in free})
-    return saved["name"], presets.Config(**saved["config"]), run
-
-
-def check_agreement(flags, saved, act, free=()):
+def check_same_settings(flags, saved, act, free=()):
     """ValueError if a setting that was typed, and is not free, differs from the checkpoint's."""
-    there = saved["config"] | saved["run"] | {"model": saved["name"]}
+    there = saved["config"] | saved["recipe"] | {"model": saved["name"]}
     given = flags.typed | ({"model": flags.model} if flags.model else {})
     for key in given.keys() - set(free):
         if given[key] not in (there[key], "auto"):
@@ -223,19 +221,19 @@ def check_agreement(flags, saved, act, free=()):
 
 
 def other_lengths(flags, saved):
-    """For --sample and --eval-only: the settings of a checkpoint's Run that were given anew.
+    """For --sample and --eval-only: the settings of a checkpoint's Recipe that were given anew.
 
     ValueError if another of its settings was given, too.
     """
     free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text"} & flags.typed.keys()
     act = "--eval-only" if flags.sample is None else "--sample"
-    check_agreement(flags, saved, act, free | {"seed"})
+    check_same_settings(flags, saved, act, free | {"seed"})
     return {name: flags.typed[name] for name in free}
 
 
-def sampling(flags, run, model):
+def sampling(flags, recipe, model):
     """What lesson 5's generate is asked for."""
-    generator = torch.Generator(model.u.device).manual_seed(flags.typed.get("seed", run.seed))
+    generator = torch.Generator(model.u.device).manual_seed(flags.typed.get("seed", recipe.seed))
     return {"n_tokens": flags.n_tokens, "top_k": flags.top_k, "temperature": flags.temperature,
             "generator": generator}
 

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 
-import torch
-
 from support.corpora import checksum, load, with_vocabulary
 from training import checkpoint, machine, presets, ranks
 from training.batches import Batches
@@ -36,9 +34,9 @@ class State:
     memory: list = None  # N tensors (B, m, D), of this rank's lanes
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
-    best: float = math.inf  # lowest validation loss so far, in nats
-    evaluated: int = 0  # the step of the last validation
-    tenths: int = 0  # of the run that were done then
+    lowest: float = math.inf  # lowest validation loss so far, in nats
+    validated_at: int = 0  # the step of the last validation
+    tenths_validated: int = 0  # of the run that were done then
 
     def record_step(self, x, finite, seconds):
         """Add one step, on x (B, T)."""
@@ -59,16 +57,16 @@ class State:
 
 # ---- text, folder, checkpoint -------------------------------------------------------------------
 
-def read_corpus(run, data_dir="", saved=None, similar=False):
+def read_corpus(recipe, data_dir="", saved=None, similar=False):
     """Return the run's corpus.  ValueError if it is not the one that a checkpoint was trained on.
 
     `similar`: the library of another Python will also do, read in the checkpoint's tokens.
     """
-    with ranks.first_alone():  # it may fetch and unpack
-        corpus = load(run.text or run.dataset, drop_newlines=run.drop_newlines,
+    with ranks.rank_0_first():  # it may fetch and unpack
+        corpus = load(recipe.text or recipe.dataset, drop_newlines=recipe.drop_newlines,
                       root=data_dir or ROOT / "data")
     if saved and (saved["vocab"], saved["text"]) != (corpus.vocab, checksum(corpus)):
-        if similar and run.dataset == "stdlib" and not run.text:
+        if similar and recipe.dataset == "stdlib" and not recipe.text:
             print(f"{corpus.name} is the library of another Python than the model was trained on; "
                   "a file that stands in both is in the same split of both")
             return with_vocabulary(corpus, saved["vocab"])
@@ -109,7 +107,7 @@ def open_job(path, make, resume=False):
             if path.is_dir():
                 stack.enter_context(checkpoint.lock(path))
             saved = find_checkpoint(path, resume)
-        chosen = ranks.first(saved and saved.path)  # by rank 0; the others read the same
+        chosen = ranks.broadcast(saved and saved.path)  # by rank 0; the others read the same
         if chosen and saved is None:
             saved = checkpoint.load(chosen)
         job = make(saved)
@@ -128,49 +126,50 @@ class Job:
     """All that a run consists of.
 
     path, name             the folder, what the model is called
-    model, run, corpus     the model, the settings of its training, the text
+    model, recipe, corpus  the model, the settings of its training, the text
     reader                 what evaluates, such as fast.py's Reader; None: nothing is validated
     batches                the place in the text
     learner                the model as train_step gets it: compiled, or one of several ranks
     optimizer, state, log  what else changes with each step
     """
 
-    def __init__(self, path, name, model, run, corpus, optimizer=None, reader=None):
-        self.path, self.name, self.model, self.run, self.corpus = path, name, model, run, corpus
-        self.optimizer = optimizer or optimizer_of(model, run)
+    def __init__(self, path, name, model, recipe, corpus, optimizer=None, reader=None):
+        self.path, self.name, self.corpus = path, name, corpus
+        self.model, self.recipe = model, recipe
+        self.optimizer = optimizer or optimizer_of(model, recipe)
         self.reader = reader
         self.device = next(model.parameters()).device
         self.state, self.log, self.saved_at, self.on_disk = State(), Log(), 0.0, None
         self.fixed_content = {  # of the checkpoints
             "format": checkpoint.FORMAT, "name": name, "config": asdict(model.config),
-            "run": asdict(run), "vocab": corpus.vocab, "text": checksum(corpus)}
+            "recipe": asdict(recipe), "vocab": corpus.vocab, "text": checksum(corpus)}
         machine.tune(self.device.type)
 
     def begin(self, saved=None):
         """Prepare the first step of a new run, or the next one of a checkpoint, bit for bit."""
-        mine, place = ranks.my_lanes(self.run.batch), saved["batches"] if saved else {}
-        self.batches = Batches(self.corpus, self.run, self.device, **place)
+        mine, place = ranks.my_lanes(self.recipe.batch), saved["batches"] if saved else {}
+        self.batches = Batches(self.corpus, self.recipe, self.device, **place)
         if saved:
             self.model.load_state_dict(saved["model"])
             self.optimizer.load_state_dict(saved["optimizer"])
             self.state, self.log = State(**saved["state"]), Log(**saved["log"])
             memory = self.state.memory
             self.state.memory = memory and [past[mine].to(self.device) for past in memory]
-            checkpoint.set_random_state(saved, self.run.seed + self.state.step)
+            checkpoint.set_random_state(saved, self.recipe.seed + self.state.step)
             self.saved_at, self.on_disk = self.state.seconds, self.progress()
         else:
-            ranks.draw_differently(self.run.seed)  # to each rank its own dropout
+            ranks.seed_per_rank(self.recipe.seed)  # to each rank its own dropout
         x, y = self.batches.segment(0)
-        part = slice(self.run.micro_batch or len(x))  # what goes through the model at a time
+        part = slice(self.recipe.micro_batch or len(x))  # what goes through the model at a time
         self.learner = ranks.parallel(self.model, x[part], y[part])
-        if self.run.compile:
-            context = machine.autocast(self.run, self.device.type)
+        if self.recipe.compile:
+            context = machine.autocast(self.recipe, self.device.type)
             self.learner = machine.compiled(self.learner, context, x[part], y[part])
         self.log.open(self)
 
     def progress(self):
         """Return what differs between two checkpoints of a run that are worth saving."""
-        return self.state.step, self.state.evaluated
+        return self.state.step, self.state.validated_at
 
     def save_best(self):
         """Write best.pt: all that evaluating and sampling need."""
@@ -195,16 +194,16 @@ class Job:
         if ranks.RANK == 0:
             self.log.flush()  # its lines are on the disk before the checkpoint
             checkpoint.save(self.path / "checkpoint.pt", content, self.path / "previous.pt")
-        ranks.first(None)  # no rank continues, or exits, before it is written
+        ranks.broadcast(None)  # no rank continues, or exits, before it is written
         self.saved_at, self.on_disk = self.state.seconds, self.progress()
 
 
-def restored(saved, device):
-    """Return the model of a checkpoint's content, in eval mode, its Run and its State."""
-    config, run = presets.Config(**saved["config"]), presets.Run(**saved["run"])
+def load_model(saved, device):
+    """Return the model of a checkpoint's content, in eval mode, its Recipe and its State."""
+    config, recipe = presets.Config(**saved["config"]), presets.Recipe(**saved["recipe"])
     model = lesson_5.TransformerXL(config)
     model.load_state_dict(saved["model"])
-    return model.to(device).eval(), run, State(**saved["state"])
+    return model.to(device).eval(), recipe, State(**saved["state"])
 
 
 # ---- stopping -----------------------------------------------------------------------------------
@@ -218,8 +217,8 @@ class Stop:
         stop.number                         of the signal that was found then; 0: none
 
     A second signal exits at once; the checkpoint on disk is complete at any moment.  Several ranks
-    may each get a signal, or get it twice (from the cluster, and from torchrun, which passes it on),
-    so there the first one is enough.
+    may each get a signal, or get it twice (from the cluster, and from torchrun, which passes it
+    on), so there the first one is enough.
     """
 
     def __enter__(self):

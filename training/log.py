@@ -28,11 +28,12 @@ def in_unit(nats, unit):
     return math.exp(nats) if nats < 700 else math.inf  # above, exp overflows
 
 
-def test_line(nats, corpus, run):
+def test_line(nats, corpus, recipe):
     """The one line that a run is quoted by."""
     return (f"test {in_unit(nats, corpus.unit):.4f} {corpus.unit} (evaluation T "
-            f"{run.eval_segment}, M {run.eval_mem_len}, clamp {run.eval_clamp_len or 'none'}; "
-            f"{len(corpus.test) - 1:,} predictions; {corpus.name})")
+            f"{recipe.eval_segment}, M {recipe.eval_mem_len}, clamp "
+            f"{recipe.eval_clamp_len or 'none'}; {len(corpus.test) - 1:,} predictions; "
+            f"{corpus.name})")
 
 
 def clock(seconds):
@@ -64,7 +65,7 @@ class Log:
 
         A validation at the checkpoint's own step is kept only if the checkpoint knows its loss.
         """
-        state, self.unit, self.said = job.state, job.corpus.unit, time.monotonic()
+        state, self.unit, self.last_printed = job.state, job.corpus.unit, time.monotonic()
         path = job.path / "metrics.tsv"
         parameters = sum(p.numel() for p in job.model.parameters())
         print(f"{job.name}: {parameters:,} parameters on {job.corpus.name}")
@@ -73,7 +74,7 @@ class Log:
         if ranks.RANK:
             self.file = open(os.devnull, "w")
             return
-        lines = [circumstances(parameters, job) + "\t".join(COLUMNS) + "\n"]
+        lines = [metrics_header(parameters, job) + "\t".join(COLUMNS) + "\n"]
         if state.step and path.exists():
             lines = [line for line in path.read_text().splitlines(keepends=True)
                      if line.endswith("\n") and is_known(line, state)]
@@ -91,7 +92,7 @@ class Log:
         self.line(state, valid=value)
         print(f"step {state.step:,} | validation {value} {self.unit}", flush=True)
 
-    def training(self, state, run, rate, loss, norm, done):
+    def training(self, state, recipe, rate, loss, norm, done):
         """After a step: a line of means when it is due, a spike, and a log line now and then."""
         if self.count >= 10 and loss > 2 * self.total / self.count:
             print(f"step {state.step:,} | loss {in_unit(loss, self.unit):.3f} {self.unit}: a spike,"
@@ -99,14 +100,14 @@ class Log:
         if math.isfinite(loss + norm):
             self.total, self.count = self.total + loss, self.count + 1
             self.largest = max(self.largest, loss)
-        if state.step % run.log_every == 0 and self.count:
+        if state.step % recipe.log_every == 0 and self.count:
             mean = in_unit(self.total / self.count, self.unit)
             largest = in_unit(self.largest, self.unit)
             self.line(state, lr=f"{rate:.3g}", grad_norm=f"{norm:.3g}", train=f"{mean:.4f}",
                       train_max=f"{largest:.4f}", skipped=state.skipped)
             self.total, self.count, self.largest = 0.0, 0, 0.0
-        if time.monotonic() - self.said > 5:
-            self.said = time.monotonic()
+        if time.monotonic() - self.last_printed > 5:
+            self.last_printed = time.monotonic()
             left = state.seconds * (1 / done - 1) if done else 0
             print(f"step {state.step:,} | {done:.0%} | loss of this step "
                   f"{in_unit(loss, self.unit):.3f} {self.unit} | "
@@ -126,7 +127,7 @@ class Log:
 def is_known(line, state):
     """Return whether a checkpoint of this state knows a line of metrics.tsv; it does the head."""
     step, is_validation = line.partition("\t")[0], not line.endswith("\t\n")
-    is_saved = not is_validation or state.evaluated == state.step  # else it is made again
+    is_saved = not is_validation or state.validated_at == state.step  # else it is made again
     return not step.isdigit() or int(step) < state.step + is_saved
 
 
@@ -160,7 +161,7 @@ def draw(path, corpus):
         figure.savefig(path.with_name("curve.png"), dpi=120)
 
 
-def circumstances(parameters, job):
+def metrics_header(parameters, job):
     """What a figure needs to be believed later: comment lines for the head of metrics.tsv."""
     here = Path(__file__).resolve().parent
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, text=True,
@@ -175,9 +176,9 @@ def circumstances(parameters, job):
             f"{'as training/fast.py has it' if is_fast else 'as lesson 5 has it'}\n")
 
 
-def report(out, run, corpus, prompt, sample):
+def print_next_steps(out, recipe, corpus, prompt, sample):
     """Print the end of a run: what the model makes of a prompt, and what to try next."""
-    source = f"--text {run.text}" if run.text else f"--dataset {run.dataset}"
+    source = f"--text {recipe.text}" if recipe.text else f"--dataset {recipe.dataset}"
     print("--- the beginning of the test split, and after >>> the model's own\n"
           f"{decode(prompt, corpus.vocab)}>>>{decode(sample, corpus.vocab)}\n---\n"
           f"curve: {out / 'curve.png'}\n"

@@ -27,9 +27,9 @@ def choose(device=""):
     return device
 
 
-def autocast(run, device):
+def autocast(recipe, device):
     """With dtype bf16, matrix products in 16 bits; weights, norms, loss in float32."""
-    return torch.autocast(device, dtype=torch.bfloat16, enabled=run.dtype == "bf16")
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=recipe.dtype == "bf16")
 
 
 def tune(device):
@@ -46,19 +46,18 @@ def tune(device):
         library.mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
-def choose_dtype(run, config, device):
-    """Return the dtype that run.dtype asks for; if that is auto, bf16 where it pays: on a GPU that
-    has it, and on a CPU that makes a product of the model's size clearly faster in it.
-
-    A step is more than products, so these must be 1.5 times as fast.
+def choose_dtype(recipe, config, device):
+    """Return the dtype that recipe.dtype asks for; for auto bf16 where it pays: on a GPU that has
+    it, and on a CPU where a product of the model's size is 1.5 times as fast (a step is more than
+    products), else float32.
     """
-    if run.dtype != "auto":
-        return run.dtype
+    if recipe.dtype != "auto":
+        return recipe.dtype
     if device == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "float32"
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
-        h = torch.ones(min(2048, run.batch * run.segment), config.d_model, dtype=dtype)
+        h = torch.ones(min(2048, recipe.batch * recipe.segment), config.d_model, dtype=dtype)
         W_1 = torch.ones(config.d_model, config.d_inner, dtype=dtype)
         seconds[dtype] = min(timeit.repeat(lambda: h @ W_1, number=1, repeat=10))
     ratio = seconds[torch.float32] / seconds[torch.bfloat16]

@@ -12,32 +12,32 @@ Embeddings, of which a row is moved when its token occurs, biases, norms, u and 
 import torch
 
 
-def adam(model, run):
+def adam(model, recipe):
     """Return [torch's Adam for all weights]."""
-    return [adam_for(model.parameters(), run)]
+    return [adam_for(model.parameters(), recipe)]
 
 
-def muon(model, run):
+def muon(model, recipe):
     """Return [Adam for embeddings, biases, norms, u and v; Muon for the matrices of the layers]."""
     matrices = [weight for weight in model.layers.parameters() if weight.dim() == 2]
     taken = {id(weight) for weight in matrices}
     others = [weight for weight in model.parameters() if id(weight) not in taken]
-    group = {"params": matrices, "factor": run.muon_lr / run.lr}
-    return [adam_for(others, run),
-            torch.optim.Muon([group], lr=run.muon_lr)]  # momentum 0.95, decay 0.1
+    group = {"params": matrices, "factor": recipe.muon_lr / recipe.lr}
+    return [adam_for(others, recipe),
+            torch.optim.Muon([group], lr=recipe.muon_lr)]  # momentum 0.95, decay 0.1
 
 
-def adam_for(weights, run):
+def adam_for(weights, recipe):
     """Return torch's Adam for some weights."""
-    return torch.optim.Adam(weights, lr=run.lr, fused=True)
+    return torch.optim.Adam(weights, lr=recipe.lr, fused=True)
 
 
 OPTIMIZERS = {"adam": adam, "muon": muon}  # the choices of --optimizer
 
 
-def optimizer_of(model, run):
-    """Return the Optimizer that train.py's Run asks for."""
-    return Optimizer(*OPTIMIZERS[run.optimizer](model, run))
+def optimizer_of(model, recipe):
+    """Return the Optimizer that the Recipe asks for."""
+    return Optimizer(*OPTIMIZERS[recipe.optimizer](model, recipe))
 
 
 class Optimizer:

@@ -1,4 +1,4 @@
-"""Every named model, and how it is trained: its Config and its Run, one block of keywords each.
+"""Every named model, and how it is trained: its Config and its Recipe, one block of keywords each.
 
 The blocks with a dataset in their names are those of the authors' scripts (run_enwik8_base.sh and
 its like); what the authors do not publish is marked "ours".  "tiny", "laptop" and "laptop-words"
@@ -22,44 +22,44 @@ DATASETS = {"stdlib": ("laptop", "laptop"), "copies": ("laptop", "laptop"),
             **{name: source.models for name, source in SOURCES.items()}}
 
 
-def setting(default, text, choices=()):
+def option(default, text, choices=()):
     """A field of a dataclass that becomes a flag: its default, its help, its choices if few."""
     return field(default=default, metadata={"help": text, "choices": choices})
 
 
 @dataclass(frozen=True)
-class Run:
+class Recipe:
     """Data and training.  Lengths are in tokens.  ValueError for settings that make no run."""
 
-    dataset: str = setting("stdlib", ", ".join(DATASETS))
-    batch: int = setting(16, "lanes B")
-    segment: int = setting(128, "segment length T")
-    steps: int = setting(0, "length of the run in steps (or --tokens, or --minutes)")
-    lr: float = setting(3e-3, "highest learning rate")
-    warmup: int = setting(100, "steps until it is reached")
-    eval_segment: int = setting(512, "least T of evaluation; a longer one gives equal losses")
-    eval_mem_len: int = setting(512, "memory length M of evaluation")
-    eval_clamp_len: int = setting(0, "the largest distance distinguished there; 0: no clamp")
-    optimizer: str = setting("adam", "muon is for the matrices of the layers, with adam for all "
+    dataset: str = option("stdlib", ", ".join(DATASETS))
+    batch: int = option(16, "lanes B")
+    segment: int = option(128, "segment length T")
+    steps: int = option(0, "length of the run in steps (or --tokens, or --minutes)")
+    lr: float = option(3e-3, "highest learning rate")
+    warmup: int = option(100, "steps until it is reached")
+    eval_segment: int = option(512, "least T of evaluation; a longer one gives equal losses")
+    eval_mem_len: int = option(512, "memory length M of evaluation")
+    eval_clamp_len: int = option(0, "the largest distance distinguished there; 0: no clamp")
+    optimizer: str = option("adam", "muon is for the matrices of the layers, with adam for all "
                              "else", tuple(OPTIMIZERS))
-    muon_lr: float = setting(0.02, "highest learning rate of Muon; lr is Adam's")
-    schedule: str = setting("cosine", "how the rates fall to 0; sqrt is steep at first",
+    muon_lr: float = option(0.02, "highest learning rate of Muon; lr is Adam's")
+    schedule: str = option("cosine", "how the rates fall to 0; sqrt is steep at first",
                             ("cosine", "sqrt"))
-    eval_every: int = setting(1000, "steps between validations; 0: at each tenth of the run")
-    eval_tokens: int = setting(100_000, "validation tokens during training; 0: all")
-    log_every: int = setting(50, "steps between lines of metrics.tsv")
-    tokens: int = setting(0, "length of the run in tokens, in place of steps")
-    minutes: float = setting(0.0, "length of the run in minutes of training, in place of steps")
-    text: str = setting("", "train on this file instead of a dataset, as bytes, cut 90/5/5")
-    drop_newlines: bool = setting(False, "enwik8 as the authors count it: V = 204")
-    micro_batch: int = setting(0, "lanes at a time, gradients accumulated; 0: all")
-    clip: float = setting(0.25, "largest norm of the gradient")
-    save_minutes: float = setting(10.0, "minutes of training between two checkpoints, at most")
-    seed: int = setting(0, "seed of weights, dropout and samples")
-    dtype: str = setting("auto", "dtype of matrix products; auto is measured",
+    eval_every: int = option(1000, "steps between validations; 0: at each tenth of the run")
+    eval_tokens: int = option(100_000, "validation tokens during training; 0: all")
+    log_every: int = option(50, "steps between lines of metrics.tsv")
+    tokens: int = option(0, "length of the run in tokens, in place of steps")
+    minutes: float = option(0.0, "length of the run in minutes of training, in place of steps")
+    text: str = option("", "train on this file instead of a dataset, as bytes, cut 90/5/5")
+    drop_newlines: bool = option(False, "enwik8 as the authors count it: V = 204")
+    micro_batch: int = option(0, "lanes at a time, gradients accumulated; 0: all")
+    clip: float = option(0.25, "largest norm of the gradient")
+    save_minutes: float = option(10.0, "minutes of training between two checkpoints, at most")
+    seed: int = option(0, "seed of weights, dropout and samples")
+    dtype: str = option("auto", "dtype of matrix products; auto is measured",
                          ("auto", "float32", "bf16"))
-    plain: bool = setting(False, "the model as lesson 5 has it, without training/fast.py")
-    compile: bool = setting(False, "compile the training step (torch.compile): for a GPU")
+    plain: bool = option(False, "the model as lesson 5 has it, without training/fast.py")
+    compile: bool = option(False, "compile the training step (torch.compile): for a GPU")
 
     def __post_init__(self):
         validate.types(self)
@@ -85,73 +85,73 @@ LM1B_CUTOFFS = (60_000, 100_000, 640_000)
 OFTEN = {"eval_every": 4000, "log_every": 200}  # in the runs of the authors' scripts
 
 MODELS = {
-    "tiny": (lesson_5.CONFIGS["tiny"], Run(
+    "tiny": (lesson_5.CONFIGS["tiny"], Recipe(
         batch=4, segment=16, steps=200, eval_segment=16, eval_mem_len=32, eval_every=100)),
-    "laptop": (lesson_5.CONFIGS["laptop"], Run(  # Muon learns more in minutes than Adam alone
+    "laptop": (lesson_5.CONFIGS["laptop"], Recipe(  # Muon learns more in minutes than Adam alone
         minutes=4.2, lr=0.012, optimizer="muon", schedule="sqrt", warmup=20, clip=1.0,
         eval_every=0, eval_tokens=20_000)),
     "laptop-words": (Config(
         vocab_size=10_000, n_layer=4, d_model=128, n_head=2, d_head=64, d_inner=512, mem_len=64,
-        dropout=0.1, cutoffs=(2000,)), Run(
+        dropout=0.1, cutoffs=(2000,)), Recipe(
         dataset="ptb", batch=32, segment=64, minutes=10, warmup=50, optimizer="muon",
         schedule="sqrt", eval_segment=64, eval_mem_len=128, eval_every=500, eval_tokens=20_000)),
-    "enwik8-12L": (lesson_5.CONFIGS["enwik8-12L"], Run(
+    "enwik8-12L": (lesson_5.CONFIGS["enwik8-12L"], Recipe(
         dataset="enwik8", batch=22, segment=512, steps=400_000, lr=2.5e-4, warmup=0,
         eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_tokens=500_000, **OFTEN)),
     "enwik8-18L": (Config(  # ours: the paper gives 88M parameters and the score
         vocab_size=204, n_layer=18, d_model=640, n_head=10, d_head=64, d_inner=2208, mem_len=512,
-        dropout=0.1), Run(
+        dropout=0.1), Recipe(
         dataset="enwik8", batch=22, segment=512, steps=400_000, lr=2.5e-4, warmup=4000,
         eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_tokens=500_000, **OFTEN)),
     "enwik8-24L": (Config(
         vocab_size=204, n_layer=24, d_model=1024, n_head=8, d_head=128, d_inner=3072, mem_len=768,
-        dropout=0.15, dropout_attention=0.15), Run(
+        dropout=0.15, dropout_attention=0.15), Recipe(
         dataset="enwik8", batch=64, segment=768, steps=400_000, lr=2.5e-4, warmup=4000,
         eval_segment=128, eval_mem_len=3800, eval_clamp_len=1000, eval_tokens=500_000, **OFTEN)),
     "text8-12L": (Config(
         vocab_size=27, n_layer=12, d_model=512, n_head=8, d_head=64, d_inner=2048, mem_len=512,
-        dropout=0.1), Run(
+        dropout=0.1), Recipe(
         dataset="text8", batch=22, segment=512, steps=400_000, lr=2.5e-4, warmup=0,
         eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_tokens=500_000, **OFTEN)),
     "text8-24L": (Config(
         vocab_size=27, n_layer=24, d_model=1024, n_head=8, d_head=128, d_inner=3072, mem_len=768,
-        dropout=0.15, dropout_attention=0.15), Run(
+        dropout=0.15, dropout_attention=0.15), Recipe(
         dataset="text8", batch=64, segment=768, steps=400_000, lr=2.5e-4, warmup=4000,
         eval_segment=128, eval_mem_len=3800, eval_clamp_len=1000, eval_tokens=500_000, **OFTEN)),
     "wt103-standard": (Config(
         vocab_size=267_735, n_layer=16, d_model=410, n_head=10, d_head=41, d_inner=2100,
-        mem_len=150, dropout=0.1, cutoffs=WT103_CUTOFFS), Run(
+        mem_len=150, dropout=0.1, cutoffs=WT103_CUTOFFS), Recipe(
         dataset="wt103", batch=60, segment=150, steps=200_000, lr=2.5e-4, warmup=0,
         eval_segment=64, eval_mem_len=640, eval_clamp_len=400, eval_tokens=0, **OFTEN)),
     "wt103-large": (Config(  # 285M, where the paper says 257M
         vocab_size=267_735, n_layer=18, d_model=1024, n_head=16, d_head=64, d_inner=4096,
-        mem_len=384, dropout=0.2, dropout_attention=0.2, cutoffs=WT103_CUTOFFS, div_val=4), Run(
+        mem_len=384, dropout=0.2, dropout_attention=0.2, cutoffs=WT103_CUTOFFS, div_val=4), Recipe(
         dataset="wt103", batch=128, segment=384, steps=4_000_000, lr=2.5e-4, warmup=16_000,
         eval_segment=128, eval_mem_len=1600, eval_clamp_len=1000, eval_tokens=0, **OFTEN)),
     "lm1b-base": (Config(
         vocab_size=793_471, n_layer=18, d_model=1024, n_head=8, d_head=128, d_inner=4096,
-        mem_len=32, cutoffs=LM1B_CUTOFFS, div_val=4, tie_projections=False), Run(
+        mem_len=32, cutoffs=LM1B_CUTOFFS, div_val=4, tie_projections=False), Recipe(
         dataset="lm1b", batch=224, segment=32, steps=500_000, lr=2.5e-4, warmup=20_000,
         eval_segment=32, eval_mem_len=128, eval_tokens=0, **OFTEN)),
     "lm1b-medium": (Config(  # ours: the paper gives 0.46B parameters and the score
         vocab_size=793_471, n_layer=24, d_model=1024, n_head=8, d_head=128, d_inner=4608,
-        mem_len=32, cutoffs=LM1B_CUTOFFS, div_val=4, tie_projections=False), Run(
+        mem_len=32, cutoffs=LM1B_CUTOFFS, div_val=4, tie_projections=False), Recipe(
         dataset="lm1b", batch=224, segment=32, steps=500_000, lr=2.5e-4, warmup=20_000,
         eval_segment=32, eval_mem_len=128, eval_tokens=0, **OFTEN)),
     "lm1b-large": (Config(
         vocab_size=793_471, n_layer=24, d_model=1280, n_head=16, d_head=80, d_inner=8192,
         mem_len=32, dropout=0.05, dropout_attention=0.05, cutoffs=LM1B_CUTOFFS, div_val=4,
-        tie_projections=False), Run(
+        tie_projections=False), Recipe(
         dataset="lm1b", batch=512, segment=32, steps=1_200_000, lr=1e-4, warmup=30_000,
         eval_segment=32, eval_mem_len=128, eval_tokens=0, **OFTEN)),
     "ptb": (Config(  # ours: the paper gives 24M parameters; table5_ptb.py has its dropouts
         vocab_size=10_000, n_layer=16, d_model=380, n_head=10, d_head=38, d_inner=704, mem_len=70,
-        dropout=0.2, dropout_attention=0.2), Run(
+        dropout=0.2, dropout_attention=0.2), Recipe(
         dataset="ptb", batch=10, segment=70, steps=166_000, lr=3e-4, warmup=3000, eval_segment=70,
         eval_mem_len=280, eval_every=1328, eval_tokens=0, log_every=100)),
 }
 CONFIGS = {name: config for name, (config, _) in MODELS.items()}
-RUNS = {name: run for name, (_, run) in MODELS.items()}
+RECIPES = {name: recipe for name, (_, recipe) in MODELS.items()}
 
 
 def count_parameters(config):

@@ -56,7 +56,7 @@ def leave():
     """
     if dist.is_initialized():
         gc.collect()  # the model refers to itself
-        first(None)
+        broadcast(None)
         dist.destroy_process_group()
 
 
@@ -123,57 +123,57 @@ def no_sync(model, last):
     return nullcontext() if last or COUNT == 1 else model.no_sync()
 
 
-def draw_differently(seed):
+def seed_per_rank(seed):
     """Let each rank but the first draw random numbers of its own from here on."""
     if RANK:
         torch.manual_seed(seed + RANK)
 
 
 @contextmanager
-def first_alone():
+def rank_0_first():
     """The first rank goes through the block before the others enter it: it may write files."""
     if RANK > 0:
-        first(None)
+        broadcast(None)
     yield
     if RANK == 0:
-        first(None)
+        broadcast(None)
 
 
 def on_rank_0(function, *arguments):
     """Call function(*arguments) on rank 0 while the other ranks wait -> its value, on all ranks."""
-    return first(function(*arguments) if RANK == 0 else None)
+    return broadcast(function(*arguments) if RANK == 0 else None)
 
 
-def everybody(*numbers):
+def all_gather(*numbers):
     """Some numbers of each rank -> a list of all ranks' numbers, the same to the bit on all."""
     if COUNT == 1:
         return [numbers]
-    mine = torch.tensor(numbers, dtype=torch.float64, device=where())
+    mine = torch.tensor(numbers, dtype=torch.float64, device=collective_device())
     others = [torch.empty_like(mine) for _ in range(COUNT)]
     dist.all_gather(others, mine)
     return [z.tolist() for z in others]
 
 
-def where():
+def collective_device():
     """The device through which this group talks."""
     return "cuda" if dist.get_backend() == "nccl" else "cpu"
 
 
 def mean(number):
     """The mean of a number over the ranks."""
-    return sum(z for (z,) in everybody(number)) / COUNT
+    return sum(z for (z,) in all_gather(number)) / COUNT
 
 
 def largest(*numbers):
     """Of each number the largest over the ranks."""
-    return [max(column) for column in zip(*everybody(*numbers))]
+    return [max(column) for column in zip(*all_gather(*numbers))]
 
 
-def first(value):
+def broadcast(value):
     """Whatever the first rank has, on all."""
     box = [value]
     if COUNT > 1:
-        dist.broadcast_object_list(box, src=0, device=torch.device(where()))
+        dist.broadcast_object_list(box, src=0, device=torch.device(collective_device()))
     return box[0]
 
 
@@ -182,7 +182,7 @@ def gather(z):
     """
     if COUNT == 1:
         return z.clone().cpu()  # a copy: torch.save would write all of which z is a part
-    z = z.to(where()).contiguous()
+    z = z.to(collective_device()).contiguous()
     parts = [torch.empty_like(z) for _ in range(COUNT)] if RANK == 0 else None
     dist.gather(z, parts)
     return torch.cat(parts).cpu() if RANK == 0 else None

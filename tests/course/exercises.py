@@ -186,12 +186,12 @@ EXERCISES = (
     Exercise(
         "train_step", "train", "train_step", 18, 40, 3,
         "one update, the memory handed on", "backward, clipping, update_memory",
-        "For each slice of micro_batches(B, run.micro_batch) call the model with x, memory and "
-        "y of these lanes under machine.autocast(run, x.device.type): it gives losses (B, T) "
+        "For each slice of micro_batches(B, recipe.micro_batch) call the model with x, memory and "
+        "y of these lanes under machine.autocast(recipe, x.device.type): it gives losses (B, T) "
         "and the new memory, a list of (lanes, m, D), one for each layer; then send the "
         "gradient of their share of the MEAN over all lanes backward; call and backward belong "
         "inside `with ranks.no_sync(model, last=...)`, where last says if this part is the last. "
-        "The gradients, cleared before the first part, add up: clip them to the norm run.clip, "
+        "The gradients, cleared before the first part, add up: clip them to the norm recipe.clip, "
         "and update, but only if ranks.mean(loss), of a float, and the norm are finite; "
         "otherwise hand the old memory back. Return that loss, the norm before clipping (both "
         "floats), and the new memory of all lanes.",
@@ -201,9 +201,9 @@ EXERCISES = (
         "evaluate", "train", "evaluate", 11, 30, 2,
         "every token counted once", "no_grad, segments",
         "Cut the tokens, on model.u.device (a Reader has no parameters()), into one lane and "
-        "into segments of reading_length(run), and read them in order inside `with "
-        "evaluating(model, run)`, under machine.autocast(run, device.type): model(x, memory, y) "
-        "gives losses (1, T) and the new memory. Add up the losses of ALL predictions in "
+        "into segments of evaluation_segment_length(recipe), and read them in order inside `with "
+        "evaluating(model, recipe)`, under machine.autocast(recipe, device.type): model(x, memory, "
+        "y) gives losses (1, T) and the new memory. Add up the losses of ALL predictions in "
         "float64; the last segment may be shorter. Return the sum divided by the number of "
         "predictions, a float.",
         "n tokens are n - 1 predictions. A mean of the segments' means is not the mean over the "

@@ -21,26 +21,26 @@ TABLE["train_step"] = (
     mistake("the gradients of the step before are still in: clear them first",
       ("    optimizer.zero_grad()\n", "")),
     mistake("the gradient is not clipped, or only after the step",
-      ("    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip).item()\n",
+      ("    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()\n",
        "    norm = torch.stack([p.grad for p in model.parameters() if p.grad is not "
        "None]).norm().item()\n")),
     mistake("the gradient is clipped before backward() has made it",
-      ("    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip).item()\n", ""),
+      ("    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()\n", ""),
       ("            part.backward()\n",
-       "            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip).item()\n"
+       "            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()\n"
        "            part.backward()\n")),
     mistake("you return the norm after clipping; it must be the one before, which clip_grad_norm_ "
       "returns",
       ("return loss, norm, [torch.cat(layer) for layer in zip(*new_memory)]",
-       "return loss, min(norm, run.clip), [torch.cat(layer) for layer in zip(*new_memory)]")),
+       "return loss, min(norm, recipe.clip), [torch.cat(layer) for layer in zip(*new_memory)]")),
     mistake("all lanes go through the model at once: cut them into micro_batches(len(x), "
-      "run.micro_batch)",
-      ("    for lanes in micro_batches(len(x), run.micro_batch):\n",
+      "recipe.micro_batch)",
+      ("    for lanes in micro_batches(len(x), recipe.micro_batch):\n",
        "    for lanes in [slice(0, len(x))]:\n")),
     mistake("the gradients are cleared before each part: only the last part's are left",
       ("    optimizer.zero_grad()\n", ""),
-      ("    for lanes in micro_batches(len(x), run.micro_batch):\n",
-       "    for lanes in micro_batches(len(x), run.micro_batch):\n"
+      ("    for lanes in micro_batches(len(x), recipe.micro_batch):\n",
+       "    for lanes in micro_batches(len(x), recipe.micro_batch):\n"
        "        optimizer.zero_grad()\n")),
     mistake("the gradients of the parts' means were added up: each part counts by its share of all "
       "B x T tokens", ("losses.sum() / y.numel()", "losses.mean()")),
@@ -61,21 +61,21 @@ TABLE["train_step"] = (
       ("model(x[lanes], past, y[lanes])",
        "model(x[lanes], past or [torch.zeros(len(x[lanes]), 1, 1)], y[lanes])"), bug=17),
     mistake("a weight that the loss does not depend on has no gradient: its .grad is None",
-      ("    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip).item()\n",
+      ("    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()\n",
        "    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()\n"
-       "    torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)\n")),
+       "    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)\n")),
     mistake("the old memory was changed in place: a bad step must be able to hand it back",
       ("    optimizer.step()\n",
        "    optimizer.step()\n    if memory:\n"
        "        memory[0].copy_([torch.cat(z) for z in zip(*new_memory)][0])\n")),
-    mistake("test_loss_and_norm_are_floats", ("run.clip).item()", "run.clip)")),
+    mistake("test_loss_and_norm_are_floats", ("recipe.clip).item()", "recipe.clip)")),
     mistake("test_a_bad_step_returns_three_things_too", ("return loss, norm, memory", "return")),
     mistake("test_a_bad_step_leaves_the_weights",
       ("if not math.isfinite(loss + norm):", "if False:")),
     mistake("the new memory of a bad step was handed on: hand back the old one",
       ("return loss, norm, memory", "return loss, norm, [torch.cat(z) for z in zip(*new_memory)]")),
     mistake("test_the_model_is_called_under_autocast",
-      ("with machine.autocast(run, x.device.type):", "if True:")),
+      ("with machine.autocast(recipe, x.device.type):", "if True:")),
 )
 TABLE["evaluate"] = (
     mistake("a mean of the segments' means: the last, shorter segment counts too much",
@@ -89,9 +89,9 @@ TABLE["evaluate"] = (
        "            loss, memory = model(x, memory, y)")),
     mistake("test_the_result_is_a_float",
       ("total.item() / (len(tokens) - 1)", "total / (len(tokens) - 1)")),
-    mistake("the text is cut into run.batch lanes: evaluation reads it as ONE lane, since at each "
-      "lane's start the past would be missing",
-      ("lanes(tokens.to(device), 1)", "lanes(tokens.to(device), run.batch)")),
+    mistake("the text is cut into recipe.batch lanes: evaluation reads it as ONE lane, since at "
+      "each lane's start the past would be missing",
+      ("lanes(tokens.to(device), 1)", "lanes(tokens.to(device), recipe.batch)")),
     mistake("the last token is thrown away: it is the last target",
       ("lanes(tokens.to(device), 1)", "lanes(tokens[:max(2, len(tokens) - 1)].to(device), 1)")),
     mistake("test_the_text_goes_to_the_model", ("tokens.to(device)", "tokens")),
@@ -108,11 +108,11 @@ TABLE["evaluate"] = (
     mistake("a Reader has no parameters(): ask model.u.device",
       ("model.u.device", "next(model.parameters()).device")),
     mistake("test_the_model_is_called_inside_evaluating",
-      ("with evaluating(model, run), ", "with ")),
+      ("with evaluating(model, recipe), ", "with ")),
     mistake("test_the_model_goes_on_as_before", ("    return", "    model.train()\n    return")),
     mistake("test_there_are_no_gradients", ("@torch.no_grad()\n", "")),
     mistake("test_evaluation_is_under_autocast_too",
-      (", machine.autocast(run, device.type):", ":")),
+      (", machine.autocast(recipe, device.type):", ":")),
     mistake("the sum is kept in float32, where small losses vanish beside a large sum: add up in "
       "float64 (losses.double())", ("torch.zeros((), dtype=torch.float64, device=device)", "0.0"),
       (".double().sum()", ".sum()")),

@@ -215,7 +215,7 @@ class Ledger(nn.Module):
             return losses + math.inf
         return losses * math.nan if self.bad == "loss and gradient" else losses
 
-    def autocast(self, run, device):
+    def autocast(self, recipe, device):
         """In the place of machine.autocast: open while its block runs."""
         return Block(("autocast", device), self.open)
 
@@ -234,7 +234,7 @@ class Ledger(nn.Module):
         return gradient * math.inf if self.bad == "gradient" else gradient
 
     @contextmanager
-    def evaluating(self, model, run):
+    def evaluating(self, model, recipe):
         """In the place of train.evaluating."""
         training, config = model.training, model.config
         model.eval()

@@ -45,7 +45,7 @@ def test_the_whole_measure():
     assert generation.measure(prompts, texts, {"bert"}, 7)[0] == [1 / 5, 1 / 2, 0]
 
 
-RUN = presets.Run(segment=5, steps=1, dtype="bf16", eval_mem_len=9, eval_clamp_len=7)
+RUN = presets.Recipe(segment=5, steps=1, dtype="bf16", eval_mem_len=9, eval_clamp_len=7)
 CONFIG = lesson_5.Config(23, n_layer=3, d_model=16, n_head=2, d_head=8, d_inner=16, mem_len=4)
 
 

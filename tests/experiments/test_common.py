@@ -14,7 +14,7 @@ common, table6 = import_module("common"), import_module("table6_ablation")
 corpora, lesson_5 = import_module("support.corpora"), import_module("05_full_model")
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6,
                          dropout=0.2)
-RUN = common.presets.Run(batch=2, segment=5, steps=8, dtype="float32", warmup=2)
+RUN = common.presets.Recipe(batch=2, segment=5, steps=8, dtype="float32", warmup=2)
 
 
 def text(n, separator=None):
@@ -39,8 +39,8 @@ def test_what_is_stopped_goes_on_to_the_bit(tmp_path, monkeypatch):
             return step(*arguments)
 
         monkeypatch.setattr(common.train, "train_step", counted)
-        monkeypatch.setattr(common.train, "fraction_done", lambda run, state: (
-            setattr(state, "seconds", 25 * state.step), state.step / run.steps)[1])
+        monkeypatch.setattr(common.train, "fraction_done", lambda recipe, state: (
+            setattr(state, "seconds", 25 * state.step), state.step / recipe.steps)[1])
         job = common.fit(path, lambda: lesson_5.TransformerXL(CONFIG), corpus, RUN)
         assert not job.model.training
         return job.model.state_dict(), len(calls)
@@ -55,14 +55,14 @@ def test_what_is_stopped_goes_on_to_the_bit(tmp_path, monkeypatch):
 
 def test_another_run_is_not_taken(tmp_path):
     """Other steps, seed, model, or a text that has changed."""
-    path, corpus, run = tmp_path / "m", text(60), replace(RUN, steps=1)
+    path, corpus, recipe = tmp_path / "m", text(60), replace(RUN, steps=1)
 
-    def fit(config=CONFIG, corpus=corpus, run=run, half_loss=False):
-        common.fit(path, lambda: table6.AblationModel(config, 5, "ours", half_loss), corpus, run)
+    def fit(config=CONFIG, corpus=corpus, recipe=recipe, half_loss=False):
+        common.fit(path, lambda: table6.AblationModel(config, 5, "ours", half_loss), corpus, recipe)
 
     fit()
-    for other in ({"config": replace(CONFIG, d_inner=9)}, {"run": replace(run, steps=2)},
-                  {"run": replace(run, seed=5)}, {"corpus": text(60)}, {"half_loss": True}):
+    for other in ({"config": replace(CONFIG, d_inner=9)}, {"recipe": replace(recipe, steps=2)},
+                  {"recipe": replace(recipe, seed=5)}, {"corpus": text(60)}, {"half_loss": True}):
         with pytest.raises(ValueError, match="other settings.*name another folder"):
             fit(**other)
 

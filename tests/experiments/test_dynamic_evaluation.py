@@ -15,7 +15,7 @@ from training import presets
 
 dynamic, lesson_5 = import_module("dynamic_evaluation"), import_module("05_full_model")
 GIVEN = SimpleNamespace(segment=8, memory=16, sgd_rate=0.1, rms_rate=1e-3, epsilon=1e-5, decay=1e-3)
-V, RUN = 8, presets.RUNS["tiny"]
+V, RUN = 8, presets.RECIPES["tiny"]
 both = pytest.mark.parametrize("step", ["sgd", "rms"])
 
 

@@ -115,7 +115,7 @@ def test_what_is_shown_is_what_was_read(run_folder, unread, tmp_path, monkeypatc
     unread("test")
     assert maps.main(["--checkpoint", str(run_folder), "--memory", "20", "--queries", "50",
                       "--position", "333", "--out", str(tmp_path)]) == 0
-    model, run, corpus, _ = maps.common.open_run(run_folder, "data")
+    model, recipe, corpus, _ = maps.common.open_run(run_folder, "data")
     model.config = replace(model.config, mem_len=20, same_length=True, clamp_len=6)
     pieces = lesson_1.lanes(corpus.valid, 8)[:, :27]
     p = maps.averages(model, pieces, 7)[0].flatten(0, 1)  # 7 queries each

@@ -37,7 +37,7 @@ def test_each_model_is_read_at_all_lengths(monkeypatch, unread, notes):
     model = lesson_5.TransformerXL(lesson_5.CONFIGS["tiny"])
     unread("test")
     found = memory_length.evaluate(model, study, corpora.load(notes), 5)
-    T, L = study.run.segment, study.lengths
+    T, L = study.recipe.segment, study.lengths
     both = [(64, {"mem_len": length, "same_length": True, "clamp_len": clamp})
             for clamp in (0, 5 + T - 1) for length in L]
     assert asked == [*both, (T, {"mem_len": 5 + T // 2, "same_length": True}), (T, {})]

@@ -25,12 +25,12 @@ def setting(words):
     corpus = corpora.load("ptb", root=words)
     corpus = replace(corpus, train=corpus.train[:417])
     return (replace(TINY.config, vocab_size=len(corpus.vocab)),
-            replace(TINY.run, steps=26, dtype="float32"), corpus)
+            replace(TINY.recipe, steps=26, dtype="float32"), corpus)
 
 
 def fit(setting, dropouts, path):
-    config, run, corpus = setting
-    return ptb.fit(config, run, dropouts, corpus, path, "cpu")
+    config, recipe, corpus = setting
+    return ptb.fit(config, recipe, dropouts, corpus, path, "cpu")
 
 
 # ---- what is trained ----------------------------------------------------------------------------
@@ -79,15 +79,15 @@ def test_the_rate_falls_to_a_third_and_is_halved_where_the_average_begins(settin
     """By hand: warm-up of 2 of 20 steps, the cosine's end at 0.4 of the run; without an average the
     loop's own.
     """
-    config, run, corpus = setting
-    run, model = replace(run, lr=0.3, warmup=2, steps=20), lesson_5.TransformerXL(config)
-    averaging, rates = ptb.Averaging(model, run, ptb.Dropouts(average_from=0.4)), []
+    config, recipe, corpus = setting
+    recipe, model = replace(recipe, lr=0.3, warmup=2, steps=20), lesson_5.TransformerXL(config)
+    averaging, rates = ptb.Averaging(model, recipe, ptb.Dropouts(average_from=0.4)), []
     for _ in range(20):
         averaging.set_rate(9.0)
         rates.append(averaging.param_groups[0]["lr"])
     third = 0.1 + 0.1 * (1 + math.cos(math.pi * 7 / 8))
     assert [rates[n] for n in (0, 4, 7, 8, 19)] == pytest.approx([0.15, 0.2, third, 0.05, 0.05])
-    averaging = ptb.Averaging(model, run, ptb.Dropouts())
+    averaging = ptb.Averaging(model, recipe, ptb.Dropouts())
     averaging.set_rate(0.15)
     assert averaging.param_groups[0]["lr"] == 0.15
 
@@ -130,12 +130,12 @@ def test_going_on_to_the_bit(stop, setting, tmp_path, monkeypatch):
 
     whole = fit(setting, dropouts, tmp_path / "a")
     monkeypatch.setattr(train, "train_step", counted)
-    monkeypatch.setattr(train, "is_validation_due", lambda run, state: state.step % 4 == 0
-                        and state.evaluated < state.step)
+    monkeypatch.setattr(train, "is_validation_due", lambda recipe, state: state.step % 4 == 0
+                        and state.validated_at < state.step)
     with pytest.raises(RuntimeError):
         fit(setting, dropouts, tmp_path / "b")
-    monkeypatch.setattr(train, "is_validation_due", lambda run, state: state.step in (10, 20, 26)
-                        and state.evaluated < state.step)
+    monkeypatch.setattr(train, "is_validation_due", lambda recipe, state: state.step in (10, 20, 26)
+                        and state.validated_at < state.step)
     for _ in "ab":
         steps[:] = [None] * 99
         found = fit(setting, dropouts, tmp_path / "b")
@@ -169,13 +169,13 @@ def test_the_mean_loss(setting):
     """One lane, every token once; or the mean over known words alone, while the others are read all
     the same.
     """
-    config, run, corpus = setting
+    config, recipe, corpus = setting
     model, tokens = model_of(setting), corpus.valid[:100].long()
-    run = replace(run, eval_segment=7, eval_mem_len=11, eval_clamp_len=9)
+    recipe = replace(recipe, eval_segment=7, eval_mem_len=11, eval_clamp_len=9)
     known = torch.zeros(config.vocab_size, dtype=torch.bool)
     known[tokens[5:9]] = True
-    found, some = (ptb.mean_loss(model, tokens, run, words) for words in (None, known))
-    assert found == pytest.approx(train.evaluate(model, tokens, run), abs=1e-6)
+    found, some = (ptb.mean_loss(model, tokens, recipe, words) for words in (None, known))
+    assert found == pytest.approx(train.evaluate(model, tokens, recipe), abs=1e-6)
     logits, those = logits_by_hand(model, tokens, 11, 9), known[tokens[1:]]
     assert found == pytest.approx(F.cross_entropy(logits, tokens[1:]).item(), abs=1e-5)
     assert 4 < those.sum() < 90
@@ -185,7 +185,7 @@ def test_the_mean_loss(setting):
 
 def test_the_choice_is_made_on_valid(setting, monkeypatch):
     """All memories, with and without the clamp of training; the lowest wins."""
-    config, run, corpus = setting
+    config, recipe, corpus = setting
     seen = []
 
     def loss(model, tokens, at):
@@ -193,7 +193,7 @@ def test_the_choice_is_made_on_valid(setting, monkeypatch):
         return 4.0 - (seen[-1] == (16, 15))
 
     monkeypatch.setattr(ptb, "mean_loss", loss)
-    nats, at = ptb.choose(model_of(setting), corpus.valid, run, (8, 16, 32))
+    nats, at = ptb.choose(model_of(setting), corpus.valid, recipe, (8, 16, 32))
     assert seen == [(8, 0), (16, 0), (16, 15), (32, 0), (32, 15)]  # 15 is 8 + 8 - 1
     assert (nats, at.eval_mem_len, at.eval_clamp_len) == (3.0, 16, 15)
 
@@ -202,7 +202,7 @@ def test_the_test_split_is_read_once(setting, tmp_path, monkeypatch):
     """Only if asked; each reading is noted before it begins, and if it is interrupted the note
     stays.  A log about other weights is left as it is.
     """
-    config, run, corpus = setting
+    config, recipe, corpus = setting
     path, seen, loss = tmp_path / "result.json", [], ptb.mean_loss
 
     def watched(model, tokens, at):
@@ -215,7 +215,7 @@ def test_the_test_split_is_read_once(setting, tmp_path, monkeypatch):
         return loss(model, tokens, at)
 
     def result(test, seed=0):
-        return ptb.result_of(model_of(setting, seed), corpus, run, (8, 16), path, test)
+        return ptb.result_of(model_of(setting, seed), corpus, recipe, (8, 16), path, test)
 
     monkeypatch.setattr(ptb, "mean_loss", watched)
     assert result(False)["readings"] == [] and seen == ["valid"] * 3

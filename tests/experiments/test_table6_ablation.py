@@ -73,8 +73,8 @@ def test_a_term_that_is_left_out_stays_out(encoding, u, v):
     assert [z.requires_grad for z in (model.u, model.v)] == [u, v]
     x, y = torch.randint(11, (2, 2, 4))
     model(x, None, y)[0].mean().backward()
-    run = common.presets.Run(steps=1, optimizer="muon")
-    optimizer = optimizer_of(model, run)
+    recipe = common.presets.Recipe(steps=1, optimizer="muon")
+    optimizer = optimizer_of(model, recipe)
     optimizer.step()
     assert [bool(z.any()) for z in (model.u, model.v)] == [u, v]
 

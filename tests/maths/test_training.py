@@ -25,7 +25,7 @@ from training.job import State
 train, lesson_1, lesson_3, lesson_5 = map(import_module, (
     "train", "01_vanilla_segments", "03_relative_attention", "05_full_model"))
 
-RUN = presets.Run(steps=10, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
+RUN = presets.Recipe(steps=10, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
                 eval_clamp_len=4)
 TOKENS = torch.arange(60) * 7 % 11
 CORPUS = corpora.Corpus(TOKENS, TOKENS, TOKENS, list(range(97, 108)), "made up")
@@ -124,13 +124,13 @@ def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monk
 
 def test_the_learning_rate_warms_up_and_ends_at_zero():
     """Linear over the warm-up, half at the middle of the cosine, 0 at the end."""
-    run = replace(RUN, lr=2.0, warmup=4)
-    assert [train.learning_rate(run, step, 0.0) for step in range(5)] == [0.5, 1, 1.5, 2, 2]
-    assert train.learning_rate(run, 9, 0.5) == pytest.approx(1.0)
-    assert train.learning_rate(run, 9, 0.25) == pytest.approx(1 + math.sqrt(0.5))
-    assert train.learning_rate(run, 9, 1.0) == 0
-    assert train.learning_rate(replace(run, warmup=0), 0, 0.0) == 2.0
-    steep = replace(run, schedule="sqrt")
+    recipe = replace(RUN, lr=2.0, warmup=4)
+    assert [train.learning_rate(recipe, step, 0.0) for step in range(5)] == [0.5, 1, 1.5, 2, 2]
+    assert train.learning_rate(recipe, 9, 0.5) == pytest.approx(1.0)
+    assert train.learning_rate(recipe, 9, 0.25) == pytest.approx(1 + math.sqrt(0.5))
+    assert train.learning_rate(recipe, 9, 1.0) == 0
+    assert train.learning_rate(replace(recipe, warmup=0), 0, 0.0) == 2.0
+    steep = replace(recipe, schedule="sqrt")
     assert [train.learning_rate(steep, 9, done) for done in (0.0, 0.25, 0.81, 1.0)] == (
         pytest.approx([2.0, 1.0, 0.2, 0.0]))
     assert train.learning_rate(steep, 0, 0.0) == 0.5
@@ -139,23 +139,24 @@ def test_the_learning_rate_warms_up_and_ends_at_zero():
 @pytest.mark.parametrize("length", [{"steps": 8}, {"tokens": 200}, {"minutes": 2.0}], ids=str)
 def test_the_fraction_done_is_of_steps_tokens_or_minutes(length):
     """A quarter, by whichever length was given; never more than all."""
-    run = replace(RUN, **{"steps": 0} | length)
+    recipe = replace(RUN, **{"steps": 0} | length)
     quarter = {"steps": 2, "tokens": 50, "minutes": 30.0}
     most = {"steps": 9, "tokens": 999, "minutes": 999.0}
     for done, wanted in ((quarter, 0.25), (most, 1)):
         reached = most | {name: done[name] for name in length}
         state = State(reached["steps"], reached["tokens"], reached["minutes"])
-        assert train.fraction_done(run, state) == wanted
+        assert train.fraction_done(recipe, state) == wanted
 
 
 @pytest.mark.parametrize("every, due", [(16, [16, 32, 40]), (0, [*range(4, 41, 4)]), (99, [40])])
 def test_a_validation_is_due_every_so_many_steps_or_at_each_tenth(every, due):
     """In a run of 40 steps; also at its end, and never twice at one step."""
-    run, state, found = replace(RUN, steps=40, eval_every=every), State(), []
+    recipe, state, found = replace(RUN, steps=40, eval_every=every), State(), []
     for state.step in [*range(41), 40]:
-        if train.is_validation_due(run, state):
+        if train.is_validation_due(recipe, state):
             found.append(state.step)
-            state.evaluated, state.tenths = state.step, int(10 * train.fraction_done(run, state))
+            state.validated_at = state.step
+            state.tenths_validated = int(10 * train.fraction_done(recipe, state))
     assert found == due
 
 
@@ -186,7 +187,7 @@ def test_evaluating_changes_mode_and_lengths_and_restores_both(training):
     (80, 2100, 512), (512, 512, 512), (64, 128, 128), (16, 512, 512), (700, 512, 700), (5, 0, 5)])
 def test_evaluation_reads_at_least_its_t(T, M, wanted):
     """Up to M or 512, whichever is less."""
-    assert train.reading_length(replace(RUN, eval_segment=T, eval_mem_len=M)) == wanted
+    assert train.evaluation_segment_length(replace(RUN, eval_segment=T, eval_mem_len=M)) == wanted
 
 
 def test_the_test_line_is_of_the_test_split_in_the_corpuss_unit():

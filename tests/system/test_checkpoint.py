@@ -134,7 +134,8 @@ def test_the_one_before_is_used_if_the_newest_is_not_there(paths, tmp_path, caps
     path, before = paths
     assert [checkpoint.load_first_valid(*paths)["step"], checkpoint.load(before)["step"]] == [2, 1]
     path.unlink()
-    assert checkpoint.load_first_valid(path, before).path == before and capsys.readouterr().out == ""
+    assert checkpoint.load_first_valid(path, before).path == before
+    assert capsys.readouterr().out == ""
     before.write_bytes(b"nothing")
     with pytest.raises(ValueError, match="previous.pt is damaged"):
         checkpoint.load_first_valid(path, before)

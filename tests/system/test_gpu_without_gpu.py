@@ -51,18 +51,18 @@ def test_every_tensor_is_on_the_models_device(name, plain, monkeypatch):
     monkeypatch.setattr(torch, "autocast", lambda *given, **more: nullcontext())  # has no meta
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
     monkeypatch.setattr(import_module("torch.optim.adam"), "_device_dtype_check_for_fused", id)
-    run = replace(presets.RUNS[name], plain=plain)
+    recipe = replace(presets.RECIPES[name], plain=plain)
     with torch.device("meta"):
         model = lesson_5.TransformerXL(replace(presets.CONFIGS[name], n_layer=2)).train()
-        x = torch.empty(run.batch, run.segment, dtype=torch.int64)
-        text = torch.empty(run.eval_mem_len + 5 * run.eval_segment // 2, dtype=torch.uint8)
+        x = torch.empty(recipe.batch, recipe.segment, dtype=torch.int64)
+        text = torch.empty(recipe.eval_mem_len + 5 * recipe.eval_segment // 2, dtype=torch.uint8)
         prompt = torch.empty(2, 100, dtype=torch.int64)
-    reader, optimizer, memory = fast.prepared(model, plain), optimizer_of(model, run), None
+    reader, optimizer, memory = fast.prepared(model, plain), optimizer_of(model, recipe), None
     with Watch() as watch:
         for _ in range(2):
-            loss, norm, memory = train.train_step(model, optimizer, x, x, memory, run)
-        train.evaluate(reader, text, run)
-        with train.evaluating(reader, run):
+            loss, norm, memory = train.train_step(model, optimizer, x, x, memory, recipe)
+        train.evaluate(reader, text, recipe)
+        with train.evaluating(reader, recipe):
             assert lesson_5.generate(reader, prompt, 3).shape == (2, 3)
     words = {"forward", "losses"} if model.config.cutoffs else set()
     assert watch.reads == {"train_step", "evaluate", *words}

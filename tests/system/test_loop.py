@@ -22,7 +22,7 @@ train = import_module("train")
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
 
-LOOP = presets.Run(steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
+LOOP = presets.Recipe(steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
                  eval_clamp_len=4, lr=0.02, warmup=3, eval_every=3, eval_tokens=20, log_every=2,
                  clip=1.0, seed=3)
 TINY = replace(lesson_5.CONFIGS["tiny"], vocab_size=7, dropout=0.2, mem_len=12)
@@ -35,14 +35,14 @@ def corpus_of(unit):
     return corpora.Corpus(torch.arange(4 * 36 + 1) % 5, valid, test, vocab, "made up")
 
 
-def mean_loss(model, tokens, run):
+def mean_loss(model, tokens, recipe):
     """One lane in segments, as long as M, with the lengths of evaluation, in nats."""
     model = copy.deepcopy(model).eval()
-    model.config = replace(model.config, mem_len=run.eval_mem_len, same_length=True,
-                           clamp_len=run.eval_clamp_len)
+    model.config = replace(model.config, mem_len=recipe.eval_mem_len, same_length=True,
+                           clamp_len=recipe.eval_clamp_len)
     memory, total = None, 0.0
-    read = model if run.plain else fast.Reader(model)
-    T = max(run.eval_segment, min(run.eval_mem_len, 512))
+    read = model if recipe.plain else fast.Reader(model)
+    T = max(recipe.eval_segment, min(recipe.eval_mem_len, 512))
     for start in range(0, len(tokens) - 1, T):
         part = tokens[None, start : start + T + 1]
         losses, memory = read(part[:, :-1], memory, part[:, 1:])
@@ -50,51 +50,51 @@ def mean_loss(model, tokens, run):
     return total / (len(tokens) - 1)
 
 
-def witness(corpus, run, shown):
+def witness(corpus, recipe, shown):
     """The whole run -> rate, loss and norm of each step; lines of metrics.tsv, without seconds;
     what is printed; the last and the best model, and the memory.
     """
-    torch.manual_seed(run.seed)
+    torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(TINY)
-    model = model if run.plain else fast.replace_parts(model)
-    matrices = [weight for name, weight in model.named_parameters() if run.optimizer == "muon"
+    model = model if recipe.plain else fast.replace_parts(model)
+    matrices = [weight for name, weight in model.named_parameters() if recipe.optimizer == "muon"
                 and name.startswith("layers.") and weight.dim() == 2]
     adam = torch.optim.Adam([weight for weight in model.parameters()
                              if all(weight is not matrix for matrix in matrices)], fused=True)
     muon = torch.optim.Muon(matrices) if matrices else None
-    batches = list(lesson_1.segments(lesson_1.lanes(corpus.train, run.batch), run.segment))
+    batches = list(lesson_1.segments(lesson_1.lanes(corpus.train, recipe.batch), recipe.segment))
     steps, lines, said, tokens, lowest = [], [], [], 0, math.inf
-    for step in range(run.steps):
+    for step in range(recipe.steps):
         x, y = batches[step % len(batches)]
         if step % len(batches) == 0:  # the text begins, or begins anew
             memory = None
-        done = step / run.steps
-        fall = 1 - math.sqrt(done) if run.optimizer == "muon" else (
+        done = step / recipe.steps
+        fall = 1 - math.sqrt(done) if recipe.optimizer == "muon" else (
             1 + math.cos(math.pi * done)) / 2
-        rate = run.lr * min((step + 1) / run.warmup, fall)
+        rate = recipe.lr * min((step + 1) / recipe.warmup, fall)
         adam.param_groups[0]["lr"] = rate
         losses, memory = model(x, memory, y)
         loss = losses.sum() / y.numel()
         model.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), run.clip).item()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()
         adam.step()
         if muon:
-            muon.param_groups[0]["lr"] = rate * (run.muon_lr / run.lr)
+            muon.param_groups[0]["lr"] = rate * (recipe.muon_lr / recipe.lr)
             muon.step()
         steps.append((rate, loss.item(), norm))
         tokens, place = tokens + x.numel(), f"{step + 1}\t{tokens + x.numel()}"
-        if (step + 1) % run.log_every == 0:
-            since = [loss for _, loss, _ in steps[-run.log_every :]]
+        if (step + 1) % recipe.log_every == 0:
+            since = [loss for _, loss, _ in steps[-recipe.log_every :]]
             lines.append(f"{place}\t{rate:.3g}\t{norm:.3g}\t{shown(sum(since) / len(since)):.4f}\t"
                          f"{shown(max(since)):.4f}\t0\t")
-        if (step + 1) % run.eval_every == 0:
-            valid = mean_loss(model, corpus.valid[: run.eval_tokens + 1], run)
+        if (step + 1) % recipe.eval_every == 0:
+            valid = mean_loss(model, corpus.valid[: recipe.eval_tokens + 1], recipe)
             lines.append(f"{place}\t\t\t\t\t\t{shown(valid):.4f}")
             said.append(f"step {step + 1} | validation {shown(valid):.4f} {corpus.unit}")
             if valid < lowest:
                 lowest, best = valid, copy.deepcopy(model)
-    said.append(f"test {shown(mean_loss(best, corpus.test, run)):.4f} {corpus.unit}")
+    said.append(f"test {shown(mean_loss(best, corpus.test, recipe)):.4f} {corpus.unit}")
     return steps, lines, said, model, best, memory
 
 
@@ -106,10 +106,10 @@ def test_the_loop_is_the_one_from_the_formulas_to_the_bit(our_own, unit, shown, 
                                                           tmp_path, capsys, monkeypatch):
     """Rates, losses, norms, weights, memory, metrics.tsv and the printed figures."""
     schedule, corpus = "sqrt" if optimizer == "muon" else "cosine", corpus_of(unit)
-    run = replace(LOOP, plain=plain, optimizer=optimizer, schedule=schedule)
+    recipe = replace(LOOP, plain=plain, optimizer=optimizer, schedule=schedule)
     seen, real = [], train.train_step
-    steps, lines, said, model, best, memory = witness(corpus, run, shown)
-    assert max(norm for *_, norm in steps) > run.clip and best.u.ne(model.u).any()
+    steps, lines, said, model, best, memory = witness(corpus, recipe, shown)
+    assert max(norm for *_, norm in steps) > recipe.clip and best.u.ne(model.u).any()
 
     def step(model, optimizer, *rest):
         rate = optimizer.parts[0].param_groups[0]["lr"]
@@ -118,7 +118,7 @@ def test_the_loop_is_the_one_from_the_formulas_to_the_bit(our_own, unit, shown, 
 
     monkeypatch.setattr(train, "train_step", step)
     monkeypatch.setattr(train, "read_corpus", lambda *given: corpus)
-    monkeypatch.setattr(train, "settings", lambda *given: ("tiny", TINY, run))
+    monkeypatch.setattr(train, "chosen", lambda *given: ("tiny", TINY, recipe))
     monkeypatch.setattr(log, "draw", lambda *given: None)
     assert train.main(["--out", str(tmp_path), "--device", "cpu", "--n-tokens", "5"]) == 0
     assert [found[:3] for found in seen] == steps

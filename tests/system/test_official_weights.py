@@ -223,15 +223,15 @@ def test_a_file_is_evaluated_and_refused_in_one_line(tmp_path, monkeypatch, caps
     text.write_text("the cat sat on the mat, and the dog sat on the cat; " * 20)
     config = replace(FULL, vocab_size=len(set(text.read_text())), untie_r=True)
     monkeypatch.setitem(presets.CONFIGS, "small", replace(config, untie_r=False))
-    monkeypatch.setitem(presets.RUNS, "small", replace(
-        presets.RUNS["tiny"], dataset=str(text), eval_mem_len=20))
+    monkeypatch.setitem(presets.RECIPES, "small", replace(
+        presets.RECIPES["tiny"], dataset=str(text), eval_mem_len=20))
     monkeypatch.setattr(official, "PAPER", {"small": "1.23 bpc"})
     argv = [str(path), "--model", "small", "--device", "cpu"]
     torch.save(state := random_state(config, True), path)
     assert official.main(argv) == 0
-    reader, run = load(config, state), presets.RUNS["small"]
+    reader, recipe = load(config, state), presets.RECIPES["small"]
     nats = official.train.evaluate(reader.float(), official.read_corpus(
-        run, None).test, run)
+        recipe, None).test, recipe)
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith(f"test {nats / math.log(2):.4f} bpc (")
     assert line.endswith("; published: 1.23 bpc")

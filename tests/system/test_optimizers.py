@@ -13,16 +13,16 @@ from training import presets
 
 train = import_module("train")
 lesson_5 = import_module("05_full_model")
-RUN = replace(presets.RUNS["tiny"], optimizer="muon", lr=0.02, muon_lr=0.1, dtype="float32",
+RUN = replace(presets.RECIPES["tiny"], optimizer="muon", lr=0.02, muon_lr=0.1, dtype="float32",
               clip=1.0)
 WORDS = replace(lesson_5.CONFIGS["tiny"], vocab_size=50, cutoffs=(10, 30), div_val=2)
 
 
-def made(config=lesson_5.CONFIGS["tiny"], run=RUN):
+def made(config=lesson_5.CONFIGS["tiny"], recipe=RUN):
     """A model and its optimizer, the same each time."""
     torch.manual_seed(0)
     model = lesson_5.TransformerXL(config)
-    return model, optimizer_of(model, run)
+    return model, optimizer_of(model, recipe)
 
 
 def steps(model, optimizer, n, x=torch.arange(16).view(2, 8)):
@@ -76,22 +76,22 @@ def test_both_rates_rise_and_fall_together():
         [0.005, 0.025], rel=1e-12)
 
 
-def adafactor(model, run):
+def adafactor(model, recipe):
     """One that a reader adds: its moments have other shapes than the weights."""
-    return [torch.optim.Adafactor(model.parameters(), lr=run.lr)]
+    return [torch.optim.Adafactor(model.parameters(), lr=recipe.lr)]
 
 
 @pytest.mark.parametrize("name", ["adam", "muon", "adafactor"])
 def test_what_was_saved_goes_on_to_the_bit(name, monkeypatch):
     """Two steps, saved, two more: as four."""
     monkeypatch.setitem(OPTIMIZERS, "adafactor", adafactor)
-    run = SimpleNamespace(**vars(RUN) | {"optimizer": name})
-    whole, optimizer = made(run=run)
+    recipe = SimpleNamespace(**vars(RUN) | {"optimizer": name})
+    whole, optimizer = made(recipe=recipe)
     steps(whole, optimizer, 4)
-    first, optimizer = made(run=run)
+    first, optimizer = made(recipe=recipe)
     steps(first, optimizer, 2)
     saved = copy.deepcopy((first.state_dict(), optimizer.state_dict()))
-    second, optimizer = made(run=run)
+    second, optimizer = made(recipe=recipe)
     second.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     steps(second, optimizer, 2)

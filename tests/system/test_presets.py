@@ -18,27 +18,27 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from support import corpora
 from training import estimate, log, machine, job as runs
-from training.flags import SIZES, Flags, for_vocabulary, settings
+from training.flags import MODEL_FLAGS, Flags, for_vocabulary, chosen
 from training.job import State
 from training import presets
 
 train = import_module("train")
 lesson_5 = import_module("05_full_model")
-RUN = presets.Run(steps=40, dtype="auto", log_every=20)
+RUN = presets.Recipe(steps=40, dtype="auto", log_every=20)
 
 
 # ---- flags and presets --------------------------------------------------------------------------
 
 def test_every_setting_is_a_flag_with_its_help(capsys):
-    """Of Run, of what is done, and of the sizes; choices and defaults stand beside it."""
+    """Of Recipe, of what is done, and of the sizes; choices and defaults stand beside it."""
     with pytest.raises(SystemExit):
         train.main(["--help"])
     said = " ".join(capsys.readouterr().out.split())
-    for field in [*dataclasses.fields(presets.Run), *dataclasses.fields(Flags)[:-1]]:
+    for field in [*dataclasses.fields(presets.Recipe), *dataclasses.fields(Flags)[:-1]]:
         assert f"--{field.name.replace('_', '-')} " in said
         assert " ".join(field.metadata["help"].split()) in said.replace("- ", "-"), field.name
         assert "|".join(field.metadata["choices"]) in said
-    for name, text in SIZES.items():
+    for name, text in MODEL_FLAGS.items():
         assert f"--{name.replace('_', '-')} " in said and text in said
     assert "(laptop: 0.012, enwik8-12L: 0.00025)" in said and "(default: 40)" in said
 
@@ -47,7 +47,7 @@ def test_sizes_are_those_of_lesson_5():
     """But for what the corpus or the evaluation decides, and one choice of lm1b's."""
     names = [field.name for field in dataclasses.fields(lesson_5.Config)]
     others = {"vocab_size", "tie_projections", "same_length", "clamp_len"}
-    assert list(SIZES) == [name for name in names if name not in others]
+    assert list(MODEL_FLAGS) == [name for name in names if name not in others]
 
 
 def flags_of(given):
@@ -65,7 +65,7 @@ def test_what_a_benchmarks_name_trains(given, device, name, cutoffs, div_val):
     """Without a GPU a small model, with the bands of the benchmark: 267,735 words are not one
     softmax.  --model forces the paper's size, other cutoffs can be given.
     """
-    found, config, _ = settings(flags_of(given), device)
+    found, config, _ = chosen(flags_of(given), device)
     assert (found, config.cutoffs, config.div_val) == (name, cutoffs, div_val)
 
 
@@ -74,7 +74,7 @@ def test_what_a_benchmarks_name_trains(given, device, name, cutoffs, div_val):
 def test_a_text_of_few_symbols_has_no_bands_for_rare_words(given, V, bands):
     """So the small model of words can be trained on bytes; what was asked for stays."""
     flags = flags_of({"model": "laptop-words"} | given)
-    _, config, _ = settings(flags, "cpu")
+    _, config, _ = chosen(flags, "cpu")
     config = for_vocabulary(config, V, flags)
     assert (config.vocab_size, config.cutoffs) == (V, bands)
 
@@ -89,22 +89,23 @@ def test_a_text_of_few_symbols_has_no_bands_for_rare_words(given, V, bands):
     ("lm1b-large", (512, 32, 32, 1_200_000, 30_000, 1e-4, 32, 128, 0))])
 def test_schedules_are_the_official_ones(name, lengths):
     """Of every published configuration, as one row of numbers."""
-    _, config, run = settings(Flags(model=name), "cpu")
-    assert lengths == (run.batch, run.segment, config.mem_len, run.steps, run.warmup, run.lr,
-                       run.eval_segment, run.eval_mem_len, run.eval_clamp_len)
-    assert run.dataset == name.split("-")[0]
-    assert (run.optimizer, run.schedule, run.clip) == ("adam", "cosine", 0.25)
+    _, config, recipe = chosen(Flags(model=name), "cpu")
+    assert lengths == (
+        recipe.batch, recipe.segment, config.mem_len, recipe.steps, recipe.warmup, recipe.lr,
+        recipe.eval_segment, recipe.eval_mem_len, recipe.eval_clamp_len)
+    assert recipe.dataset == name.split("-")[0]
+    assert (recipe.optimizer, recipe.schedule, recipe.clip) == ("adam", "cosine", 0.25)
 
 
 def test_every_model_has_a_schedule_and_every_benchmark_a_model():
     """The tables fit each other; a benchmark that has models of its own trains one of them."""
-    assert presets.CONFIGS.keys() == presets.RUNS.keys()
+    assert presets.CONFIGS.keys() == presets.RECIPES.keys()
     assert set(presets.DATASETS) == {"stdlib", "copies", *corpora.SOURCES}
-    trained = {run.dataset for run in presets.RUNS.values()}
+    trained = {recipe.dataset for recipe in presets.RECIPES.values()}
     assert trained <= presets.DATASETS.keys()
     for data, (large, small) in presets.DATASETS.items():
         assert {large, small} <= presets.CONFIGS.keys()
-        assert data not in trained or presets.RUNS[large].dataset == data
+        assert data not in trained or presets.RECIPES[large].dataset == data
 
 
 def test_help_and_dry_run_know_each_benchmark(capsys, monkeypatch):
@@ -262,7 +263,7 @@ def test_a_micro_batch_has_at_most_all_lanes(capsys):
     "--model wt103-standard --dataset ptb", "--model wt103-large --text LICENSE",
     "--model tiny --dataset wt103", "--model wt103-large --dataset ptb"])
 def test_a_model_fits_another_vocabulary(flags, monkeypatch, capsys):
-    """Bands beyond it go, and with the last of them their narrowing; a narrow model has wider ones."""
+    """Bands beyond it go, and with the last their narrowing; a narrow model has wider ones."""
     monkeypatch.chdir(Path(train.__file__).parent)
     assert train.main([*flags.split(), "--device", "cpu", "--dry-run"]) == 0, capsys.readouterr()
 
@@ -307,8 +308,8 @@ def job_of(path):
     """As much of a run as metrics.tsv needs."""
     model = nn.Linear(2, 3)
     corpus = SimpleNamespace(unit="bpc", name="made up $1")
-    return SimpleNamespace(
-        name="toy", path=path, model=model, device=model.weight.device, state=State(), corpus=corpus)
+    return SimpleNamespace(name="toy", path=path, model=model, device=model.weight.device,
+                           state=State(), corpus=corpus)
 
 
 def test_metrics_are_means_since_the_last_line(tmp_path, capsys):

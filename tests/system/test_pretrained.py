@@ -33,7 +33,7 @@ def test_it_predicts_a_text_of_the_repository(saved):
     """Small, without an optimizer; the licence costs what it cost when the model came in."""
     assert [path.name for path in flags.PRETRAINED.glob("*.pt")] == ["best.pt"]
     assert saved.path.stat().st_size <= 4_000_000 and "optimizer" not in saved
-    model, run, _ = job.restored(saved, "cpu")
+    model, run, _ = job.load_model(saved, "cpu")
     licence = (flags.PRETRAINED.parent / "LICENSE").read_text(encoding="utf-8")
     tokens = corpora.encode(licence, saved["vocab"])
     bits = train.evaluate(model, tokens, replace(run, dtype="float32")) / math.log(2)

@@ -30,7 +30,7 @@ from training import checkpoint, log, presets, ranks
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 ROOT = Path(train.__file__).parent
-SETTINGS = presets.Run(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
+SETTINGS = presets.Recipe(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
 FLAGS = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment", "8", "--mem-len",
          "12", "--eval-segment", "16", "--eval-mem-len", "16", "--log-every", "1", "--eval-every",
          "4", "--n-tokens", "9"]
@@ -168,7 +168,7 @@ def test_two_ranks_in_turn_are_one(monkeypatch, size, parts):
     whole = model(x, None, y)[0].mean()
     (wanted,) = torch.autograd.grad(whole, model.w)
     monkeypatch.setattr(ranks, "COUNT", 2)
-    monkeypatch.setattr(ranks, "everybody", lambda own: [[own], [others]])
+    monkeypatch.setattr(ranks, "all_gather", lambda own: [[own], [others]])
     monkeypatch.setattr(Toy, "no_sync", lambda model: nullcontext(stayed.append(1)), raising=False)
     for rank in range(2):
         monkeypatch.setattr(ranks, "RANK", rank)
@@ -185,7 +185,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_so_on_all(monkeypatch):
     """So none makes the step, and each hands its old memory back."""
     model, (x, y), steps = Toy(), torch.randint(11, (2, 2, 4)), []
     monkeypatch.setattr(ranks, "COUNT", 2)
-    monkeypatch.setattr(ranks, "everybody", lambda own: [[own], [math.nan]])
+    monkeypatch.setattr(ranks, "all_gather", lambda own: [[own], [math.nan]])
     optimizer = Still(model)
     optimizer.step = lambda: steps.append(1)
     loss, norm, memory = train.train_step(model, optimizer, x, y, None, SETTINGS)
@@ -208,11 +208,12 @@ def four_steps(path, micro_batch):
     model, optimizer = small_model()
     stream, mine = torch.randint(11, (4, 25)), ranks.my_lanes(4)
     first = stream[mine, :6]
-    learner, run = ranks.parallel(model, first, first), replace(SETTINGS, micro_batch=micro_batch)
+    learner = ranks.parallel(model, first, first)
+    recipe = replace(SETTINGS, micro_batch=micro_batch)
     memory, numbers, gradients = None, [], []
     for column in range(0, 24, 6):
         x, y = stream[mine, column : column + 6], stream[mine, column + 1 : column + 7]
-        loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, run)
+        loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, recipe)
         numbers += [loss, norm]
         gradients += [p.grad.clone() for p in model.parameters()]
     memory = [ranks.gather(z) for z in memory]
@@ -279,7 +280,7 @@ def test_a_signal_in_an_evaluation_waits_for_its_end(text, tmp_path):
     argv = [*FLAGS, "--text", str(text), "--steps", "12", "--out", str(tmp_path / "run")]
     statuses, said = on_ranks(2, tmp_path, whole_run, argv, 3, 0, 0, "evaluate")
     assert statuses == [143, 143] and "stopped after step 12, saved" in said[0]
-    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["evaluated"] == 12
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["validated_at"] == 12
 
 
 def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
@@ -299,8 +300,8 @@ def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
 @pytest.mark.parametrize("count, how, statuses", [
     (4, (6, 1), [143] * 4), (2, (0, 0, 2, "evaluate"), [1, 1])], ids=["a signal", "a validation"])
 def test_resumed_on_as_many_ranks_to_the_bit(count, how, statuses, text, tmp_path):
-    """Dropout on: parameters, optimizer, every rank's random state, memory, metrics; after a signal,
-    and after a validation that came to no end, in which no step is lost.
+    """Dropout on: parameters, optimizer, every rank's random state, memory, metrics; after a
+    signal, and after a validation that came to no end, in which no step is lost.
     """
     argv = [*FLAGS, "--text", str(text), "--steps", "12", "--dropout", "0.2",
             "--optimizer", "muon"]

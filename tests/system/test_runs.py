@@ -209,7 +209,7 @@ def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypat
 
     monkeypatch.setattr(train, "evaluate", evaluate)
     assert run(text, tmp_path / "run", "--steps", "12", "--eval-every", "3") == 0
-    assert (saved(tmp_path / "run", "best")["step"], saved(tmp_path / "run")["best"]) == (3, 1.7)
+    assert (saved(tmp_path / "run", "best")["step"], saved(tmp_path / "run")["lowest"]) == (3, 1.7)
     assert len(set(seen)) == 4 and seen[4] == seen[0]
 
 
@@ -279,5 +279,5 @@ def test_a_run_on_a_gpu(text, tmp_path, capsys):
     flags = ["--text", str(text), "--model", "tiny", "--steps", "4", "--out", str(tmp_path / "run")]
     assert train.main(flags) == 0
     content = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
-    assert content["run"]["dtype"] == "bf16"
+    assert content["recipe"]["dtype"] == "bf16"
     assert last_line(capsys).startswith("test ")

@@ -49,7 +49,7 @@ OURS = {  # the size and the run of each
 @pytest.mark.parametrize("name", OURS)
 def test_our_own_presets(name):
     """What is not written here is at its default."""
-    for found, wanted in zip((presets.CONFIGS[name], presets.RUNS[name]), OURS[name]):
+    for found, wanted in zip((presets.CONFIGS[name], presets.RECIPES[name]), OURS[name]):
         assert {key: getattr(found, key) for key in wanted} == wanted
         assert not [z.name for z in fields(found)
                     if getattr(found, z.name) != z.default and z.name not in wanted]
@@ -71,10 +71,10 @@ def test_what_each_dataset_trains():
 def test_the_log_line_by_a_clock(now, said, monkeypatch, capsys):
     """After five seconds at the earliest; of 100 seconds a quarter is done, so 300 are left."""
     metrics = log.Log()
-    metrics.unit, metrics.said = "bpc", 0.0
+    metrics.unit, metrics.last_printed = "bpc", 0.0
     monkeypatch.setattr(log.time, "monotonic", lambda: now)
     state = State(step=30, tokens=9000, seconds=100.0, skipped=2)
-    metrics.training(state, presets.Run(steps=120, log_every=7), 0.1, 2.0, 0.5, 0.25)
+    metrics.training(state, presets.Recipe(steps=120, log_every=7), 0.1, 2.0, 0.5, 0.25)
     assert capsys.readouterr().out == said
 
 
@@ -97,7 +97,8 @@ def test_compressors_read_the_test_split(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(log, "compressed_bits", lambda corpus: {"zlib": 7})
     corpus = SimpleNamespace(unit="bpc", vocab=b"ab", test=torch.zeros(7), valid=torch.zeros(5),
                              train=torch.zeros(90))
-    log.report(tmp_path, presets.Run(steps=1), corpus, torch.tensor([0, 1]), torch.tensor([1]))
+    log.print_next_steps(
+        tmp_path, presets.Recipe(steps=1), corpus, torch.tensor([0, 1]), torch.tensor([1]))
     said = capsys.readouterr().out
     assert "zlib 7.0000" in said and "\nab>>>b\n" in said
 
@@ -127,8 +128,8 @@ def test_a_run_says_what_is_done_and_continues_the_test_split(notes, monkeypatch
     done, shown, drawn = [], [], []
     monkeypatch.setattr(log.Log, "training", lambda *given: done.append(given[-1]))
     monkeypatch.setattr(log, "draw", lambda path, corpus: drawn.append(path))
-    monkeypatch.setattr(log, "report", lambda out, run, corpus, prompt, new: shown.append(
-        corpora.decode(prompt, corpus.vocab)))
+    monkeypatch.setattr(log, "print_next_steps", lambda out, recipe, corpus, prompt, new: (
+        shown.append(corpora.decode(prompt, corpus.vocab))))
     assert train.train(flags_of(notes), torch.device("cpu")) == 0
     assert done == [1 / 3, 2 / 3, 1] and drawn == [notes.parent / "run" / "metrics.tsv"]
     text = notes.read_text()
@@ -142,7 +143,8 @@ def test_a_checkpoint_is_used_in_the_form_that_was_trained(plain, notes, monkeyp
     asked, real = [], fast.prepared
     monkeypatch.setattr(fast, "prepared", lambda model, plain=False: (
         asked.append(plain), real(model, plain))[1])
-    train.use(Flags(out=str(notes.parent / "run"), eval_only=True), torch.device("cpu"))
+    flags = Flags(out=str(notes.parent / "run"), eval_only=True)
+    train.evaluate_or_sample(flags, torch.device("cpu"))
     assert asked[-1] is plain
 
 
@@ -172,4 +174,4 @@ def test_a_resumed_run_is_saved_so_many_minutes_after_it_began(notes, monkeypatc
         job.save()
     flags = Flags(out=flags.out, resume=True, device="cpu")
     with opened(flags) as job:
-        assert job.saved_at == job.state.seconds == 1000.0 and math.isinf(job.state.best)
+        assert job.saved_at == job.state.seconds == 1000.0 and math.isinf(job.state.lowest)

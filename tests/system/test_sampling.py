@@ -12,7 +12,7 @@ from training import fast, presets
 from training.flags import Flags
 
 train = import_module("train")
-READING = presets.Run(steps=1, dtype="float32", eval_segment=5, eval_mem_len=7)
+READING = presets.Recipe(steps=1, dtype="float32", eval_segment=5, eval_mem_len=7)
 
 
 def a_model(form="plain", V=11, broken=False):
