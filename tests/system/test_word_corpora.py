@@ -22,8 +22,8 @@ from training.batches import SentenceLanes
 
 
 VOCABULARY = b"<S>\n<UNK>\na\nb\nc\nd\n"
-NAMES = "shard2", "shard1"
-SHARDS = [b"a b\n\nc a\n", b"d\nx b\nc c c"]
+NAMES = "shard2", "shard3", "shard1"
+SHARDS = [b"a b\n\nc a\n", b"d\nx b\n", b"c c c"]
 TOKENS = [0, 2, 3, 0, 0, 4, 2, 0, 5, 0, 1, 3, 0, 4, 4, 4, 0]  # by VOCABULARY
 
 
