@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 import torch
 
-from system.crash import differences
+from system.kills import differences
 from helpers import exit_status
 from training import checkpoint
 from training.job import Stop

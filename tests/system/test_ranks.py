@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from system.crash import differences, runs_differ
+from system.kills import differences, runs_differ
 from helpers import wait_until
 from training import checkpoint, log, presets, ranks
 

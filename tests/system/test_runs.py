@@ -13,7 +13,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from system.crash import differences, runs_differ
+from system.kills import runs_differ
 from helpers import wait_until
 from training import checkpoint, log, machine, job as runs
 from system.small_runs import (
@@ -168,33 +168,6 @@ def test_the_checkpoint_before_is_good_for_the_same_end(text, tmp_path, finished
     assert not runs_differ(finished(*WHOLE)[0], out)
     left = [path.name for path in out.glob("*.part")]
     assert left == (["ubuntu.iso.part"] if what == "killed" else [])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_fifty_kills_in_short(process_of_its_own):
-    """tests/system/crash.py with a few kills, half of them in a save: nothing is different."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "system" / "crash.py"), "--kills", "8", "--steps",
-         "40"], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 kills, " in done.stdout and ", 0 differences" in done.stdout
-
-
-def test_the_crash_test_sees_a_difference(finished, tmp_path):
-    """Another weight, another line, another type."""
-    a, b = finished(*WHOLE)[0], tmp_path / "b"
-    shutil.copytree(a, b)
-    assert runs_differ(a, b) == []
-    content = torch.load(b / "checkpoint.pt", weights_only=True)
-    content["model"]["u"][0, 0, 0] += 1e-6
-    content["state"]["tokens"] = float(content["state"]["tokens"])
-    torch.save(content, b / "checkpoint.pt")
-    (b / "metrics.tsv").write_text((a / "metrics.tsv").read_text() + "9\t1\n")
-    assert runs_differ(a, b) == [
-        "checkpoint.pt/model/u", "checkpoint.pt/state/tokens", "metrics.tsv"]
-    assert differences({"a": 1}, {"b": 1}) == [""] and differences([1], [1, 2]) == [""]
 
 
 # ---- losses that are not numbers, memory that does not suffice ----------------------------------

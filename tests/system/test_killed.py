@@ -1,0 +1,75 @@
+"""A run that is killed at any of its writes ends, resumed, as one that was not: bit for bit.
+
+    pytest tests/system/test_killed.py
+"""
+import os
+import shutil
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+
+from system.kills import Killed, kill_at, runs_differ
+from system.small_runs import no_curve_and_no_flush, run, text, train
+from training.log import Log
+
+WRITES = [(os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "mkdir"), (torch, "save"),
+          (Log, "line")]
+FLAGS = ["--steps", "6", "--eval-every", "4", "--segment", "16", "--dropout", "0.2", "--plain",
+         "--n-layer", "1"]
+
+
+def continued(text, out, flags, n):
+    """Begin the run in `out`, or resume it, and kill it at write n -> whether it was killed."""
+    resume = ["--resume"] if any(out.glob("*.pt")) else []
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at(n, patch, *WRITES)
+        try:
+            assert run(text, out, *flags, *resume) == 0
+            return False
+        except Killed:
+            return True
+
+
+@pytest.mark.parametrize("seconds", [
+    0.4, pytest.param(4, marks=pytest.mark.slow)], ids=["short validations", "long validations"])
+def test_killed_at_any_write_and_resumed(seconds, text, tmp_path, monkeypatch):
+    """Twice: at write n, and at a later one of the resumed run.  A line may be half written, and
+    the newest checkpoint damaged.  The text begins again within the run, which is saved every two
+    steps, around a validation and at its end.
+    """
+    monkeypatch.setattr(train, "report", lambda job, flags: None)  # writes nothing, and takes long
+    clock = count(step=seconds)  # a step takes so long; after a long validation is a save
+    monkeypatch.setattr(train.time, "perf_counter", lambda: next(clock))
+    flags = [*FLAGS, "--save-minutes", f"{1.5 * seconds / 60}"]
+    whole = tmp_path / "whole"
+    assert run(text, whole, *flags) == 0
+    for n in count():
+        out = tmp_path / f"{n}"
+        if not continued(text, out, flags, n):
+            break
+        if n % 2 and (out / "metrics.tsv").exists():
+            with open(out / "metrics.tsv", "a") as file:
+                file.write("6\t38")
+        newest = out / "checkpoint.pt"
+        if n % 3 == 0 and newest.exists() and (out / "previous.pt").exists():
+            newest.write_bytes(newest.read_bytes()[:-30])
+        continued(text, out, flags, n % 13)
+        assert not continued(text, out, flags, 999)
+        assert not runs_differ(whole, out), n
+        shutil.rmtree(out)
+    assert n > 40
+
+
+def test_differences_are_seen(text, tmp_path):
+    """Another bit of a weight, another type, another line."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert not continued(text, a, FLAGS, 999)
+    shutil.copytree(a, b)
+    content = torch.load(b / "best.pt", weights_only=True)
+    content["model"]["u"][0, 0, 0] += 1e-6
+    content["state"]["tokens"] = float(content["state"]["tokens"])
+    torch.save(content, b / "best.pt")
+    (b / "metrics.tsv").write_text((a / "metrics.tsv").read_text() + "9\t1\n")
+    assert runs_differ(a, b) == ["best.pt/model/u", "best.pt/state/tokens", "metrics.tsv"]
