@@ -51,7 +51,7 @@ def test_killed_at_any_write_and_resumed(seconds, text, tmp_path, monkeypatch):
             break
         if n % 2 and (out / "metrics.tsv").exists():
             with open(out / "metrics.tsv", "a") as file:
-                file.write("6\t38")
+                file.write("1")  # of 10, say
         newest = out / "checkpoint.pt"
         if n % 3 == 0 and newest.exists() and (out / "previous.pt").exists():
             newest.write_bytes(newest.read_bytes()[:-30])

@@ -1,11 +1,8 @@
-"""The folder of a run, and every mistake in a command line: one sentence, and nothing is lost.
+"""The folder of a run: what does not fit it is refused in one sentence, and nothing is lost.
 
     pytest tests/system/test_run_folders.py
 """
 import os
-import shutil
-from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +11,6 @@ from training import checkpoint, job
 from system.small_runs import (
     again, failure, finished, no_curve_and_no_flush, run, small, text)
 
-train = import_module("train")
-
-
-# ---- folders ------------------------------------------------------------------------------------
 
 @pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
 @pytest.mark.parametrize("flags", [[], ["--resume"]], ids=["new", "resume"])
@@ -99,45 +92,3 @@ def test_a_best_model_without_its_run_is_not_overwritten(text, small, capsys):
     (out / "checkpoint.pt").unlink()
     assert "holds a run already" in failure(capsys, run(text, out, "--steps", "3", "--seed", "1"))
     assert left == (out / "best.pt").read_bytes()
-
-
-# ---- bad input ----------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("flags, words", [
-    (["--dataset", "enwik9"], "enwik8"),
-    (["--model", "enormous"], "unknown model 'enormous', known are tiny"),
-    (["--model", "wt103-lage"], "did you mean wt103-large?"),
-    (["--smaple=x"], "did you mean --sample?"),
-    (["--text", "nowhere.txt"], "nowhere.txt"),
-    (["--text", "empty.txt"], "0 bytes, but at least 40"),
-    (["--n-head", "3"], "3 heads do not divide the model width 32"),
-    (["--steps", "3", "--minutes", "1"], "one length"),
-    (["--lr", "nan"], "--lr"),
-    (["--optimizer", "lion"], "--optimizer must be adam or muon, got 'lion'"),
-    (["--dataset", "stdlib", "--text", "notes.txt"], "give one of them"),
-    (["--temperature", "1e-300"], "--temperature"),
-    (["--top-k", "-1"], "--top-k"),
-    (["--n-tokens", "-1"], "--n-tokens"),
-    (["--out", "empty.txt/run"], "empty.txt"),
-    (["--device", "tpu"], "must be cpu or cuda"),
-    (["--eval-only"], "no checkpoint"),
-    (["--resume"], "no checkpoint"),
-    (["--sample", "abc"], "no checkpoint"),
-    (["--seed", str(10**30)], "--seed must be at most"),
-    (["--eval-mem-len", str(2**63)], "eval-mem-len"),
-    (["--batch", str(10**400), "--dry-run"], "--batch"),
-    (["--lr=--"], "--lr"),
-    (["--text=--"], "--text needs a value"),
-    (["a\nb"], "a b"),
-], ids=lambda z: ascii(" ".join(z))[:30] if isinstance(z, list) else "")
-def test_bad_input_is_one_line_and_leaves_nothing(flags, words, text, tmp_path, monkeypatch,
-                                                  capsys):
-    """What, where, what to do; status 1, before any training; no folder made."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(text, "notes.txt")
-    Path("empty.txt").touch()
-    source = [] if {"--text", "--dataset"} & set(flags) else ["--text", "notes.txt"]
-    model = [] if "--model" in flags else ["--model", "tiny"]
-    status = train.main([*model, *source, "--out", "run", "--device", "cpu", *flags])
-    assert words in failure(capsys, status)
-    assert not Path("run").exists() and Path("empty.txt").read_bytes() == b""

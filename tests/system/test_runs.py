@@ -54,17 +54,6 @@ def test_eval_only_and_sample_need_no_flags_but_the_folder(finished, capsys):
     assert samples[0] == samples[1] and samples[0].startswith("abc") and len(samples[0]) == 12
 
 
-@pytest.mark.parametrize("flags, words", [
-    (["--n-tokens", "-1"], "--n-tokens must be 0 or more, got -1"),
-    (["--top-k", "0"], "--top-k must be at least 1"),
-    (["--temperature", "0"], "--temperature must be at least"),
-    (["--temperature", "nan"], "--temperature must be at least")], ids=" ".join)
-@pytest.mark.parametrize("act", [["--sample", "abc"], ["--resume"]], ids=["sample", "resume"])
-def test_what_cannot_be_drawn_is_refused_in_one_line(act, flags, words, small, capsys):
-    """Whether it is drawn now, or after the training."""
-    assert words in failure(capsys, again(small(), *act, *flags))
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for a child process")
 def test_the_command_itself(text, tmp_path, process_of_its_own):

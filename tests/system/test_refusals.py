@@ -1,0 +1,204 @@
+"""What a program or a model is given and cannot use is refused in one line; nothing is written.
+
+    pytest tests/system/test_refusals.py
+    pytest tests/system/test_refusals.py -k ptb
+"""
+import shutil
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import blank
+import grade
+from system.archives import refusal
+from system.small_runs import (  # small: the folder of a run on `text`
+    finished, no_curve_and_no_flush, small, train)
+from training import presets
+
+ROOT = Path(train.__file__).parent
+common, lesson_5 = import_module("common"), import_module("05_full_model")
+
+NEW = "--model tiny --device cpu --text notes.txt --out new "
+NO_TEXT = "--model tiny --device cpu --out new "
+DRAW = "--sample abc --out small --device cpu "
+SHORT = "--scale tiny --text short.txt --out new "  # splits of 180, 10 and 10 tokens
+RUN = "--checkpoint small "  # of a text with 200 bytes for validation and 200 for test
+ALONE = "--scale tiny --out new "
+REFUSED = {  # program: command line, words of the sentence
+    "train": [
+        # names
+        (NO_TEXT + "--dataset enwik9", "enwik8"),
+        (NEW + "--model enormous", "unknown model 'enormous', known are tiny"),
+        (NEW + "--model wt103-lage", "did you mean wt103-large?"),
+        (NEW + "--smaple=x", "did you mean --sample?"),
+        ([*NEW.split(), "a\nb"], "unrecognized arguments: a b"),
+        (NEW + "--optimizer lion", "--optimizer must be adam or muon, got 'lion'"),
+        (NEW + "--device tpu", "must be cpu or cuda"),
+        (NEW + "--device cuda", "no CUDA device"),
+        (NEW + "--dataset stdlib", "give one of them"),
+        # files
+        (NO_TEXT + "--text nowhere.txt", "nowhere.txt"),
+        (NO_TEXT + "--text empty.txt", "0 bytes, but at least 40"),
+        (NO_TEXT + "--text nowhere.txt --dry-run", "nowhere.txt"),
+        (NEW + "--out empty.txt/run", "empty.txt"),
+        ("--eval-only --out nowhere", "no checkpoint at nowhere"),
+        ("--resume --out nowhere", "no checkpoint at nowhere"),
+        ("--sample abc --out nowhere", "no checkpoint at nowhere"),
+        # settings
+        (NEW + "--steps 3 --minutes 1", "one length"),
+        (NEW + "--steps 0", "one length above 0"),
+        (NEW + "--lr nan", "--lr must be at least 0"),
+        (NEW + "--lr 0", "--lr must be above 0, got 0"),
+        (NEW + "--lr=--", "--lr"),
+        (NEW + "--lr x", "--lr: invalid float value"),
+        (NEW + "--text=--", "--text needs a value"),
+        (NEW + "--batch 0", "--batch must be at least 1, got 0"),
+        (NEW + f"--seed {10**30}", "--seed must be at most"),
+        (NEW + f"--eval-mem-len {2**63}", "--eval-mem-len must be at most"),
+        (NEW + f"--batch {10**400} --dry-run", "--batch"),
+        (NEW + "--tokens-per-second -5 --dry-run", "--tokens-per-second must be above 0, got -5"),
+        # sizes
+        (NEW + "--n-head 3", "3 heads do not divide the model width 32"),
+        (NEW + "--d-model 33 --d-head 16", "d_model must be even"),
+        (NEW + "--n-layer 0", "n_layer must be at least 1, got 0"),
+        (NEW + "--dropout 1", "dropout must be in [0, 1), got 1.0"),
+        (NEW + "--cutoffs 5 5", "cutoffs must ascend, above 0 and below"),
+        (NEW + "--cutoffs 0", "above 0"),
+        (NEW + "--cutoffs 900", "below the vocabulary size"),
+        (NEW + "--div-val 2", "div_val 2 narrows the bands, so it needs cutoffs"),
+        (NEW + "--div-val 0", "div_val must be at least 1"),
+        (NEW + "--cutoffs 2 3 4 --div-val 4", "leaves no width"),
+        # samples, drawn now or after a training
+        *((flags + wrong, words) for flags in (NEW, DRAW, "--resume --out small ")
+          for wrong, words in (("--n-tokens -1", "--n-tokens must be 0 or more, got -1"),
+                               ("--top-k 0", "--top-k must be at least 1"),
+                               ("--temperature 1e-300", "--temperature must be at least 1e-30"),
+                               ("--temperature nan", "--temperature must be at least 1e-30")))],
+    "blank": [
+        ("relshift", "did you mean rel_shift?"), ("layers", "did you mean layer?"),
+        ("Layer.foward", "did you mean Layer.forward?"), ("qqqq", "blank.py --list shows all"),
+        ([""], "no exercise is called ''"), ("", "--help"), ("reach --list", "--help"),
+        ("--undo", "--help"), ("--undo reach", "was not blanked here"),
+        ("--undo rech", "did you mean reach?"), ("--exam", "--help"),
+        ("reach --exam", "--exam and --only go with --all"), ("--submit small", "there already"),
+        ("--all .", "there already"), ("--all project/students", "inside the project"),
+        ("--all short.txt", "there already"), ("--all short.txt/below", "short.txt")],
+    "grade": [
+        ("nowhere", "does not exist"), ("short.txt", "is a file"),
+        ("none", "holds no submission"), ("project", "the folder of one student"),
+        (". --cvs x", "--cvs"), ("", "SUBMISSIONS"), (". --jobs 0", "at least 1 job"),
+        (". --seconds few", "--seconds"), (". --seconds 3", "12 seconds are needed"),
+        (". --only lanes,raech", "did you mean reach?"),
+        (". --csv nowhere/a.csv", "--csv nowhere/a.csv"), (". --csv none", "is a folder")],
+    "memory_length": [  # its flags are also those of table6 and table8
+        ("--seeds 1 1", "--seeds must be different"), (f"--seeds {2**63}", "--seeds must be"),
+        ("--text a --dataset ptb", "two corpora"), ("--text no.txt", "no.txt"),
+        ("--dataset nothing", "'nothing' is neither a file"), ("--device cuda", "no CUDA device"),
+        ("--scale huge", "invalid choice"), (SHORT, "10 tokens, 77 are needed"),
+        (SHORT + "--out short.txt", "another folder with --out")],
+    "table6_ablation": [
+        (SHORT + "--tables 6", "10 tokens, 85 are needed"),
+        (SHORT + "--tables 7", "fewer than 200 in a split: leave out table 7")],
+    "table8_recl": [(SHORT, "10 tokens, 202 are needed")],
+    "table9_eval_speed": [("--lanes 0", "at least 1"), ("--what all", "invalid choice")],
+    "table5_ptb": [
+        (ALONE + "--what effects --only no-luck", "no-luck"), (ALONE + "--text a", "unrecognized"),
+        (ALONE + "--what effects --test", "--test is for")],
+    "appendix_e_generation": [
+        ("--checkpoint nowhere", "no checkpoint at nowhere"),
+        ("--checkpoint short.txt", "is damaged or no checkpoint"),
+        (RUN + "--prompts 9 --n-tokens 60", "take 5,148"), (RUN + "--prompts 1", "--prompts"),
+        (RUN + "--memory -1", "--memory"), (RUN + "--top-k 0", "--top-k must be at least 1"),
+        (RUN + "--dataset stdlib", "unrecognized"),
+        (RUN + "--prompts 2 --length 9 --n-tokens 9 --out short.txt", "another folder with --out")],
+    "dynamic_evaluation": [
+        ("--checkpoint nowhere", "no checkpoint at nowhere"),
+        ("--chekpoint small", "did you mean --checkpoint"), (RUN + "--seed 5", "unrecognized"),
+        (RUN + "--segment 0", "--segment must be at least 1"), ("--device cuda", "no CUDA device")],
+    "figures5_to_7_attention": [
+        ("--checkpoint nowhere", "no checkpoint at nowhere; "),
+        (RUN + "--memory 0", "must be at least 1, got 0 and 4096"),
+        (RUN + "--memory 20 --queries 200", "tokens of the validation split, it has 200"),
+        (RUN + "--memory 20 --queries 8 --position 19", "--position must be 20 to 198, "),
+        (RUN + "--memory 20 --queries 8 --position 199", "--position must be 20 to 198, ")]}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "notes.txt"
+    path.write_text("abcd ef " * 500)
+    return path
+
+
+def files():
+    """What is in the working folder; an experiment's empty folder and its lock are not counted."""
+    return {path: path.read_bytes() for path in Path().rglob("*")
+            if path.is_file() and path.name != "lock"}
+
+
+@pytest.mark.parametrize("program, argv, words", [
+    (program, *row) for program, rows in REFUSED.items() for row in rows],
+    ids=lambda z: ascii(z)[1:-1][:60])
+def test_a_command_line_is_refused_in_one_line(program, argv, words, text, small, tmp_path,
+                                               monkeypatch, capsys):
+    """On stderr, with what, where, what to do; the status is 1, and nothing has begun."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("notes.txt", text.read_text()), ("short.txt", "x = 10000\n" * 20),
+                          ("empty.txt", ""), ("none/.hidden.py", ""), ("small.zip", ""),
+                          ("project/tests/grade.py", ""),
+                          ("project/02_recurrence.py", (ROOT / "02_recurrence.py").read_text())):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(content)
+    small()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(train, "train_step", None)
+    monkeypatch.setattr(common.lesson_1, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(blank, "ROOT", tmp_path / "project")
+    monkeypatch.setattr(grade, "grade_all", None)
+    before = files()
+    argv = argv.split() if isinstance(argv, str) else argv
+    assert import_module(program).main(argv) == 1
+    error = capsys.readouterr().err.rpartition("\r")[2]  # after the progress of what takes long
+    lines = [line for line in error.split("\n") if line.strip()]
+    assert len(lines) == 1 and words in lines[0], lines
+    assert lines[0].startswith(f"{program}.py: ")
+    assert files() == before and not (program == "train" and Path("new").exists())
+
+
+# ---- sizes and tensors of Python ----------------------------------------------------------------
+
+SMALL = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
+X = torch.zeros(2, 4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"n_layer": "4"}, "n_layer must be of type int, got '4'"),
+    ({"n_layer": True}, "n_layer must be of type int, got True"),
+    ({"mem_len": 10**30}, f"mem_len must be at most {2**63 - 1}"),
+    ({"cutoffs": (3, "a")}, "cutoffs must be integers"),
+    ({"cutoffs": torch.zeros(2, 2)}, "cutoffs must be of type tuple, got tensor")], ids=str)
+def test_sizes_of_another_type_are_refused(change, words):
+    """A number of NumPy, as a vocabulary that was counted with it, is a number."""
+    assert words in refusal(replace, SMALL, **change)
+    config = replace(SMALL, vocab_size=np.int64(11), dropout=np.float32(0.5), cutoffs=[3])
+    assert presets.count_parameters(config) == presets.count_parameters(replace(
+        SMALL, cutoffs=(3,)))
+
+
+@pytest.mark.parametrize("change, got", [
+    (torch.Tensor.tolist, "list"), (torch.Tensor.numpy, "ndarray"),
+    (torch.Tensor.to_sparse, "sparse"), (lambda z: z.to("meta"), "on meta"),
+    (torch.Tensor.double, "float64"), (lambda z: z[0], "(4")],
+    ids=["list", "NumPy", "sparse", "meta", "float64", "one lane"])
+def test_what_is_no_tensor_of_the_model_is_refused(change, got):
+    """As tokens, as targets, and in one layer of the memory; the sentence says what came."""
+    model = lesson_5.TransformerXL(SMALL)
+    memory = [torch.zeros(2, 4, 8), change(torch.zeros(2, 4, 8))]
+    for given in ((change(X),), (X, None, change(X)), (X, memory)):
+        message = refusal(model, *given)
+        assert message.startswith(("x and y must be ", "memory must be (B, m, D) = (2, m, 8)"))
+        assert got in message
