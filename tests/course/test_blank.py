@@ -119,23 +119,6 @@ def test_windows_line_endings_stay(project):
 
 # ---- bad input ----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("flags, words", [
-    (["relshift"], "did you mean rel_shift?"), (["layers"], "did you mean layer?"),
-    (["Layer.foward"], "did you mean Layer.forward?"), (["qqqq"], "blank.py --list shows all"),
-    ([""], "''"),
-    ([], "--help"), (["--undo"], "--help"), (["--undo", "reach"], "was not blanked here"),
-    (["--undo", "rech"], "did you mean reach?"), (["reach", "--list"], "--help"),
-    (["--all", "."], "there already"), (["--all", "project/students"], "inside the project"),
-    (["--all", "file"], "there already"), (["--all", "file/below"], ""),
-], ids=lambda z: " ".join(z) if isinstance(z, list) else "")
-def test_bad_input_is_one_line_and_changes_nothing(project, capsys, flags, words):
-    """What, where, what to do; status 1."""
-    Path("file").write_text("kept")
-    before = files(project)
-    assert words in failure(capsys, blank.main(flags))
-    assert files(project) == before and Path("file").read_text() == "kept"
-
-
 def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
     """A syntax error, mixed tabs, another encoding, a function with another name, read-only."""
     path = project / "04_rel_shift.py"

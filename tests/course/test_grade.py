@@ -340,31 +340,6 @@ def test_the_table_is_at_most_100_columns_wide():
     assert "    reach: last" in grade.table(rows, NAMES, True).splitlines()
 
 
-@pytest.mark.parametrize("make, words", [
-    (lambda tmp: [tmp / "nowhere"], "does not exist"),
-    (lambda tmp: [tmp / "one.py"], "is a file"),
-    (lambda tmp: [tmp / "none"], "holds no submission"),
-    (lambda tmp: [tmp / "anna"], "the folder of one student"),
-    (lambda tmp: [tmp, "--cvs", "x"], "--cvs"),
-    (lambda tmp: [], "SUBMISSIONS"),
-    (lambda tmp: [tmp, "--jobs", "0"], "at least 1 job"),
-    (lambda tmp: [tmp, "--seconds", "few"], "--seconds"),
-    (lambda tmp: [tmp, "--only", "lanes,raech"], "did you mean reach?"),
-    (lambda tmp: [tmp, "--csv", tmp / "nowhere" / "a.csv"], "--csv"),
-    (lambda tmp: [tmp, "--csv", tmp / "none"], "is a folder"),
-])
-def test_a_mistake_is_one_line_before_the_grading(tmp_path, capsys, monkeypatch, make, words):
-    (tmp_path / "one.py").write_text("x = 1\n")
-    for folder, file in (("none", ".hidden.py"), ("anna", "04_rel_shift.py")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / file).write_text("x = 1\n")
-    monkeypatch.setattr(grade, "grade_all", lambda *_: pytest.fail("graded"))
-    assert grade.main([str(argument) for argument in make(tmp_path)]) == 1
-    error = capsys.readouterr().err.splitlines()
-    assert len(error) == 1 and error[0].startswith("grade.py: ") and words in error[0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["anna", "none", "one.py"]
-
-
 def test_a_python_without_the_packages_grades_nobody(tmp_path, capsys, monkeypatch):
     """Otherwise a broken autograder looks like thirty students who failed."""
     (tmp_path / "anna").mkdir()
