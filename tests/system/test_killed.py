@@ -39,7 +39,7 @@ def test_killed_at_any_write_and_resumed(seconds, text, tmp_path, monkeypatch):
     the newest checkpoint damaged.  The text begins again within the run, which is saved every two
     steps, around a validation and at its end.
     """
-    monkeypatch.setattr(train, "report", lambda job, flags: None)  # writes nothing, and takes long
+    monkeypatch.setattr(train, "finish", lambda job, flags: None)  # writes nothing, and takes long
     clock = count(step=seconds)  # a step takes so long; after a long validation is a save
     monkeypatch.setattr(train.time, "perf_counter", lambda: next(clock))
     flags = [*FLAGS, "--save-minutes", f"{1.5 * seconds / 60}"]

@@ -9,7 +9,7 @@ from training import presets
 from training.optimizers import optimizer_of
 
 lesson_5 = import_module("05_full_model")
-RUN = replace(presets.RUNS["tiny"], optimizer="muon", lr=0.02, muon_lr=0.1)
+RUN = replace(presets.RECIPES["tiny"], optimizer="muon", lr=0.02, muon_lr=0.1)
 TINY = lesson_5.CONFIGS["tiny"]
 
 

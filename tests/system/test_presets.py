@@ -16,11 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from support import corpora
 from training import estimate, machine, presets
-from training.flags import SIZES, Flags, for_vocabulary, settings
+from training.flags import MODEL_FLAGS, Flags, for_vocabulary, chosen
 
 train = import_module("train")
 lesson_5 = import_module("05_full_model")
-Config, Run = presets.Config, presets.Run
+Config, Run = presets.Config, presets.Recipe
 WT103, LM1B = (20_000, 40_000, 200_000), (60_000, 100_000, 640_000)
 
 # Of the authors' scripts, or ours where the paper gives a number of parameters only:
@@ -65,7 +65,7 @@ def test_sizes_schedules_and_parameter_counts_are_the_published_ones(name):
         **dict(zip(SIZES_OF, numbers)), cutoffs={"wt103": WT103, "lm1b": LM1B}.get(dataset, ()),
         div_val=4 if name == "wt103-large" or dataset == "lm1b" else 1,
         tie_projections=dataset != "lm1b")
-    assert presets.RUNS[name] == Run(
+    assert presets.RECIPES[name] == Run(
         dataset=dataset, **dict(zip(RUN_OF, numbers[9:])), eval_tokens=0 if words else 500_000,
         eval_every=4000 if often else 1328, log_every=200 if often else 100)
     assert presets.count_parameters(presets.CONFIGS[name]) == count
@@ -75,7 +75,7 @@ def test_every_benchmark_has_a_model_of_its_own():
     """With a GPU; and every model that is not for a CPU is published."""
     assert presets.MODELS.keys() - PUBLISHED.keys() == {"tiny", "laptop", "laptop-words"}
     for name in ("enwik8", "text8", "wt103", "lm1b", "ptb"):
-        assert presets.RUNS[presets.DATASETS[name][0]].dataset == name
+        assert presets.RECIPES[presets.DATASETS[name][0]].dataset == name
 
 
 # ---- flags --------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_a_model_fits_its_device_and_its_vocabulary(typed, device, V, name, cuto
     """
     typed = dict(typed)
     flags = Flags(model=typed.pop("model", ""), typed=typed)
-    found, config, _ = settings(flags, device)
+    found, config, _ = chosen(flags, device)
     config = for_vocabulary(config, V, flags)
     assert (found, config.vocab_size, config.cutoffs, config.div_val) == (name, V, cutoffs, div_val)
 
@@ -106,10 +106,10 @@ def test_every_setting_is_a_flag_with_its_help(capsys):
     said = " ".join(capsys.readouterr().out.split())
     sizes = [z.name for z in dataclasses.fields(Config) if z.name not in (  # the run decides these
         "vocab_size", "tie_projections", "same_length", "clamp_len")]
-    assert list(SIZES) == sizes
+    assert list(MODEL_FLAGS) == sizes
     texts = {z.name: (z.metadata["help"], *z.metadata["choices"])
              for z in (*dataclasses.fields(Run), *dataclasses.fields(Flags)[:-1])}
-    for name, (text, *choices) in {**texts, **{name: (SIZES[name],) for name in sizes}}.items():
+    for name, (text, *choices) in {**texts, **{name: (MODEL_FLAGS[name],) for name in sizes}}.items():
         assert f"--{name.replace('_', '-')} " in said
         assert " ".join(text.split()) in said.replace("- ", "-") and "|".join(choices) in said, name
     assert "(laptop: 0.012, enwik8-12L: 0.00025)" in said and "(default: 40)" in said

@@ -12,7 +12,7 @@ import pytest
 
 from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT
 from training import presets
-from training.flags import parse, settings
+from training.flags import chosen, parse
 
 READMES = [ROOT / name for name in ("README.md", "training/README.md", "tests/README.md",
                                     "tests/course/answers.md", "experiments/results.md",
@@ -39,7 +39,7 @@ def parse_commands(text):
         found = re.search(r"\bpython train\.py ([^&|]*)$", code)
         if found and "..." not in found[1] and "--help" not in found[1]:
             argv = re.sub(r"(?<=[ =])[NX]\b", "1", found[1])
-            settings(parse(shlex.split(argv), ""), "cpu")
+            chosen(parse(shlex.split(argv), ""), "cpu")
 
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)

@@ -28,7 +28,7 @@ def test_metrics_are_means_since_the_last_line(tmp_path, capsys):
     for step in range(40):
         loss = {1: 2.5, 12: 2.5, 14: math.nan}.get(step, 1.0)
         job.state.record_step(torch.zeros(2, 3), math.isfinite(loss), 1.0)
-        metrics.training(job.state, presets.Run(steps=40, log_every=20), 0.01, loss, 0.5, step / 40)
+        metrics.training(job.state, presets.Recipe(steps=40, log_every=20), 0.01, loss, 0.5, step / 40)
     metrics.validation(job.state, 2.0)
     metrics.close()
     bits = [f"{nats / math.log(2):.4f}" for nats in (22 / 19, 2.5, 1.0, 2.0)]
@@ -48,10 +48,10 @@ def test_metrics_are_means_since_the_last_line(tmp_path, capsys):
 def test_the_log_line_by_a_clock(now, said, monkeypatch, capsys):
     """After five seconds at the earliest; of 100 seconds a quarter is done, so 300 are left."""
     metrics = log.Log()
-    metrics.unit, metrics.said = "bpc", 0.0
+    metrics.unit, metrics.last_printed = "bpc", 0.0
     monkeypatch.setattr(log.time, "monotonic", lambda: now)
     state = State(step=30, tokens=9000, seconds=100.0, skipped=2)
-    metrics.training(state, presets.Run(steps=120, log_every=7), 0.1, 2.0, 0.5, 0.25)
+    metrics.training(state, presets.Recipe(steps=120, log_every=7), 0.1, 2.0, 0.5, 0.25)
     assert capsys.readouterr().out == said
 
 
