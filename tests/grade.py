@@ -46,12 +46,10 @@ from course.exercises import BY_NAME, LESSONS, ROOT
 
 NAMES = list(BY_NAME)
 HONEST = __doc__.strip().splitlines()[-1]
-LENGTH = 200  # of a sentence
 MARKS = {"solved": "1", "blank": "b", "failing": "0", "missing": "-"}
-COPY = r"(-\d+| \(\d+\))?"  # what a platform or a browser adds to a name that is there already
 FLAT = re.compile(  # as a platform names it; it gives archives without two numbers to nobody
     r"(?P<who>[^_]+)_(LATE_)?((?P<id>\d+)_)?((?P<upload>\d+)_)?"
-    rf"(.*?(?P<lesson>{'|'.join(LESSONS)}){COPY}\.py|(?(upload).*\.zip|(?!)))")
+    rf"(.*?(?P<lesson>{'|'.join(LESSONS)}){lessons.COPY}?\.py|(?(upload).*\.zip|(?!)))")
 PACKAGES = "numpy", "torch", "matplotlib", "pytest"
 ARCHIVE = 20 << 20  # bytes that a student's archive may hold
 
@@ -83,17 +81,14 @@ class Row:
 
 # ---- one submission -----------------------------------------------------------------------------
 
-def clean(text):
-    """One printable line of at most LENGTH characters."""
-    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return text if len(text) <= LENGTH else text[: LENGTH - 3] + "..."
+def printable(text):
+    """One line without a terminal's control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def first_sentence(message):
-    """The diagnosis, which is at the top of a message, without the lines that belong below it."""
-    lines = message.splitlines()
-    below = next((n for n, line in enumerate(lines) if n and line.startswith("  ")), len(lines))
-    return clean(" ".join(lines[:below]))
+    """The diagnosis, which is at the top of a message, without the indented lines below it."""
+    return printable(message.split("\n  ")[0])
 
 
 def run_rules(folder, names, seconds, stop):
@@ -103,7 +98,7 @@ def run_rules(folder, names, seconds, stop):
     nothing new for so many seconds.
     """
     report = folder / "report"
-    report.unlink(missing_ok=True)
+    report.write_text("")
     environment = os.environ | {
         "XL_CODE": str(folder / "lessons"), "XL_REPORT": str(report), "TMPDIR": str(folder),
         "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": ""}
@@ -117,9 +112,8 @@ def run_rules(folder, names, seconds, stop):
     try:
         while process.poll() is None and time.monotonic() < end and not stop.is_set():
             time.sleep(0.05)
-            now = report.stat().st_size if report.exists() else 0
-            if now != size:
-                size, end = now, time.monotonic() + seconds
+            if size != report.stat().st_size:
+                size, end = report.stat().st_size, time.monotonic() + seconds
         status = process.poll()
     finally:
         with suppress(ProcessLookupError, PermissionError, AttributeError):  # the last: on Windows
@@ -135,11 +129,8 @@ def judged(folder, names, seconds, stop):
     """{exercise: (state, message)} of the lessons in folder/lessons, where each has its own name.
     """
     found = {}
-    while not stop.is_set():
-        todo = [name for name in names if name not in found
-                and (folder / "lessons" / f"{BY_NAME[name].file}.py").exists()]
-        if not todo:
-            break
+    todo = [name for name in names if (folder / "lessons" / f"{BY_NAME[name].file}.py").exists()]
+    while todo and not stop.is_set():
         notes, new, how = run_rules(folder, todo, seconds, stop)
         found |= new
         at_fault = [name for name in todo if name not in found][:1]
@@ -148,6 +139,7 @@ def judged(folder, names, seconds, stop):
             (folder / "lessons" / f"{file}.py").unlink()
             at_fault, how = [n for n in todo if BY_NAME[n].file == file], f"{file}.py: {how}"
         found |= {name: ("failing", f"{name}: {how}") for name in at_fault}
+        todo = [name for name in todo if name not in found]
     return found
 
 
@@ -168,10 +160,9 @@ def grade(submission, names, seconds, stop):
     except Exception as error:  # whatever it is, the others must be graded
         messages[""] = f"the grader failed: {type(error).__name__}: {error}"
     states = {name: found.get(name, ("missing",))[0] for name in names}
-    name, beside = submission.name, submission.with_suffix("")
-    if submission.suffix == ".zip" and not beside.exists():  # else two were called anna
-        name = beside.name
-    return Row(clean(name), states, messages)
+    is_alone = not submission.with_suffix("").exists()  # else two were called anna
+    name = submission.stem if submission.suffix == ".zip" and is_alone else submission.name
+    return Row(printable(name), states, messages)
 
 
 @contextmanager
@@ -246,10 +237,7 @@ def table(rows, names, all_mistakes=False):
     lines = [f"{'submission':<30} {'points':>6} {numbers}"]
     for row in rows:
         marks = "".join(f"{MARKS[row.states[name]]:>3}" for name in names)
-        *above, name = textwrap.wrap(row.name, 100)
-        if len(name) > 30:
-            above, name = [*above, name], ""
-        lines += [*above, f"{name:<30} {f'{row.points()}/{len(names)}':>6} {marks}"]
+        lines.append(f"{row.name:<30} {f'{row.points()}/{len(names)}':>6} {marks}")
         for sentence in row.sentences() if all_mistakes else row.sentences()[:1]:
             lines += textwrap.wrap(sentence, 96, initial_indent="    ", subsequent_indent="      ")
     legend = ", ".join(f"{i}={name}" for i, name in enumerate(names, 1))

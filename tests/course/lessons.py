@@ -31,6 +31,7 @@ broken = {}  # lesson -> one sentence, if it cannot be imported
 home = []  # the folder of somebody else's code, if it is under test
 MEMORY = 4 << 30  # bytes that it may have, over what torch itself takes
 FILE_SIZE = 100 << 20  # bytes of one file that it writes
+COPY = r"(-\d+| \(\d+\))"  # what a browser adds to a name that is there already
 
 
 # ---- somebody else's lessons --------------------------------------------------------------------
@@ -43,13 +44,13 @@ def is_hidden(name):
 def copy_number(path):
     """The number that a browser or a learning platform adds to a name: 2 in x-2.py and x (2).py.
     """
-    found = re.search(r"(-| \()(\d+)\)?\.\w+$", path.name)
-    return int(found.group(2)) if found else 0
+    found = re.search(COPY + "$", path.stem)
+    return int(found.group().strip("- ()")) if found else 0
 
 
 def lesson_of(path):
     """The lesson that a file is, by its name, or None."""
-    stem = re.sub(r"(-\d+| \(\d+\))$", "", path.stem)
+    stem = re.sub(COPY + "$", "", path.stem)
     return stem if stem in LESSONS and path.suffix == ".py" else None
 
 
