@@ -122,7 +122,9 @@ def run_rules(folder, names, seconds, stop):
         process.wait()
     how = f"still running after {seconds} seconds" if status is None else (
         f"ended the process (status {status})")  # -n: by signal n
-    return *lessons.read_notes(report), how
+    notes = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
+    found = {z["exercise"]: (z["state"], z["message"]) for z in notes if "exercise" in z}
+    return notes, found, how
 
 
 def judged(folder, names, seconds, stop):

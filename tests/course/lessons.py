@@ -114,13 +114,6 @@ def note(**facts):
             file.write(json.dumps(facts) + "\n")
 
 
-def read_notes(path):
-    """What a process has noted there: ([facts, ...], {exercise: (state, message)})."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    notes = [json.loads(line) for line in lines]
-    return notes, {z["exercise"]: (z["state"], z["message"]) for z in notes if "exercise" in z}
-
-
 # ---- the lessons, imported in order -------------------------------------------------------------
 
 class LessonFinder:
@@ -157,7 +150,6 @@ def import_lessons(up_to=LESSONS[-1]):
                 import_module(file)
         except (Exception, SystemExit) as error:
             broken[file] = sentence(error, imported_from[file])
-            note(broken=broken[file])
             if imported_from[file] == shipped_file(file):
                 raise ValueError(broken[file]) from None
             imported_from[file] = shipped_file(file)
@@ -237,9 +229,14 @@ def shipped_file(file):
     return kept if kept.exists() else ROOT / f"{file}.py"
 
 
+def text_of(path):
+    """The text of a lesson file, without the line that is put above a kept one."""
+    return path.read_text(encoding="utf-8").removeprefix(WARNING)
+
+
 def pristine(file):
     """The text of a lesson as it is shipped."""
-    return shipped_file(file).read_text(encoding="utf-8").removeprefix(WARNING)
+    return text_of(shipped_file(file))
 
 
 def keep_pristine(file, root):

@@ -18,10 +18,11 @@ import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from course.exercises import BY_NAME, EXERCISES, find
 from course.lessons import time_limit
 
 SECONDS = 10  # that a rule may take; the rules of one exercise take less than a second
+torch.set_num_threads(1)  # the tensors are tiny, and sums must not depend on the number of cores
 
 
 # ---- to compare ---------------------------------------------------------------------------------
@@ -106,15 +108,8 @@ def equal(a, b, compared=None, tolerance=0.0):
     return bool(((a - b).abs().le(tolerance) | (a == b) | (a.isnan() & b.isnan())).all())
 
 
-@contextmanager
-def replaced(owner, **names):
-    """Other values for some names of a module, in the block: an exercise is tested by itself."""
-    before = {name: vars(owner)[name] for name in names}  # KeyError: nothing is called so there
-    vars(owner).update(names)
-    try:
-        yield
-    finally:
-        vars(owner).update(before)
+# other values for some names of a module, in a `with` block: an exercise is tested by itself
+replaced = patch.multiple
 
 
 # ---- the rules of an exercise -------------------------------------------------------------------
