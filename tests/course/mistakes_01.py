@@ -1,6 +1,9 @@
 """SPOILERS.  Mistakes in the exercises of lesson 1 (see mistakes.py)."""
 from course.mistakes import mistake
 
+X, Y = "x = stream[:, t:end].long()\n", "        y = stream[:, t + 1 : end + 1].long()\n"
+YIELD = f"{X}{Y}        yield x, y"
+
 TABLE = {}
 TABLE["lanes"] = (
     mistake("the lanes do not share a token: the target of a lane's last input is the first token "
@@ -36,18 +39,11 @@ TABLE["segments"] = (
 def segments(stream, T, start=0): pass
 """),
     mistake("use `yield`, not `return`: the segments are made one at a time",
-      ("x = stream[:, t:end].long()\n        y = stream[:, t + 1 : end + 1].long()\n"
-       "        yield x, y",
-       "x = stream[:, t:end].long()\n        y = stream[:, t + 1 : end + 1].long()\n"
-       "        return x, y")),
+      (YIELD, f"{X}{Y}        return x, y")),
     mistake("this cuts the lanes, not the columns: each segment holds a piece of ALL lanes",
-      ("x = stream[:, t:end].long()\n        y = stream[:, t + 1 : end + 1].long()\n"
-       "        yield x, y",
-       "yield stream[t:end].long(), stream[t + 1 : end + 1].long()"), bug=20),
+      (YIELD, "yield stream[t:end].long(), stream[t + 1 : end + 1].long()"), bug=20),
     mistake("x and y have changed places: y is what comes after x",
-      ("x = stream[:, t:end].long()\n        y = stream[:, t + 1 : end + 1].long()\n"
-       "        yield x, y",
-       "yield stream[:, t + 1 : end + 1].long(), stream[:, t:end].long()")),
+      (YIELD, "yield stream[:, t + 1 : end + 1].long(), stream[:, t:end].long()")),
     mistake("the targets are not shifted: y is x itself, and the model would learn to copy",
       ("t + 1 : end + 1", "t:end"), bug=21),
     mistake("the targets are shifted twice: y is one token further than x, not two",

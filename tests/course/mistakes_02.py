@@ -30,10 +30,8 @@ TABLE["causal_mask"] = (
     mistake("one key of the future shows: the first masked key of query i is m + i + 1",
       ("j > m + i", "j > m + i + 1"), bug=10),
     mistake("True and False are exchanged: True means masked", ("j > m + i", "j <= m + i")),
-    mistake("only the segment's T keys are there: the keys are m + T", """
-def causal_mask(T, m, device=None):
-    return torch.ones(T, T, dtype=torch.bool, device=device).triu(1)
-"""),
+    mistake("only the segment's T keys are there: the keys are m + T",
+      ("torch.arange(m + T, ", "torch.arange(T, "), ("j > m + i", "j > i")),
     mistake("the memory is masked, too: it is the past, and every query sees all of it",
       ("j > m + i", "(j > m + i) | (j < m)")),
     mistake("the mask is upside down: the first query sees least",
@@ -45,27 +43,15 @@ def causal_mask(T, m, device=None):
     mistake("this is a window: keys far back are masked, too; here every query sees the whole "
       "memory, however long it is", ("return j > m + i", "return (j > m + i) | (j < i)")),
     mistake("T and m are exchanged: there are T queries, one row each, and m keys of the memory",
-      """
-def causal_mask(T, m, device=None):
-    i = torch.arange(m, device=device)[:, None]
-    j = torch.arange(m + T, device=device)
-    return j > T + i
-"""),
+      ("torch.arange(T, ", "torch.arange(m, "), ("j > m + i", "j > T + i")),
 )
 TABLE["reach"] = (
     mistake("only the first layer looks back from the END of a segment; the others look from the "
-      "START of the segment that was reached", """
-def reach(N, T, M):
-    return N * (M + T - 1)
-"""),
-    mistake("N (M + T): memory reaches back from the start of a segment, not from its end", """
-def reach(N, T, M):
-    return N * (M + T)
-"""),
-    mistake("N M: the query is the LAST token of its segment, so T - 1 must be added", """
-def reach(N, T, M):
-    return N * M
-"""),
+      "START of the segment that was reached", ("return T - 1 - token", "return N * (M + T - 1)")),
+    mistake("N (M + T): memory reaches back from the start of a segment, not from its end",
+      ("return T - 1 - token", "return N * (M + T)")),
+    mistake("N M: the query is the LAST token of its segment, so T - 1 must be added",
+      ("return T - 1 - token", "return N * M")),
     mistake("N M + T - 1 is right only if M is a multiple of T: the token that was reached stands "
       "inside a segment, and the next layer sees from that segment's START on",
       ("token = T - 1 ", "token = 0 "), ("token - token % T", "token")),

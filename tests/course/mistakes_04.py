@@ -14,40 +14,15 @@ TABLE["rel_shift_by_index"] = (
     mistake("the future holds 0: it repeats the number of distance 0",
       ("x.gather(-1, n.expand(x.shape))", "x.gather(-1, n.expand(x.shape)).tril(K - T)")),
     mistake("row i is moved by i, should be T - 1 - i: that would be right for ascending distances",
-      """
-def rel_shift_by_index(x):
-    T, K = x.shape[-2:]
-    shifted = x.new_full(x.shape, 987654321)
-    for i in range(T):
-        for j in range(K):
-            if 0 <= j + i < K:
-                shifted[..., i, j] = x[..., i, j + i]
-    return shifted
-""", bug=2),
-    mistake("row i is moved by m - i: T, not m, belongs there (they are equal only by chance)", """
-def rel_shift_by_index(x):
-    T, K = x.shape[-2:]
-    shifted = x.new_full(x.shape, 987654321)
-    for i in range(T):
-        for j in range(K):
-            if 0 <= j + K - T - i < K:
-                shifted[..., i, j] = x[..., i, j + K - T - i]
-    return shifted
-""", bug=5),
-    mistake("every matrix became the first one", """
-def rel_shift_by_index(x):
-    T, K = x.shape[-2:]
-    source = (torch.arange(K) + T - 1 - torch.arange(T)[:, None]).clamp(max=K - 1)
-    return x.reshape(-1, T, K)[0].gather(-1, source).expand(x.shape)
-"""),
+      ("j + T - 1 - i", "j + i"),
+      ("n.expand(x.shape))", "n.expand(x.shape)).where(j + i < K, 987654321)"), bug=2),
+    mistake("row i is moved by m - i: T, not m, belongs there (they are equal only by chance)",
+      ("(j + T - 1 - i).clamp(max=K - 1)", "(j + K - T - i).clamp(0, K - 1)"),
+      ("n.expand(x.shape))", "n.expand(x.shape)).where(n == j + K - T - i, 987654321)"), bug=5),
+    mistake("every matrix became the first one",
+      ("x.gather(-1, n.expand(x.shape))", "x.reshape(-1, T, K)[0].gather(-1, n).expand(x.shape)")),
     mistake("the index is the distance itself; but columns descend: distance d stands in column K "
-      "- 1 - d", """
-def rel_shift_by_index(x):
-    T, K = x.shape[-2:]
-    i, j = torch.arange(T)[:, None], torch.arange(K)
-    distance = (K - T + i - j).clamp(min=0)
-    return x.gather(-1, distance.expand(x.shape))
-"""),
+      "- 1 - d", ("(j + T - 1 - i).clamp(max=K - 1)", "(K - T + i - j).clamp(min=0)")),
 )
 TABLE["rel_shift"] = (
     mistake("the rows went to the right, into the future: did you drop the first row or the last? "
@@ -86,10 +61,6 @@ def rel_shift(x):
     return shifted
 """),
     mistake("a row was padded in place of a cell: F.pad counts from the last axis, and (1, 0) puts "
-      "one cell in front of every row", """
-def rel_shift(x):
-    *batch, T, K = x.shape
-    x = F.pad(x, (0, 0, 1, 0)).reshape(*batch, K, T + 1)
-    return x[..., 1:].reshape(*batch, T, K)
-"""),
+      "one cell in front of every row", ("(1, 0)", "(0, 0, 1, 0)"),
+      ("*batch, K + 1, T", "*batch, K, T + 1"), ("x[..., 1:, :]", "x[..., 1:]")),
 )

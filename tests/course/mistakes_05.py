@@ -1,6 +1,12 @@
 """SPOILERS.  Mistakes in the exercises of lesson 5 (see mistakes.py)."""
 from course.mistakes import mistake
 
+CLAMP = "    if clamp_len > 0:\n        distance = distance.clamp(max=clamp_len)\n"
+SCORE = "lesson_4.relative_score(q, k, k_R, u, v)"
+CONTENT, POSITION = "(q + u[:, None]) @ k.mT", "(q + v[:, None]) @ k_R.mT"  # whose sum it is
+HEADS = "out.transpose(1, 2).flatten(2)"
+MASKED = 'score.masked_fill(mask, float("-inf"))'
+
 TABLE = {}
 TABLE["attention_mask"] = (
     mistake("same_length is ignored: with it keys more than M back are masked",
@@ -34,19 +40,16 @@ TABLE["distance_encoding"] = (
       ("K - 1, -1, -1", "K - 1, 0, -1")),
     mistake("clamp_len has no effect: every DISTANCE beyond it becomes clamp_len (clamp gives a "
       "new tensor, clamp_ changes the old one)",
-      ("    if clamp_len > 0:\n        distance = distance.clamp(max=clamp_len)\n",
-       "    limit = clamp_len if clamp_len > 0 else K\n    distance = distance\n")),
+      (CLAMP, "    limit = clamp_len if clamp_len > 0 else K\n")),
     mistake("it is clamped from the wrong side: the FAR distances become clamp_len, the near ones "
       "stay as they are", ("clamp(max=clamp_len)", "clamp(min=clamp_len)"), bug=7),
     mistake("the row was clamped, not the distance",
-      ("    if clamp_len > 0:\n        distance = distance.clamp(max=clamp_len)\n",
-       "    limit = clamp_len if clamp_len > 0 else K\n"
-       "    distance = K - 1 - torch.arange(K, device=device).clamp(max=limit)\n"), bug=7),
+      ("distance = distance.clamp(max=clamp_len)",
+       "distance = K - 1 - distance.flip(0).clamp(max=clamp_len)"), bug=7),
     mistake("the far distances are not encoded at all: they count as clamp_len, so R has K rows",
       ("distance = distance.clamp(max=clamp_len)", "distance = distance[-clamp_len:]")),
     mistake("clamp_len = 0 means no clamp, but here everything became distance 0",
-      ("    if clamp_len > 0:\n        distance = distance.clamp(max=clamp_len)\n",
-       "    distance = distance.clamp(max=max(clamp_len, 0))\n")),
+      (CLAMP, "    distance = distance.clamp(max=max(clamp_len, 0))\n")),
     mistake("a negative clamp_len means no clamp, as 0 does", ("clamp_len > 0", "clamp_len != 0")),
     mistake("test_R_stands_on_the_device", (", device=device)", ")")),
 )
@@ -58,40 +61,26 @@ TABLE["relative_attention"] = (
     mistake("the scale is missing: divide the score by sqrt(C)", (" / math.sqrt(self.C)", "")),
     mistake("the scale is 1 / sqrt(D): C, the width of a head, belongs there",
       ("math.sqrt(self.C)", "math.sqrt(self.W_o.out_features)"), bug=9),
-    mistake("only the content part is scaled: 1 / sqrt(C) covers all four terms", """
-def attend(self, q, k, value, k_R, u, v, mask):
-    content = (q + u[:, None]) @ k.mT
-    position = import_module("04_rel_shift").rel_shift((q + v[:, None]) @ k_R.mT)
-    score = content / self.C ** 0.5 + position
-    probability = score.masked_fill(mask, -torch.inf).softmax(-1)
-    out = self.dropout_attention(probability) @ value
-    return torch.cat(out.unbind(1), dim=-1)
-""", bug=9),
-    mistake("the position part is not shifted", """
-def attend(self, q, k, value, k_R, u, v, mask):
-    content = (q + u[:, None]) @ k.mT
-    position = (q + v[:, None]) @ k_R.mT
-    score = (content + position) / self.C ** 0.5
-    probability = score.masked_fill(mask, -torch.inf).softmax(-1)
-    out = self.dropout_attention(probability) @ value
-    return torch.cat(out.unbind(1), dim=-1)
-""", bug=1),
+    mistake("only the content part is scaled: 1 / sqrt(C) covers all four terms",
+      (" / math.sqrt(self.C)", ""),
+      (SCORE, f"{CONTENT} / self.C ** 0.5 + lesson_4.rel_shift({POSITION})"), bug=9),
+    mistake("the position part is not shifted", (SCORE, f"{CONTENT} + {POSITION}"), bug=1),
     mistake("k_R is read backwards: it comes with descending distances already",
       ("(q, k, k_R,", "(q, k, k_R.flip(1),"), bug=2),
     mistake("keys and values are exchanged", ("(q, k, k_R,", "(q, value, k_R,"),
       ("(probability) @ value", "(probability) @ k")),
     mistake("nothing is masked: the future shows (masked_fill gives a new tensor, masked_fill_ "
-      "changes the old one)", ('score.masked_fill(mask, float("-inf"))', "score")),
+      "changes the old one)", (MASKED, "score")),
     mistake("what is to be seen is masked, and the other way round",
       ("(mask, float", "(~mask, float")),
     mistake("masked probabilities are set to 0 after the softmax: the others then do not sum to 1",
-      ('score.masked_fill(mask, float("-inf"))', "score"),
+      (MASKED, "score"),
       (".softmax(-1)", ".softmax(-1).masked_fill(mask, 0.0)")),
     mistake("masked keys get a large negative number: with scores like these that is not enough; "
       "use -inf", ('float("-inf")', "-1e3"), bug=12),
     mistake("a large negative number is added to the score of a masked key: with scores like these "
       "that is not enough; fill in -inf (masked_fill)",
-      ('score.masked_fill(mask, float("-inf"))', "(score + mask * -1e9)"), bug=12),
+      (MASKED, "(score + mask * -1e9)"), bug=12),
     mistake("dropout_attention is not called: it stands between the softmax and the values",
       ("self.dropout_attention(probability)", "probability")),
     mistake("dropout_attention gets the scores, should get the probabilities",
@@ -100,21 +89,14 @@ def attend(self, q, k, value, k_R, u, v, mask):
        'self.dropout_attention(score.masked_fill(mask, float("-inf"))).softmax(-1)')),
     mistake("the heads are joined in the wrong order: (B, H, T, C) must become (B, T, H, C) first, "
       "a reshape alone exchanges no axes",
-      ("out.transpose(1, 2).flatten(2)", "out.reshape(len(q), q.shape[2], -1)")),
+      (HEADS, "out.reshape(len(q), q.shape[2], -1)")),
     mistake("view refuses what transpose leaves behind: reshape and flatten copy it",
-      ("out.transpose(1, 2).flatten(2)", "out.transpose(1, 2).view(len(q), q.shape[2], -1)")),
+      (HEADS, "out.transpose(1, 2).view(len(q), q.shape[2], -1)")),
     mistake("W_o is applied here, and once more where this function is called",
-      ("out.transpose(1, 2).flatten(2)", "self.W_o(out.transpose(1, 2).flatten(2))")),
+      (HEADS, "self.W_o(out.transpose(1, 2).flatten(2))")),
     mistake("the position part is not masked: add it BEFORE the mask, its upper cells are "
-      "leftovers", """
-def attend(self, q, k, value, k_R, u, v, mask):
-    content = (q + u[:, None]) @ k.mT
-    position = import_module("04_rel_shift").rel_shift((q + v[:, None]) @ k_R.mT)
-    score = (content.masked_fill(mask, 0) + position) / self.C ** 0.5
-    probability = score.softmax(-1)
-    out = self.dropout_attention(probability) @ value
-    return torch.cat(out.unbind(1), dim=-1)
-""", bug=13),
+      "leftovers", (MASKED, "score"),
+      (SCORE, f"({CONTENT}).masked_fill(mask, 0) + lesson_4.rel_shift({POSITION})"), bug=13),
 )
 TABLE["layer"] = (
     mistake("the norms stand before the blocks (pre-norm): this layer normalises each SUM", """
@@ -127,11 +109,8 @@ def forward(self, h, *past):
       ("norm_1(h + ", "norm_1(")),
     mistake("the second residual is missing: what norm_1 gave is added to the feed-forward's "
       "result", ("norm_2(h + ", "norm_2(")),
-    mistake("the feed-forward network reads the layer's input; it must read what norm_1 gave", """
-def forward(self, h, *past):
-    o = self.norm_1(h + self.dropout_output(self.attention(h, *past)))
-    return self.norm_2(o + self.dropout_ff(self.W_2(self.dropout_inner(F.relu(self.W_1(h))))))
-"""),
+    mistake("the feed-forward network reads the layer's input; it must read what norm_1 gave",
+      ("h = self.norm_1(", "o = self.norm_1("), ("norm_2(h + ", "norm_2(o + ")),
     mistake("norm_1 is missing", ("self.norm_1(", "(")),
     mistake("the residual is added after the norm, twice: each norm is of the SUM",
       ("self.norm_1(h + self.dropout_output(attended))",

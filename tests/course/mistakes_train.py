@@ -1,17 +1,20 @@
 """SPOILERS.  Mistakes in the exercises of train.py (see mistakes.py)."""
 from course.mistakes import mistake
 
+CALL = "model(x[lanes], past, y[lanes])"
+CLIP = "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()\n"
+MEMORY = "[torch.cat(layer) for layer in zip(*new_memory)]"
+LOOP = "    for lanes in micro_batches(len(x), recipe.micro_batch):\n"
+
 TABLE = {}
 TABLE["train_step"] = (
-    mistake("the memory is not handed to the model",
-      ("model(x[lanes], past, y[lanes])", "model(x[lanes], None, y[lanes])")),
+    mistake("the memory is not handed to the model", (CALL, "model(x[lanes], None, y[lanes])")),
     mistake("x and y are exchanged: x is read, y is to be predicted",
-      ("model(x[lanes], past, y[lanes])", "model(y[lanes], past, x[lanes])")),
+      (CALL, "model(y[lanes], past, x[lanes])")),
     mistake("the loss is the sum of the losses, should be their mean over all B x T tokens",
       ("losses.sum() / y.numel()", "losses.sum()")),
     mistake("test_three_things_come_back",
-      ("return loss, norm, [torch.cat(layer) for layer in zip(*new_memory)]",
-       "return loss, [torch.cat(layer) for layer in zip(*new_memory)]")),
+      (f"return loss, norm, {MEMORY}", f"return loss, {MEMORY}")),
     mistake("test_the_loss_is_the_mean_over_the_ranks",
       ("loss = ranks.mean(loss.item())", "loss = loss.item()")),
     mistake("the weights have not moved: optimizer.step() is missing, or the gradients are cleared "
@@ -21,59 +24,48 @@ TABLE["train_step"] = (
     mistake("the gradients of the step before are still in: clear them first",
       ("    optimizer.zero_grad()\n", "")),
     mistake("the gradient is not clipped, or only after the step",
-      ("    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()\n",
-       "    norm = torch.stack([p.grad for p in model.parameters() if p.grad is not "
+      (CLIP, "    norm = torch.stack([p.grad for p in model.parameters() if p.grad is not "
        "None]).norm().item()\n")),
-    mistake("the gradient is clipped before backward() has made it",
-      ("    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()\n", ""),
+    mistake("the gradient is clipped before backward() has made it", (CLIP, ""),
       ("            part.backward()\n",
        "            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()\n"
        "            part.backward()\n")),
     mistake("you return the norm after clipping; it must be the one before, which clip_grad_norm_ "
       "returns",
-      ("return loss, norm, [torch.cat(layer) for layer in zip(*new_memory)]",
-       "return loss, min(norm, recipe.clip), [torch.cat(layer) for layer in zip(*new_memory)]")),
+      (f"return loss, norm, {MEMORY}", f"return loss, min(norm, recipe.clip), {MEMORY}")),
     mistake("all lanes go through the model at once: cut them into micro_batches(len(x), "
       "recipe.micro_batch)",
-      ("    for lanes in micro_batches(len(x), recipe.micro_batch):\n",
-       "    for lanes in [slice(0, len(x))]:\n")),
+      (LOOP, "    for lanes in [slice(0, len(x))]:\n")),
     mistake("the gradients are cleared before each part: only the last part's are left",
       ("    optimizer.zero_grad()\n", ""),
-      ("    for lanes in micro_batches(len(x), recipe.micro_batch):\n",
-       "    for lanes in micro_batches(len(x), recipe.micro_batch):\n"
-       "        optimizer.zero_grad()\n")),
+      (LOOP, f"{LOOP}        optimizer.zero_grad()\n")),
     mistake("the gradients of the parts' means were added up: each part counts by its share of all "
       "B x T tokens", ("losses.sum() / y.numel()", "losses.mean()")),
     mistake("the parts share one memory: each wants that of its own lanes",
       ("memory and [layer[lanes] for layer in memory]", "memory")),
     mistake("the new memory is that of the last part only: join those of all parts",
-      ("return loss, norm, [torch.cat(layer) for layer in zip(*new_memory)]",
-       "return loss, norm, part_memory")),
+      (f"return loss, norm, {MEMORY}", "return loss, norm, part_memory")),
     mistake("test_every_lane_is_read_once_and_in_order",
       ("memory and [layer[lanes] for layer in memory]",
        "memory and [layer[lanes].flip(0) for layer in memory]")),
     mistake("test_only_the_last_part_meets_the_other_ranks",
       ("with ranks.no_sync(model, last=lanes.stop == len(x)):", "if True:")),
     mistake("this is the old memory: hand on the new one, which the model returned",
-      ("return loss, norm, [torch.cat(layer) for layer in zip(*new_memory)]",
-       "return loss, norm, memory"), bug=24),
+      (f"return loss, norm, {MEMORY}", "return loss, norm, memory"), bug=24),
     mistake("test_without_a_past_the_model_gets_none",
-      ("model(x[lanes], past, y[lanes])",
-       "model(x[lanes], past or [torch.zeros(len(x[lanes]), 1, 1)], y[lanes])"), bug=17),
+      (CALL, "model(x[lanes], past or [torch.zeros(len(x[lanes]), 1, 1)], y[lanes])"), bug=17),
     mistake("a weight that the loss does not depend on has no gradient: its .grad is None",
-      ("    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()\n",
-       "    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()\n"
+      (CLIP, "    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()\n"
        "    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)\n")),
     mistake("the old memory was changed in place: a bad step must be able to hand it back",
-      ("    optimizer.step()\n",
-       "    optimizer.step()\n    if memory:\n"
-       "        memory[0].copy_([torch.cat(z) for z in zip(*new_memory)][0])\n")),
+      ("    optimizer.step()\n", "    optimizer.step()\n    if memory:\n"
+       f"        memory[0].copy_({MEMORY}[0])\n")),
     mistake("test_loss_and_norm_are_floats", ("recipe.clip).item()", "recipe.clip)")),
     mistake("test_a_bad_step_returns_three_things_too", ("return loss, norm, memory", "return")),
     mistake("test_a_bad_step_leaves_the_weights",
       ("if not math.isfinite(loss + norm):", "if False:")),
     mistake("the new memory of a bad step was handed on: hand back the old one",
-      ("return loss, norm, memory", "return loss, norm, [torch.cat(z) for z in zip(*new_memory)]")),
+      ("return loss, norm, memory", f"return loss, norm, {MEMORY}")),
     mistake("test_the_model_is_called_under_autocast",
       ("with machine.autocast(recipe, x.device.type):", "if True:")),
 )

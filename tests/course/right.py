@@ -163,13 +163,13 @@ def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None)
 
 # ---- train.py -----------------------------------------------------------------------------------
 
-def train_step(model, optimizer, x, y, memory, run):
+def train_step(model, optimizer, x, y, memory, recipe):
     optimizer.zero_grad(set_to_none=False)
-    size, mean, new = run.micro_batch or len(x), 0.0, []
+    size, mean, new = recipe.micro_batch or len(x), 0.0, []
     for b in range(0, len(x), size):
         past = None if memory is None else [layer[b : b + size] for layer in memory]
         with ranks.no_sync(model, b + size >= len(x)):
-            with machine.autocast(run, x.device.type):
+            with machine.autocast(recipe, x.device.type):
                 losses, part = model(x[b : b + size], past, y[b : b + size])
             (losses / y.numel()).sum().backward()
         mean += losses.sum().item() / y.numel()
@@ -179,16 +179,16 @@ def train_step(model, optimizer, x, y, memory, run):
     if not (math.isfinite(mean) and math.isfinite(norm)):
         return mean, norm, memory
     for g in grads:
-        g *= min(1.0, run.clip / (norm + 1e-6))
+        g *= min(1.0, recipe.clip / (norm + 1e-6))
     optimizer.step()
     return mean, norm, [torch.cat(layers) for layers in zip(*new)]
 
 
-def evaluate(model, tokens, run, label="evaluating"):
+def evaluate(model, tokens, recipe, label="evaluating"):
     device, memory, counted = model.u.device.type, None, []
     lane = lesson_1.lanes(tokens.to(model.u.device), 1)
-    with torch.no_grad(), evaluating(model, run), machine.autocast(run, device):
-        for x, y in lesson_1.segments(lane, run.eval_segment):
+    with torch.no_grad(), evaluating(model, recipe), machine.autocast(recipe, device):
+        for x, y in lesson_1.segments(lane, recipe.eval_segment):
             losses, memory = model(x, memory=memory, y=y)
             counted += losses[0].tolist()
     return math.fsum(counted) / len(counted)

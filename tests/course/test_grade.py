@@ -77,7 +77,7 @@ CLASS = {
                f"{TWO}.py": lesson(
                    TWO, causal_mask="return causal_mask(T, m)", reach=CHILD,
                    stream_losses="f = open('big', 'wb')\nwhile True:\n    f.write(bytes(10**7))")},
-              3, "lanes: TimeoutError"),
+              3, "stream_losses: OSError"),
     "dies": ({f"{ONE}.py": lesson(ONE, sinusoid="import os; os._exit(0)"),
               f"{TWO}.py": lesson(TWO, update_memory=SWALLOWS)}, number_in(ONE, TWO) - 2,
              "sinusoid: ended the process (status 0)"),
@@ -86,6 +86,8 @@ CLASS = {
     "two": ({f"{ONE}.py": lesson(ONE).replace("(b + 1) * L + 1", "(b + 1) * L"),
              f"{TWO}.py": lesson(TWO).replace("return T - 1 - token", "return T - token")},
             number_in(ONE, TWO) - 2, "reach: one too far"),
+    "blank": ({f"{FOUR}.py": lesson(FOUR, rel_shift="""raise NotImplementedError(
+    "rel_shift is blank: write it here")""")}, 1, "blank: rel_shift"),
     "colon": (RIGHT | {f"{FOUR}.py": "def rel_shift(x)\n"}, COUNT - number_in(FOUR),
               "04_rel_shift.py, line 1: SyntaxError"),
     # what is beside the lessons does neither good nor harm
@@ -145,6 +147,7 @@ def test_a_mistake_costs_its_own_point_only(graded, project):
     assert rows["=1+1"]["submission"] == "'=1+1"
     assert {n for n in NAMES if rows["=1+1"][n]} == {"rel_shift_by_index", "rel_shift"}
     assert {n for n in NAMES if rows["calls"][n] == "1"} == {"segments", "update_memory", "reach"}
+    assert [n for n in NAMES if rows["blank"][n] == "b"] == ["rel_shift"]
     assert [n for n in NAMES if rows["dies"][n] == "0"] == ["sinusoid", "update_memory"]
     assert "update_memory: still running" in rows["dies"]["sentences"]
     sentences = rows["two"]["sentences"].split(" | ")
