@@ -24,13 +24,15 @@ def axes(monkeypatch):
 
 def test_curves_and_bars(axes, monkeypatch):
     lesson_1.draw(torch.tensor([5.0, 4.0, 3.0]), 2.5)
-    lesson_4.draw((8, 16), [3, 9], [1, 2])
+    times = {lesson_4.score_by_pairs: 3, lesson_4.score_by_shift: 1}
+    monkeypatch.setattr(lesson_4, "milliseconds", lambda score, tensors: times[score])
+    lesson_4.draw((8, 16), *lesson_4.show_price((8, 16)))
     monkeypatch.setattr(lesson_3, "bits_per_token", lambda model, *given: model.config.mem_len)
     lesson_5.show_what_the_past_is_worth(lesson_5.TransformerXL(lesson_5.CONFIGS["tiny"]), "", 64)
     lines = [[(line.get_label(), *map(list, line.get_data())) for line in a.lines] for a in axes]
     assert lines[0] == [("each segment alone", [0, 1, 2], [5, 4, 3]),
                         ("window, mean (work x 3)", [0, 1], [2.5, 2.5])]
-    assert lines[1] == [("every pair (lesson 3)", [8, 16], [3, 9]), ("the shift", [8, 16], [1, 2])]
+    assert lines[1] == [("every pair (lesson 3)", [8, 16], [3, 3]), ("the shift", [8, 16], [1, 1])]
     labels = [int(z.get_text()) for z in axes[2].get_xticklabels()]
     assert labels == [bar.get_height() for bar in axes[2].patches] == [1, 4, 16, 64, 256]
 
