@@ -126,16 +126,6 @@ def needs_shipped_solutions():
         pytest.skip("compares with the shipped solutions: blank.py --undo brings them back")
 
 
-@pytest.fixture
-def our_own(needs_shipped_solutions):
-    """The old name, until no test uses it."""
-
-
-@pytest.fixture
-def process_of_its_own():
-    """For nothing any more, until no test uses it."""
-
-
 # ---- rules that are broken ----------------------------------------------------------------------
 
 @pytest.hookimpl(wrapper=True)

@@ -378,7 +378,7 @@ def test_a_run_notes_in_which_form_its_model_runs(more, form, tmp_path):
     assert head.endswith(f"the model runs {form}")
 
 
-def test_the_checksum_is_of_the_text_that_was_compared(our_own):
+def test_the_checksum_is_of_the_text_that_was_compared(needs_shipped_solutions):
     """The other tests of this file compare the text of now."""
     now = fast.checksum_of_lessons()
     assert COMPARED == now, (
@@ -411,7 +411,7 @@ assert train.main([*flags, "../as"]) == train.main([*flags, "../plain", "--plain
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edit_of_a_lesson_takes_effect_in_train_py(name, our_own, tmp_path):
+def test_an_edit_of_a_lesson_takes_effect_in_train_py(name, needs_shipped_solutions, tmp_path):
     """One line, and then the same bits as with --plain, in training and test."""
     shutil.copytree(ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(
         ".*", "runs", "tests", "experiments", "figures", "pretrained", "data"))

@@ -24,7 +24,7 @@ def below(path):
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_a_file_imports_from_the_floors_below_it_alone(path, our_own):
+def test_a_file_imports_from_the_floors_below_it_alone(path, needs_shipped_solutions):
     names = []
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -37,6 +37,6 @@ def test_a_file_imports_from_the_floors_below_it_alone(path, our_own):
 
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if len(p.parts) == 1], ids=str)
-def test_a_lesson_can_be_projected(path, our_own):
+def test_a_lesson_can_be_projected(path, needs_shipped_solutions):
     """At most 88 columns."""
     assert max(map(len, (ROOT / path).read_text(encoding="utf-8").splitlines())) <= 88

@@ -102,7 +102,7 @@ def witness(corpus, recipe, shown):
                          ids=["plain", "fast", "muon"])
 @pytest.mark.parametrize("unit, shown", [("bpc", lambda nats: nats / math.log(2)),
                                          ("ppl", math.exp)], ids=["bpc", "ppl"])
-def test_the_loop_is_the_one_from_the_formulas_to_the_bit(our_own, unit, shown, plain, optimizer,
+def test_the_loop_is_the_one_from_the_formulas_to_the_bit(needs_shipped_solutions, unit, shown, plain, optimizer,
                                                           tmp_path, capsys, monkeypatch):
     """Rates, losses, norms, weights, memory, metrics.tsv and the printed figures."""
     schedule, corpus = "sqrt" if optimizer == "muon" else "cosine", corpus_of(unit)

@@ -328,7 +328,7 @@ def test_a_failing_rank_ends_all(text, tmp_path):
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_a_run_and_it_goes_on_by_itself(text, tmp_path, process_of_its_own):
+def test_torchrun_restarts_a_run_and_it_goes_on_by_itself(text, tmp_path):
     """A rank is killed; after the restart the run resumes; the same again would be refused."""
     killer = tmp_path / "killer.py"
     killer.write_text(f"""

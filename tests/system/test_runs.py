@@ -56,7 +56,7 @@ def test_eval_only_and_sample_need_no_flags_but_the_folder(finished, capsys):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for a child process")
-def test_the_command_itself(text, tmp_path, process_of_its_own):
+def test_the_command_itself(text, tmp_path):
     """`python train.py`, stopped by a real Ctrl-C: status 130 and how to go on; then to the end."""
     out, metrics = tmp_path / "run", tmp_path / "run" / "metrics.tsv"
     command, pipes = [sys.executable, str(ROOT / "train.py")], {
