@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 
 from course.exercises import ROOT
-from course.oracles import seen_cells
+from course.oracles import visible_entries
 from support.download import File
 
 
@@ -45,7 +45,7 @@ def randomized(model):
 
 def visible(T, M):
     """The cells that count, (T, M + T): key j is at most query i, which is key M + i."""
-    seen = seen_cells(T, M)
+    seen = visible_entries(T, M)
     assert seen.sum() == T * M + T * (T + 1) // 2
     return seen
 

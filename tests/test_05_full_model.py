@@ -19,7 +19,7 @@ import torch.nn as nn
 
 from course import oracles
 from course.rules import replaced, same
-from course.stand_ins import Adder, Gives, Greedy, Mix, Times, on_the_device
+from course.stand_ins import Adder, Constant, Greedy, Mix, Multiply, on_the_device
 from helpers import gradients
 
 lesson = import_module("05_full_model")
@@ -65,7 +65,7 @@ def test_with_M_0_a_query_sees_itself(attention_mask):
     (6, 2, 4), (3, 2, 2), (4, 3, 3), (4, 0, 3), (7, 3, 3), (1, 3, 3), (5, 4, 2), (2, 6, 6)])
 def test_masks_of_other_lengths(attention_mask, T, m, M, same_length):
     """The same for any T, m and M: M is the limit, m is what the memory holds by now."""
-    seen = oracles.seen_cells(T, m, M + 1 if same_length else None)
+    seen = oracles.visible_entries(T, m, M + 1 if same_length else None)
     assert same(attention_mask(T, m, M, same_length), ~seen)
 
 
@@ -129,7 +129,7 @@ def attended(attend, given, mask, dropout=None):
     """What the exercise makes of given = [q, k, value, k_R, u, v]; oracles do lesson 4's part."""
     _, H, _, C = given[0].shape
     part = lesson.RelativeAttention(Config(7, n_layer=1, d_model=10, n_head=H, d_head=C, d_inner=9))
-    part.to(given[0].dtype).dropout_attention = dropout or Times(1.0)
+    part.to(given[0].dtype).dropout_attention = dropout or Multiply(1.0)
     mask = torch.as_tensor(mask).bool()
     with replaced(lesson_4, relative_score=oracles.relative_score, rel_shift=oracles.shift):
         return attend(part, *given, mask)
@@ -154,7 +154,8 @@ def test_heads_stand_one_after_the_other(relative_attention):
     """Each query's result is (H * C) numbers: the C of head 0, then the C of head 1."""
     q, k, value, k_R, u, v = inputs(torch.zeros, B=1, H=2, T=4, K=5, C=3)
     value[0, 0, :], value[0, 1, :] = torch.tensor([[1, 2, 3], [10, 20, 30]])
-    assert same(attended(relative_attention, [q, k, value, k_R, u, v], ~oracles.seen_cells(4, 1)),
+    mask = ~oracles.visible_entries(4, 1)
+    assert same(attended(relative_attention, [q, k, value, k_R, u, v], mask),
                 [[[1, 2, 3, 10, 20, 30]] * 4], tolerance=1e-6)
 
 
@@ -180,7 +181,8 @@ def test_the_last_row_of_Q_is_distance_0(relative_attention):
 def test_attention_of_any_size(relative_attention, B, H, T, K, C):
     """softmax(relative_score(q, k, k_R, u, v) / sqrt(C)) over the keys that `mask` leaves, times
     the values; u goes with the content (k), v with the position (k_R)."""
-    given, mask = inputs(torch.randn, B, H, T, K, C), ~oracles.seen_cells(T, K - T, max(2, K - 2))
+    given = inputs(torch.randn, B, H, T, K, C)
+    mask = ~oracles.visible_entries(T, K - T, max(2, K - 2))
     assert same(attended(relative_attention, [z.clone() for z in given], mask),
                 oracles.attention(*given, mask), tolerance=1e-9)
 
@@ -200,7 +202,7 @@ def test_a_masked_key_gets_nothing_at_all(relative_attention, dtype, size):
 def test_dropout_sees_the_probabilities(relative_attention):
     """dropout_attention gets the probabilities, each once, in whatever shape: it stands after the
     softmax and before the values."""
-    dropout, given = Times(1.0), inputs(torch.zeros, B=1, H=2, T=2, K=3, C=4)
+    dropout, given = Multiply(1.0), inputs(torch.zeros, B=1, H=2, T=2, K=3, C=4)
     attended(relative_attention, given, [[0, 0, 1], [0, 0, 0]], dropout)
     assert same(dropout.seen(), [0] * 2 + [1 / 3] * 6 + [1 / 2] * 4, tolerance=1e-6)
 
@@ -208,14 +210,14 @@ def test_dropout_sees_the_probabilities(relative_attention):
 def test_what_dropout_gives_is_used(relative_attention):
     """The values are weighted with what dropout_attention gives, here twice the probabilities."""
     given = inputs(torch.ones, B=1, H=1, T=2, K=3, C=4)
-    assert same(attended(relative_attention, given, [[0, 0, 1], [0, 0, 0]], Times(2.0)),
+    assert same(attended(relative_attention, given, [[0, 0, 1], [0, 0, 0]], Multiply(2.0)),
                 [[[2] * 4] * 2], tolerance=1e-6)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "value", "k_R", "u", "v"])
 def test_the_gradient_reaches_every_input(relative_attention, name):
     """The gradient goes back into q, k, value, k_R, u and v: nothing is detached on the way."""
-    given, mask = inputs(torch.randn, B=2, H=3, T=4, K=6, C=5), ~oracles.seen_cells(4, 2)
+    given, mask = inputs(torch.randn, B=2, H=3, T=4, K=6, C=5), ~oracles.visible_entries(4, 2)
     leaf = given[["q", "k", "value", "k_R", "u", "v"].index(name)].requires_grad_()
     found = gradients(attended(relative_attention, given, mask), [leaf])[0]
     wanted = gradients(oracles.attention(*given, mask), [leaf])[0]
@@ -228,7 +230,8 @@ def simple_layer(attention):
     """Width 2, FF 3, the dropouts multiply by 2, 3 (inner) and 5.  The norms change nothing, and
     the feed-forward network gives 0."""
     part = lesson.Layer(Config(7, n_layer=1, d_model=2, n_head=1, d_head=2, d_inner=3)).double()
-    part.dropout_output, part.dropout_inner, part.dropout_ff = Times(2.0), Times(3.0), Times(5.0)
+    part.dropout_output, part.dropout_inner = Multiply(2.0), Multiply(3.0)
+    part.dropout_ff = Multiply(5.0)
     part.attention, part.norm_1, part.norm_2 = attention, nn.Identity(), nn.Identity()
     for z in part.parameters():
         nn.init.zeros_(z)
@@ -245,7 +248,7 @@ def set_network(part):
 def layer_inputs(B=2, T=3, M=4, H=8, C=5, D=2):
     """h, memory, R, u, v and mask."""
     shapes = (B, T, D), (B, M, D), (M + T, D), (H, C), (H, C)
-    return [*(torch.randn(z, dtype=torch.float64) for z in shapes), ~oracles.seen_cells(T, M)]
+    return [*(torch.randn(z, dtype=torch.float64) for z in shapes), ~oracles.visible_entries(T, M)]
 
 
 def numbers(*row):
@@ -255,7 +258,7 @@ def numbers(*row):
 
 def test_attention_is_added_to_h(layer):
     """The first sum: h + dropout_output(attention); the dropout multiplies by 2 here."""
-    part, (_, *context) = simple_layer(Gives(numbers(10, 20))), layer_inputs(1, 1)
+    part, (_, *context) = simple_layer(Constant(numbers(10, 20))), layer_inputs(1, 1)
     assert same(layer(part, numbers(1, -1), *context), numbers(1 + 20, -1 + 40))
 
 
@@ -268,14 +271,14 @@ def test_the_attention_gets_all_six(layer):
 
 def test_the_feed_forward_network_is_added(layer):
     """The second sum: o + dropout_ff(W_2(dropout_inner(relu(W_1(o))))), o the first sum."""
-    part, (_, *context) = set_network(simple_layer(Gives(numbers(0, 0)))), layer_inputs(1, 1)
+    part, (_, *context) = set_network(simple_layer(Constant(numbers(0, 0)))), layer_inputs(1, 1)
     # W_1: 4, -3, 1; ReLU and times 3: 12, 0, 3; W_2: 13, 3; times 5: 65, 15
     assert same(layer(part, numbers(4, -3), *context), numbers(4 + 65, -3 + 15))
 
 
 def test_the_second_block_goes_on_from_the_first(layer):
     """The feed-forward network reads what the first sum gave, and is added to that."""
-    part, (_, *context) = set_network(simple_layer(Gives(numbers(10, 20)))), layer_inputs(1, 1)
+    part, (_, *context) = set_network(simple_layer(Constant(numbers(10, 20)))), layer_inputs(1, 1)
     # the first sum is 21, 39; W_1: 21, 39, 60; times 3: 63, 117, 180; W_2: 64, 297
     assert same(layer(part, numbers(1, -1), *context), numbers(21 + 5 * 64, 39 + 5 * 297))
 
@@ -283,8 +286,8 @@ def test_the_second_block_goes_on_from_the_first(layer):
 def test_each_norm_comes_after_its_sum(layer):
     """Each norm takes a whole sum (post-norm), and what it gives goes on; norm_1 multiplies by 7,
     norm_2 by 11 here, and the feed-forward network gives 0."""
-    part, (_, *context) = simple_layer(Gives(numbers(10, 20))), layer_inputs(1, 1)
-    part.norm_1, part.norm_2 = Times(7.0), Times(11.0)
+    part, (_, *context) = simple_layer(Constant(numbers(10, 20))), layer_inputs(1, 1)
+    part.norm_1, part.norm_2 = Multiply(7.0), Multiply(11.0)
     assert same(layer(part, numbers(1, -1), *context), numbers(11 * 7 * 21, 11 * 7 * 39))
 
 
@@ -293,7 +296,8 @@ def random_layer(D=6, FF=9):
     part = lesson.Layer(Config(9, n_layer=1, d_model=D, n_head=8, d_head=5, d_inner=FF)).double()
     for z in part.parameters():
         nn.init.normal_(z)
-    part.dropout_output, part.dropout_inner, part.dropout_ff = Times(1.5), Times(0.7), Times(1.9)
+    part.dropout_output, part.dropout_inner = Multiply(1.5), Multiply(0.7)
+    part.dropout_ff = Multiply(1.9)
     part.attention = Mix()
     return part
 

@@ -13,7 +13,7 @@ import torch
 
 from course import oracles
 from course.rules import replaced, same
-from course.stand_ins import Descent, Ledger, Noted, OneLargeLoss, OpaqueReader
+from course.stand_ins import Descent, Ledger, Recorded, OneLargeLoss, OpaqueReader
 from training import machine, presets, ranks
 
 train = import_module("train")
@@ -256,7 +256,7 @@ def test_the_model_is_called_under_autocast(train_step, device):
     """Call the model inside `with machine.autocast(recipe, x.device.type):`, which knows whether
     this run computes in bf16, and end that block before backward()."""
     model = Ledger().to(device)  # meta: a device without numbers, in the place of a GPU
-    with suppress(Noted):
+    with suppress(Recorded):
         step(train_step, model, None)
     assert ("autocast", device) in model.calls[0].open and not model.open
     assert all(block[0] != "autocast" for block in model.backward_in)
@@ -349,7 +349,7 @@ def test_there_are_no_gradients(evaluate):
 def test_evaluation_is_under_autocast_too(evaluate, device):
     """Call the model inside `with autocast(recipe, device.type):`, where device is the model's."""
     model = Ledger().to(device)  # meta: a device without numbers, in the place of a GPU
-    with suppress(Noted):
+    with suppress(Recorded):
         read(evaluate, model)
     assert all(("autocast", device) in call.open for call in model.calls) and not model.open
 
@@ -357,7 +357,7 @@ def test_evaluation_is_under_autocast_too(evaluate, device):
 def test_the_text_goes_to_the_model(evaluate):
     """The tokens go to the device of the model's weights, such as model.u."""
     model = Ledger().to("meta")
-    with suppress(Noted):
+    with suppress(Recorded):
         read(evaluate, model)
     assert {call.x.device.type for call in model.calls} == {"meta"}
 

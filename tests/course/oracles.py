@@ -49,7 +49,7 @@ def tokens_seen(t, N, T, M):
     return tokens
 
 
-def seen_cells(T, m, most=None):
+def visible_entries(T, m, most=None):
     """The visible keys as runs: row i is dark, sees at most `most`, is dark again.  (T, m + T)."""
     rows = []
     for i in range(T):
@@ -60,7 +60,7 @@ def seen_cells(T, m, most=None):
 
 
 def recalled(x, y, T):
-    """The losses (B, n) of stand_ins.Recalls, counted word by word."""
+    """The losses (B, n) of stand_ins.CountingModel, counted word by word."""
     losses = []
     for words, targets in zip(x.tolist(), y.tolist()):
         for t, target in enumerate(targets):
@@ -94,7 +94,7 @@ def terms_of_one_head(*given):
     q, k, R, W_kR, u, v = map(torch.from_numpy, given)
     table = terms_by_distance(q[None, None], k[None, None], R, W_kR[None], u[None], v[None])
     T, K = len(q), len(k)
-    return table[:, 0, 0].masked_fill(~seen_cells(T, K - T), torch.nan).numpy()
+    return table[:, 0, 0].masked_fill(~visible_entries(T, K - T), torch.nan).numpy()
 
 
 def normalized(x, norm):
@@ -160,7 +160,7 @@ def attention(q, k, value, k_R, u, v, mask):
 
 
 def layer(part, h, *context):
-    """A layer whose dropouts are Times, from the equations: (B, T, D)."""
+    """A layer whose dropouts are Multiply, from the equations: (B, T, D)."""
     a, b, c = (z.factor for z in (part.dropout_output, part.dropout_inner, part.dropout_ff))
     o = normalized(h + a * part.attention(h, *context), part.norm_1)
     inner = torch.einsum("btd,fd->btf", o, part.W_1.weight) + part.W_1.bias

@@ -55,7 +55,7 @@ def on_the_device(call):
 
 # ---- models -------------------------------------------------------------------------------------
 
-class Recalls:
+class CountingModel:
     """Stands for lesson 2's model: the logit of a word is how often it was read in the segments
     before, and 1 more for the word that is read now.  The memory are these counts, (B, 3)."""
 
@@ -83,7 +83,7 @@ def stream_losses(model, x, y, T):
 
 # ---- modules ------------------------------------------------------------------------------------
 
-class Times(nn.Module):
+class Multiply(nn.Module):
     """Stands for a dropout or a norm: multiplies, so that one sees where it was called."""
 
     p = 0.0  # who asks for the rate of a dropout gets one that does nothing
@@ -102,7 +102,7 @@ class Times(nn.Module):
         return torch.cat(numbers).sort().values if numbers else torch.zeros(0)
 
 
-class Gives(nn.Module):
+class Constant(nn.Module):
     """Stands for an attention: gives the same whatever it gets, and keeps what it got."""
 
     def __init__(self, result):
@@ -170,7 +170,7 @@ class Greedy:
 
 # ---- train.py -----------------------------------------------------------------------------------
 
-class Noted(Exception):
+class Recorded(Exception):
     """Raised by a Ledger on the meta device, where nothing can be computed, once it is called."""
 
 
@@ -196,7 +196,7 @@ class Ledger(nn.Module):
         self.calls.append(SimpleNamespace(x=x, memory=kept, y=y, open=tuple(self.open),
                                           grad=torch.is_grad_enabled()))
         if self.W.is_meta:
-            raise Noted
+            raise Recorded
         if memory is not None and len(memory[0]) != len(x):
             raise ValueError(f"the memory is that of {len(memory[0])} lanes, x has {len(x)}")
         if x.dtype != torch.int64:

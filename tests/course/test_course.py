@@ -154,7 +154,8 @@ def test_an_endless_loop_and_an_array_are_told(monkeypatch):
 
 @pytest.mark.parametrize("edit, words", [
     (("a line that was", "here"), "{rule}"),  # the lesson was edited since: left out
-    ("def reach(N, T, M):\n    import warnings\n    warnings.warn('noisy')\n    return 0\n", "name")])
+    ("def reach(N, T, M):\n    import warnings\n    warnings.warn('noisy')\n    return 0\n",
+     "name")])
 def test_a_mistake_disturbs_no_diagnosis(monkeypatch, recwarn, edit, words):
     """A wrong answer is compared with every mistake: one may not fit, torch warns of another."""
     mistake = mistakes.Mistake("reach", "name", (edit,))

@@ -4,7 +4,7 @@
 
 There is one query, one head and one key at a time, and nothing is shifted, masked or cached.  A
 hidden state of an earlier segment is detached: this is the stop-gradient SG of section 3.2.  Only
-the names of the weights are the lessons' own.  If a dropout is replaced by stand_ins.Times, its
+the names of the weights are the lessons' own.  If a dropout is replaced by stand_ins.Multiply, its
 factor multiplies at the place where the authors' code has the dropout.
 """
 import math
@@ -17,7 +17,7 @@ from course.oracles import normalized, unit_circle
 
 
 def factor(part, dropout):
-    """Return the factor of the Times that replaces a dropout, otherwise 1."""
+    """Return the factor of the Multiply that replaces a dropout, otherwise 1."""
     return getattr(getattr(part, dropout, None), "factor", 1)
 
 

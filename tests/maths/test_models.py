@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from course.stand_ins import Times
+from course.stand_ins import Multiply
 from helpers import assert_close, gradients, randomized, visible
 from maths import oracle
 
@@ -49,7 +49,7 @@ def with_factors():
     dropouts = [(part, name) for part in model.modules() for name, child in part.named_children()
                 if isinstance(child, nn.Dropout)]
     for i, (part, name) in enumerate(dropouts):
-        setattr(part, name, Times(0.8 + 0.05 * i))
+        setattr(part, name, Multiply(0.8 + 0.05 * i))
     return model
 
 

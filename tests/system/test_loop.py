@@ -102,8 +102,8 @@ def witness(corpus, recipe, shown):
                          ids=["plain", "fast", "muon"])
 @pytest.mark.parametrize("unit, shown", [("bpc", lambda nats: nats / math.log(2)),
                                          ("ppl", math.exp)], ids=["bpc", "ppl"])
-def test_the_loop_is_the_one_from_the_formulas_to_the_bit(needs_shipped_solutions, unit, shown, plain, optimizer,
-                                                          tmp_path, capsys, monkeypatch):
+def test_the_loop_is_the_one_from_the_formulas_to_the_bit(
+        needs_shipped_solutions, unit, shown, plain, optimizer, tmp_path, capsys, monkeypatch):
     """Rates, losses, norms, weights, memory, metrics.tsv and the printed figures."""
     schedule, corpus = "sqrt" if optimizer == "muon" else "cosine", corpus_of(unit)
     recipe = replace(LOOP, plain=plain, optimizer=optimizer, schedule=schedule)

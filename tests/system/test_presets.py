@@ -109,7 +109,8 @@ def test_every_setting_is_a_flag_with_its_help(capsys):
     assert list(MODEL_FLAGS) == sizes
     texts = {z.name: (z.metadata["help"], *z.metadata["choices"])
              for z in (*dataclasses.fields(Run), *dataclasses.fields(Flags)[:-1])}
-    for name, (text, *choices) in {**texts, **{name: (MODEL_FLAGS[name],) for name in sizes}}.items():
+    texts |= {name: (MODEL_FLAGS[name],) for name in sizes}
+    for name, (text, *choices) in texts.items():
         assert f"--{name.replace('_', '-')} " in said
         assert " ".join(text.split()) in said.replace("- ", "-") and "|".join(choices) in said, name
     assert "(laptop: 0.012, enwik8-12L: 0.00025)" in said and "(default: 40)" in said

@@ -28,7 +28,8 @@ def test_metrics_are_means_since_the_last_line(tmp_path, capsys):
     for step in range(40):
         loss = {1: 2.5, 12: 2.5, 14: math.nan}.get(step, 1.0)
         job.state.record_step(torch.zeros(2, 3), math.isfinite(loss), 1.0)
-        metrics.training(job.state, presets.Recipe(steps=40, log_every=20), 0.01, loss, 0.5, step / 40)
+        recipe = presets.Recipe(steps=40, log_every=20)
+        metrics.training(job.state, recipe, 0.01, loss, 0.5, step / 40)
     metrics.validation(job.state, 2.0)
     metrics.close()
     bits = [f"{nats / math.log(2):.4f}" for nats in (22 / 19, 2.5, 1.0, 2.0)]

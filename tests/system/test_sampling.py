@@ -47,7 +47,8 @@ def test_a_prompt_is_continued_in_eval_mode_and_the_mode_put_back(form, training
 @pytest.mark.parametrize("prompt, broken, words", [
     ([1, 99], False, "99"), ([-1], False, "-1"), ([1, 2], True, "not finite")],
     ids=["above V", "below 0", "broken weights"])
-def test_the_mode_is_put_back_after_an_error(prompt, broken, words, form, training, needs_shipped_solutions):
+def test_the_mode_is_put_back_after_an_error(
+        prompt, broken, words, form, training, needs_shipped_solutions):
     """So are the lengths."""
     model = a_model(form, broken=broken).train(training)
     with pytest.raises(ValueError, match=words):
