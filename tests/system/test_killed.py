@@ -1,6 +1,7 @@
 """A run that is killed at any of its writes ends, resumed, as one that was not: bit for bit.
 
-    pytest tests/system/test_killed.py
+    pytest tests/system/test_killed.py             at every fifth write
+    pytest -m slow tests/system/test_killed.py     at each of them
 """
 import os
 import shutil
@@ -32,20 +33,20 @@ def continued(text, out, flags, n):
             return True
 
 
-@pytest.mark.parametrize("seconds", [
-    0.4, pytest.param(4, marks=pytest.mark.slow)], ids=["short validations", "long validations"])
-def test_killed_at_any_write_and_resumed(seconds, text, tmp_path, monkeypatch):
+@pytest.mark.parametrize("seconds, stride", [
+    (0.4, 5), *(pytest.param(*z, marks=pytest.mark.slow) for z in ((0.4, 1), (4, 1)))])
+def test_killed_at_any_write_and_resumed(seconds, stride, text, tmp_path, monkeypatch):
     """Twice: at write n, and at a later one of the resumed run.  A line may be half written, and
     the newest checkpoint damaged.  The text begins again within the run, which is saved every two
     steps, around a validation and at its end.
     """
     monkeypatch.setattr(train, "finish", lambda job, flags: None)  # writes nothing, and takes long
-    clock = count(step=seconds)  # a step takes so long; after a long validation is a save
+    clock = count(step=seconds)  # of a step, and of a validation: one of 4 seconds is saved after
     monkeypatch.setattr(train.time, "perf_counter", lambda: next(clock))
     flags = [*FLAGS, "--save-minutes", f"{1.5 * seconds / 60}"]
     whole = tmp_path / "whole"
     assert run(text, whole, *flags) == 0
-    for n in count():
+    for n in count(0, stride):
         out = tmp_path / f"{n}"
         if not continued(text, out, flags, n):
             break
