@@ -3,18 +3,18 @@
     pytest tests/system/test_word_corpora.py
 """
 import contextlib
-import io
-import itertools
 import os
 import random
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from system.kills import Killed, kill_at
 from helpers import published, refusal, zipped
-from support import corpora, files
+from support import corpora
 from support.corpora import decode, encode, load
 from support.download import File, Source
 from training import batches
@@ -142,33 +142,6 @@ def test_the_vocabulary_keeps_the_order_of_its_file_and_ignores_counts(tmp_path)
     assert corpus.train.tolist() == [4, 2, 4] and corpus.separator == 4
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL: not an Exception, so that nothing catches it."""
-
-
-def kill_at(n, patch):
-    """Kill halfway through the n-th write or instead of a rename; return the list of texts read."""
-    steps, read, rename, tokenize = itertools.count(), [], os.replace, corpora.tokenize
-
-    class Mortal(io.FileIO):
-        def write(self, data):
-            if next(steps) == n:
-                super().write(bytes(data)[:5])
-                raise Killed
-            return super().write(data)
-
-    def replace(*paths):
-        if next(steps) == n:
-            raise Killed
-        rename(*paths)
-
-    patch.setattr(files, "open", Mortal, raising=False)
-    patch.setattr(os, "replace", replace)
-    patch.setattr(corpora, "tokenize", lambda path, *more: (
-        read.append(path.name), tokenize(path, *more))[1])
-    return read
-
-
 def test_a_killed_encoding_leaves_whole_files_and_is_resumed(tmp_path):
     """From the archive to the tokens.  Shards that are done are not read again, and in the end only
     the tokens of all remain."""
@@ -181,7 +154,11 @@ def test_a_killed_encoding_leaves_whole_files_and_is_resumed(tmp_path):
 
         def read(killed_at):
             with pytest.MonkeyPatch.context() as patch:
-                names = kill_at(killed_at, patch)
+                names, tokenize = [], corpora.tokenize
+                patch.setattr(corpora, "tokenize", lambda path, *more: (
+                    names.append(path.name), tokenize(path, *more))[1])
+                kill_at(killed_at, patch, (os, "replace"), (os, "fsync"), (os, "rmdir"),
+                        (Path, "unlink"), (corpora, "tokenize"))
                 corpus = load_as("sentences", root, texts, published("a.zip", zipped(texts)),
                                  vocabulary=File("vocab"))
             return corpus.train.tolist(), names
@@ -191,7 +168,7 @@ def test_a_killed_encoding_leaves_whole_files_and_is_resumed(tmp_path):
             break
         left = [] if (root / cache).exists() else [
             name for name in NAMES if not (root / f"{cache}.shards" / name).exists()]
-        assert read(None) == (TOKENS, [*left, "heldout"])
+        assert read(999) == (TOKENS, [*left, "heldout"])
         assert {path.name for path in root.iterdir()} == {*texts, "a.zip", "vocab", cache}
         assert all((root / name).read_bytes() == text for name, text in texts.items())
     assert 10 < n < 99
