@@ -396,7 +396,8 @@ EDITS = {  # file, old text, new text
     "a dropout": ("05_full_model.py", "R = self.dropout_R(", "R = nn.Dropout(0.5)("),
     "another u": ("05_full_model.py", "memory[n], R, u[n]", "memory[n], R, v[n]"),
     "the last row": ("04_rel_shift.py", "x[..., 1:, :].reshape", "x[..., :-1, :].reshape"),
-    "no memory": ("02_recurrence.py", "joined[:, first:].detach()", "0 * joined[:, first:]"),
+    "no memory": ("02_recurrence.py", "joined[:, first:].detach()",
+                  "0 * joined[:, first:].detach()"),
     "cosines first": ("01_vanilla_segments.py", "angle.sin(), angle.cos()",
                       "angle.cos(), angle.sin()"),
     "no edit, as on Windows": ("05_full_model.py", "\n", "\r\n")}
