@@ -71,7 +71,6 @@ CLASS = {
                 f"{FIVE}.py": "import nosuchpackage\n"}, number_in(ONE),
                "No module named 'nosuchpackage'"),
     "latin": ({f"{FOUR}.py": b"x = '\xe4'\n"}, 0, "04_rel_shift.py"),
-    "notes": ({"essay.txt": "my solution"}, 0, "holds no lesson file"),
     "calls": ({f"{ONE}.py": lesson(ONE, lanes="while True: pass",
                                    sinusoid="return torch.zeros(10 ** 12)"),
                f"{TWO}.py": lesson(
@@ -88,8 +87,6 @@ CLASS = {
             number_in(ONE, TWO) - 2, "reach: one too far"),
     "blank": ({f"{FOUR}.py": lesson(FOUR, rel_shift="""raise NotImplementedError(
     "rel_shift is blank: write it here")""")}, 1, "blank: rel_shift"),
-    "colon": (RIGHT | {f"{FOUR}.py": "def rel_shift(x)\n"}, COUNT - number_in(FOUR),
-              "04_rel_shift.py, line 1: SyntaxError"),
     # what is beside the lessons does neither good nor harm
     "cheats": ({f"{FOUR}.py": lesson(FOUR, rel_shift="return x"), "conftest.py": CHEATS,
                 "sitecustomize.py": CHEATS}, 1, "rel_shift: "),
