@@ -5,7 +5,6 @@ function's place.  If one gives the same wrong answer, its sentence comes first;
 own.  Below it follow the rule, and what was expected and found, side by side.
 """
 import inspect
-import traceback
 import warnings
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from course import mistakes
-from course.lessons import time_limit
+from course.lessons import raised, time_limit
 from course.rules import (
     FAILURES, Comparison, equal, place_of, rules_of, run, sentence_of, tensor)
 
@@ -122,7 +121,8 @@ def diagnose(rule, function, error):
         except TimeoutError:
             pass
     if mine.kind() == "error":
-        what = raised(error, function)
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        what = raised(error, code and code.co_filename)
         if "refused" in rule.name and not sentence:  # by a ValueError, not by any other
             sentence = asked
         lines = [sentence, f"  {what}"] if sentence else [what]
@@ -151,16 +151,6 @@ def found_by_pytest(error):
     "    found: 3 == 4"."""
     noted = str(error).split("\n")[0].removeprefix("assert ")
     return [f"    found: {noted[:90]}"] if noted and noted not in ("False", "not True") else []
-
-
-def raised(error, function):
-    """One line for an exception out of a student's function: what and where, no library frames."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    frames = [f for f in traceback.extract_tb(error.__traceback__)
-              if code and f.filename == code.co_filename]
-    where = f" in line {frames[-1].lineno} ({frames[-1].line})" if frames else ""
-    text = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}{where}: {text[:300]}"
 
 
 # ---- expected and got, side by side -------------------------------------------------------------

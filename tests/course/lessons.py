@@ -125,17 +125,22 @@ class LessonFinder:
         return spec_from_file_location(name, imported_from[name]) if name in LESSONS else None
 
 
+def raised(error, file):
+    """An error in one line: what, and where in this file, without the frames of libraries."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    where = f" in line {frames[-1].lineno} ({frames[-1].line})" if frames else ""
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}{where}: {text[:300]}"
+
+
 def sentence(error, path):
-    """An error of a student's file in one line: what, where."""
+    """Why a lesson file cannot be imported, in one line."""
     if isinstance(error, SyntaxError):  # TabError, and text that is not UTF-8, among them
         where = f", line {error.lineno}" if error.lineno else ""
-        return f"{Path(path).name}{where}: {type(error).__name__}: {error.msg}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    where = f", line {frames[-1].lineno} ({frames[-1].line})" if frames else ""
-    text = " ".join(str(error).split())
-    if isinstance(error, ModuleNotFoundError):
-        text += "; the course uses numpy, torch and matplotlib only"
-    return f"{Path(path).name}{where}: {type(error).__name__}: {text[:300]}"
+        return f"{path.name}{where}: {type(error).__name__}: {error.msg}"
+    advice = "; the course uses numpy, torch and matplotlib only"
+    return f"{path.name}: {raised(error, str(path))}" + (
+        advice if isinstance(error, ModuleNotFoundError) else "")
 
 
 def import_lessons(up_to=LESSONS[-1]):

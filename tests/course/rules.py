@@ -179,10 +179,8 @@ def place_of(rule):
     """test_04_rel_shift.py, line 31, T = 3, m = 2"""
     given = [f"{name} = {value}" for name, value in rule.values.items()
              if isinstance(value, (int, float, str, bool, tuple))]
-    lines, first = inspect.getsourcelines(rule.function)  # decorators are above the `def`
-    line = first + next(n for n, text in enumerate(lines) if text.startswith("def "))
-    file = BY_NAME[rule.exercise].test_file
-    return f"{file}.py, " + ", ".join([f"line {line}", *given])
+    line = f"line {rule.function.__code__.co_firstlineno}"
+    return f"{BY_NAME[rule.exercise].test_file}.py, " + ", ".join([line, *given])
 
 
 # ---- what becomes of an exercise ----------------------------------------------------------------
