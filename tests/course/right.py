@@ -190,5 +190,5 @@ def evaluate(model, tokens, recipe, label="evaluating"):
     with torch.no_grad(), evaluating(model, recipe), machine.autocast(recipe, device):
         for x, y in lesson_1.segments(lane, recipe.eval_segment):
             losses, memory = model(x, memory=memory, y=y)
-            counted += losses[0].tolist()
-    return math.fsum(counted) / len(counted)
+            counted.append(losses[0].double())
+    return torch.cat(counted).mean().item()
