@@ -175,7 +175,7 @@ def train_step(model, optimizer, x, y, memory, recipe):
         mean += losses.sum().item() / y.numel()
         new.append(part)
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    mean, norm = ranks.mean(mean), math.sqrt(sum(g.pow(2).sum().item() for g in grads))
+    mean, norm = ranks.mean(mean), torch.stack([g.norm() for g in grads]).norm().item()
     if not (math.isfinite(mean) and math.isfinite(norm)):
         return mean, norm, memory
     for g in grads:
