@@ -84,12 +84,10 @@ class Lesson:
 
     def write(self, body):
         """Put this body into the file; the file is whole at every moment."""
-        mode = self.path.stat().st_mode
-        if not mode & stat.S_IWUSR:
+        if not self.path.stat().st_mode & stat.S_IWUSR:
             raise ValueError(f"{self.path} is read-only; allow writing to it, nothing was changed")
         text = "".join([*self.before, body, *self.after]).replace("\n", self.newline)
         write_whole(self.path, text)
-        self.path.chmod(mode)
 
 
 def write_whole(path, text):

@@ -72,7 +72,7 @@ CLASS = {
                "No module named 'nosuchpackage'"),
     "latin": ({f"{FOUR}.py": b"x = '\xe4'\n"}, 0, "04_rel_shift.py"),
     "calls": ({f"{ONE}.py": lesson(ONE, lanes="while True: pass",
-                                   sinusoid="return torch.zeros(10 ** 12)"),
+                                   sinusoid="return torch.zeros(2 * 10 ** 9)"),
                f"{TWO}.py": lesson(
                    TWO, causal_mask="return causal_mask(T, m)", reach=CHILD,
                    stream_losses="f = open('big', 'wb')\nwhile True:\n    f.write(bytes(10**7))")},
@@ -144,6 +144,7 @@ def test_a_mistake_costs_its_own_point_only(graded, project):
     assert rows["=1+1"]["submission"] == "'=1+1"
     assert {n for n in NAMES if rows["=1+1"][n]} == {"rel_shift_by_index", "rel_shift"}
     assert {n for n in NAMES if rows["calls"][n] == "1"} == {"segments", "update_memory", "reach"}
+    assert "sinusoid: RuntimeError" in rows["calls"]["sentences"]  # out of memory
     assert [n for n in NAMES if rows["blank"][n] == "b"] == ["rel_shift"]
     assert [n for n in NAMES if rows["dies"][n] == "0"] == ["sinusoid", "update_memory"]
     assert "update_memory: still running" in rows["dies"]["sentences"]
