@@ -134,8 +134,8 @@ def with_body(name, body):
     ("pass", "nothing is returned"),
     ("return 'text'", "str"),
     ("[][3]", "IndexError in line {line} ([][3]): list index out of range"),
-    ("torch.ones(2) @ torch.ones(3)",
-     "RuntimeError in line {line} (torch.ones(2) @ torch.ones(3)): ")])
+    ("torch.nn.Linear(2, 3)(torch.ones(4))",  # raised in a file of torch's
+     "RuntimeError in line {line} (torch.nn.Linear(2, 3)(torch.ones(4))): ")])
 def test_accident_is_told_in_one_line(name, body, words):
     function = with_body(name, body)
     rule, message = judge(name, function)
@@ -163,6 +163,14 @@ def test_a_mistake_disturbs_no_diagnosis(monkeypatch, recwarn, edit, words):
     rule, message = judge("reach", lambda N, T, M: 0)
     assert one_line(message) == f"reach: {words.format(rule=sentence_of(rule))}"
     assert not recwarn.list
+
+
+def test_a_mistake_is_named_whatever_stands_in_the_cells_that_it_leaves_open():
+    def moved_by_i(x):
+        return torch.stack([torch.cat([row[i:], 0 * row[:i]]) for i, row in enumerate(x)])
+
+    _, message = judge("rel_shift_by_index", moved_by_i)
+    assert one_line(message).startswith("rel_shift_by_index: row i is moved by i")
 
 
 def test_a_difference_is_said_as_it_is():

@@ -240,7 +240,7 @@ def test_xl_code_judges_the_files_of_somebody_else(tmp_path):
     for words in (f"code under test: {tmp_path / '04_rel_shift.py'}", "only rules ran",
                   "rel_shift is blank", "reach: one too far", "an endless loop?",
                   "there is no rel_shift_by_index in 04_rel_shift.py",
-                  "layer: 05_full_model.py: ModuleNotFoundError in line 1 (import einops): No module"):
+                  "layer: 05_full_model.py: ModuleNotFoundError in line 1 (import einops): No"):
         assert words in said
     assert last_line(out) == (f"2 of {counted} exercises solved ({COUNT - counted} more are not in "
                               "XL_CODE); next: causal_mask (02)")
