@@ -21,8 +21,7 @@ PROGRAMS = {  # program: flags, split that must not be read, files, beginnings o
     "table8_recl": (TRAINED + "--text {notes}", None, ["recl.png"], ["shaw", "lstm"]),
     "table8_recl alone": ("--scale tiny --checkpoint {run}", "valid", [], ["r = 1.0: RECL"]),
     "memory_length": (TRAINED + "--text {notes}", "test", ["memory_length.png"], ["1 0", "2 8"]),
-    "table5_ptb": (TRAINED + "--data-dir {words} --what effects --only recipe", "test",
-                   ["effects.png"], ["recipe"]),
+    "table5_ptb": (TRAINED + "--data-dir {words}", "test", ["recipe-0/checkpoint.pt"], ["seed 0:"]),
     "appendix_e_generation": ("--checkpoint {run} --out {out} --prompts 2 --n-tokens 9 --length 40 "
                               "--seeds 3 5", "valid", [], ["with memory", "chance"]),
     "dynamic_evaluation": ("--checkpoint {run} {run} --segment 16 --memory 16", "valid", [], [
