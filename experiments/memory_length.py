@@ -10,7 +10,7 @@ where does it end?  Two options of the authors' code are tried with it:
     same_length    every query sees M + 1 keys; without it the first of a segment sees M + 1 and
                    the last M + T, so it is compared with a memory of M + T / 2
 
-    python experiments/memory_length.py                      half an hour on two cores
+    python experiments/memory_length.py --dtype bf16         half an hour on two cores
     python experiments/memory_length.py --dataset copies     where the gains are known to the token
     python experiments/memory_length.py --scale paper        WikiText-103; GPUs
 
@@ -139,14 +139,13 @@ def main(argv):
     def make(N, M):
         return lesson_5.TransformerXL(replace(config, n_layer=N, mem_len=M)).to(given.device)
 
-    recipe = common.choose_dtype(make(depths[0], memories[-1]), study.recipe, given.out)
-    results = {}
+    recipe, results = study.recipe, {}
     for N in depths:
         for M in memories:
             models = common.fit_seeds(lambda: make(N, M), corpus, recipe, given, f"N{N}-M{M}")
             results[N, M] = [evaluate(model, study, corpus, M) for model in models]
     print(f"{corpus.name}; segments of {recipe.segment}, {recipe.steps:,} steps of "
-          f"{recipe.batch} lanes, seeds {given.seeds}, {recipe.dtype}")
+          f"{recipe.batch} lanes, seeds {given.seeds}, {given.dtype}")
     floor = {M: best_loss(M + 1) for M in study.lengths} if known else {}
     report(results, study, floor)
     draw(results, study, floor, given.out / "memory_length.png", corpus.name.split(" (")[0])

@@ -4,8 +4,8 @@ The paper says "variational dropout and weight average" and nothing more, and no
 published.  This is the published architecture, W_kR included, within 24.1 million parameters, with
 these two parts.
 
-    python experiments/table5_ptb.py                       train.py's small model, two cores
-    python experiments/table5_ptb.py --scale paper --test  train, choose, test; a GPU
+    python experiments/table5_ptb.py                  train.py's small model, on a CPU
+    python experiments/table5_ptb.py --scale paper --dtype bf16 --test      train, choose, test; a GPU
 
 Variational dropout (Gal & Ghahramani 2016; Merity, Keskar and Socher 2017, 4.2) draws one mask for
 all time steps of a segment: a feature that is dropped is absent for all of it, and cannot be read
@@ -199,13 +199,13 @@ def main(argv):
     given, corpus = common.begin(flags.parse_args(argv), NAME)
     config, recipe, dropouts, memories = SCALES[given.scale]
     config = replace(config, vocab_size=len(corpus.vocab))
-    recipe = common.choose_dtype(lesson_5.TransformerXL(config).to(given.device), recipe, given.out)
     print(f"{presets.count_parameters(config):,} parameters, {len(corpus.train):,} tokens of "
           f"training, {recipe.steps:,} steps of {recipe.batch} lanes of {recipe.segment}, "
-          f"{recipe.dtype}", flush=True)
+          f"{given.dtype}", flush=True)
     for seed in given.seeds:
         path = given.out / f"recipe-{seed}"
-        model = fit(config, replace(recipe, seed=seed), dropouts, corpus, path, given.device)
+        recipe = replace(recipe, seed=seed, dtype=given.dtype)
+        model = fit(config, recipe, dropouts, corpus, path, given.device)
         result = result_of(model, corpus, recipe, memories, path / "result.json", given.test)
         print(f"seed {seed}: {describe(result)}", flush=True)
 

@@ -6,7 +6,7 @@
     table 10    equal memory in training instead of equal segments: without recurrence these are
                 longer by LONGER, which was measured for the small scale (results.md)
 
-    python experiments/table6_ablation.py --tables 6                   70 minutes on two cores
+    python experiments/table6_ablation.py --tables 6 --dtype bf16      70 minutes on two cores
     python experiments/table6_ablation.py --tables 6 --dataset copies  where all is known
     python experiments/table6_ablation.py --scale paper --tables 6 10  WikiText-103; GPUs
     python experiments/table6_ablation.py --scale paper --tables 7 --dataset lm1b
@@ -320,10 +320,8 @@ def main(argv):
     shuffled = without_order(ordered) if 7 in given.tables else ordered
     for corpus in (ordered, shuffled):
         common.pieces(corpus.valid, study.lengths[-1], study.count, study.n, "cpu")  # long enough?
-    study = replace(study, recipe=common.choose_dtype(
-        make(ROWS[0], study, given), study.recipe, given.out))
     print(f"{ordered.name}; segments of {study.recipe.segment}, {study.recipe.steps:,} steps of "
-          f"{study.recipe.batch} lanes, seeds {given.seeds}, {study.recipe.dtype}")
+          f"{study.recipe.batch} lanes, seeds {given.seeds}, {given.dtype}")
     results, sizes = {row: [] for row in rows}, {}
     for row in rows:
         corpus, T, name = ordered, study.recipe.segment, stem(row)

@@ -20,7 +20,7 @@ recurrence; Al-Rfou's vanilla, which has positions for T tokens and gets the las
 context; an LSTM (in the paper of another group).  The first three read with a memory, whose length,
 T to 16 T, is the best on the validation split; RECL is measured on the test split.
 
-    python experiments/table8_recl.py                      half an hour beyond table 6's models
+    python experiments/table8_recl.py --dtype bf16         half an hour beyond table 6's models
     python experiments/table8_recl.py --dataset copies     where the length is known
     python experiments/table8_recl.py --scale paper        WikiText-103; GPUs
     python experiments/table8_recl.py --checkpoint pretrained     one model, alone
@@ -240,11 +240,10 @@ def main(argv):
     contexts, side_by_side, stretches, W = SCALES[scale]
     texts, T = stretches_of(corpus, contexts, stretches, W, given.device), study.recipe.segment
     common.pieces(corpus.valid, 16 * T, study.count, study.n, "cpu")  # long enough?
-    recipe = common.choose_dtype(make("ours", study, given), study.recipe, given.out)
     models, losses, lengths = {}, [], {name: [] for name in MODELS}
     for name, row in MODELS.items():  # for each name the models of all seeds
-        models[name] = list(common.fit_seeds(
-            lambda: make(name, study, given), corpus, recipe, given, table6_ablation.stem(row)))
+        models[name] = list(common.fit_seeds(lambda: make(name, study, given), corpus,
+                                             study.recipe, given, table6_ablation.stem(row)))
     for models_of_a_seed in zip(*models.values()):
         group = []
         for name, model in zip(MODELS, models_of_a_seed):

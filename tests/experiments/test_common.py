@@ -67,16 +67,6 @@ def test_another_run_is_not_taken(tmp_path):
             fit(**other)
 
 
-def test_the_dtype_is_measured_once(tmp_path, monkeypatch):
-    """And noted, so that a folder holds models of one dtype."""
-    monkeypatch.setattr(common.machine, "choose_dtype", lambda *_: "bf16")
-    model, auto = lesson_5.TransformerXL(CONFIG), replace(RUN, dtype="auto")
-    assert common.choose_dtype(model, auto, tmp_path).dtype == "bf16"
-    assert common.choose_dtype(model, RUN, tmp_path).dtype == "float32"  # as asked
-    monkeypatch.setattr(common.machine, "choose_dtype", None)  # not asked again
-    assert common.choose_dtype(model, auto, tmp_path).dtype == "bf16"
-
-
 # ---- losses after so many tokens ----------------------------------------------------------------
 
 def model_of(kind, **changes):

@@ -38,8 +38,6 @@ PROGRAMS = {  # program: flags, split that must not be read, files, beginnings o
 def test_a_small_run(program, notes, words, run_folder, unread, tmp_path, monkeypatch, capsys):
     flags, forbidden, files, beginnings = PROGRAMS[program]
     main, out = import_module(program.split()[0]).main, tmp_path / "out"
-    out.mkdir()
-    (out / "dtype").write_text("float32")  # else it is measured
     if forbidden:
         unread(forbidden)
     monkeypatch.setattr(import_module("dynamic_evaluation"), "STATISTICS", 5)
