@@ -33,8 +33,6 @@ from training.optimizers import optimizer_of
 NAME = "table9_eval_speed"
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times slower
 SEGMENT = 128  # T beside a window
-
-
 SMALL = lesson_5.Config(256, n_layer=4, d_model=256, n_head=4, d_head=64, d_inner=1024,
                         dropout=0.1, mem_len=128)
 RUN = presets.Recipe(steps=1, eval_segment=64)
@@ -79,39 +77,28 @@ def reader(config, recipe, plain, given, T):
     return read
 
 
-class SlidingWindow(nn.Module):
-    """A model without memory.  It is not trained: only its work counts."""
-
-    def __init__(self, config, L):
-        super().__init__()
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.position = nn.Parameter(torch.randn(L, config.d_model))
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(
-            config.d_model, config.n_head, config.d_inner, dropout=0.0, batch_first=True)
-            for _ in range(config.n_layer))
-        self.register_buffer("causal", nn.Transformer.generate_square_subsequent_mask(L))
-
-    def forward(self, x):
-        """Windows (B, L) -> logits of the next tokens (B, V)."""
-        h, (*layers, last) = self.embedding(x) + self.position, self.layers
-        for layer in layers:  # is_causal takes the fused attention, which reads no mask
-            h = layer(h, self.causal, is_causal=True)
-        out, _ = last.self_attn(h[:, -1:], h, h, need_weights=False)
-        h = last.norm1(h[:, -1:] + out)  # (B, 1, D)
-        h = last.norm2(h + last.linear2(F.relu(last.linear1(h))))
-        return F.linear(h, self.embedding.weight)[:, 0]
-
-
 def window(config, recipe, given):
-    """Return a function that predicts one token per lane from a window."""
+    """Return a function that predicts one token per lane from a window.  Nothing is trained, only
+    the work counts; that of adding positions is none.
+    """
     L = recipe.eval_mem_len
-    model = SlidingWindow(config, L).to(given.device)
+    embedding = nn.Embedding(config.vocab_size, config.d_model, device=given.device)
+    *layers, last = (nn.TransformerEncoderLayer(
+        config.d_model, config.n_head, config.d_inner, dropout=0.0, batch_first=True,
+        device=given.device) for _ in range(config.n_layer))
+    causal = nn.Transformer.generate_square_subsequent_mask(L, device=given.device)
 
     @torch.no_grad()
     def predict():
         x = torch.randint(config.vocab_size, (given.lanes, L), device=given.device)
         with machine.autocast(recipe, given.device):
-            model(x)
+            h = embedding(x)
+            for layer in layers:  # is_causal takes the fused attention, which reads no mask
+                h = layer(h, causal, is_causal=True)
+            out, _ = last.self_attn(h[:, -1:], h, h, need_weights=False)
+            h = last.norm1(h[:, -1:] + out)  # (B, 1, D)
+            h = last.norm2(h + last.linear2(F.relu(last.linear1(h))))
+            F.linear(h, embedding.weight)
 
     return predict
 
