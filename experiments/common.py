@@ -6,7 +6,6 @@ minute: after a stop the same command goes on.  Evaluation is in float32, since 
 the measures are finer than the rounding of bf16.
 """
 import math
-import os
 import statistics
 import sys
 from contextlib import contextmanager
@@ -42,6 +41,8 @@ class Study:
     n: int  # ... and predictions in each
 
 
+DATASETS = {"tiny": "stdlib", "small": "stdlib", "copies": "copies", "paper": "wt103",
+            "lm1b": "lm1b"}  # what a scale is for
 SHARED = {  # flags that several experiments take
     "--seeds": {"type": int, "nargs": "+", "default": [0, 1, 2]},
     "--data-dir": {"default": lesson_1.RUNS.parent / "data", "metavar": "FOLDER"},
@@ -60,18 +61,12 @@ def new_parser(name, about, *shared):
     return parser
 
 
-def make_flags(name, about, scales, dataset=None):
-    """Return the parser of an experiment that trains models; `dataset` leaves no choice of a text.
-    """
+def make_flags(name, about, scales):
+    """Return the parser of an experiment that trains models."""
     flags = new_parser(name, about, "--seeds", "--data-dir", "--device", "--dtype")
     flags.add_argument("--scale", choices=scales, default="small")
-    if dataset:
-        flags.set_defaults(dataset=dataset, text=None)
-    else:
-        flags.add_argument("--dataset", help="stdlib (default; with --scale paper wt103), copies "
-                           f"(a synthetic text), {', '.join(corpora.SOURCES)}")
-        flags.add_argument("--text", metavar="FILE", type=os.path.abspath,  # so it is no name
-                           help="this file instead, as bytes")
+    flags.add_argument("--dataset", help=f"stdlib, copies (a synthetic text), "
+                       f"{', '.join(corpora.SOURCES)}, or a file, as bytes (default: the scale's)")
     flags.add_argument("--out", metavar="FOLDER", help="where the trained models are kept "
                        f"(default: runs/{name}-SCALE-DATASET)")
     return flags
@@ -79,27 +74,17 @@ def make_flags(name, about, scales, dataset=None):
 
 def begin(given, name):
     """Complete the flags: dataset, folder, its lock.  Return them and the corpus.  ValueError."""
-    if given.text and given.dataset:
-        raise ValueError("--text and --dataset name two corpora; give one of them")
     if len(set(given.seeds)) < len(given.seeds) or not all(
             0 <= seed <= validate.MOST for seed in given.seeds):
         raise ValueError(f"--seeds must be different, from 0 to {validate.MOST}, got {given.seeds}")
     machine.check(given.device)
-    usual = "wt103" if given.scale == "paper" else "stdlib"
-    given.dataset = given.text or given.dataset or usual
+    given.dataset = given.dataset or DATASETS[given.scale]
     corpus = corpora.load(given.dataset, root=given.data_dir)
     folder = f"{name}-{given.scale}-{Path(given.dataset).stem}"
     given.out = Path(given.out or lesson_1.RUNS / folder)
     given.out.mkdir(parents=True, exist_ok=True)
     given.lock = checkpoint.lock(given.out)  # until this process ends
     return given, corpus
-
-
-def scale_of(given, scales):
-    """Return the name of the scale to take: two texts may have one of their own among the scales.
-    """
-    own = (given.dataset, given.scale) in (("copies", "small"), ("lm1b", "paper"))
-    return given.dataset if own and given.dataset in scales else given.scale
 
 
 def exit_status(experiment):

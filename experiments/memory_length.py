@@ -11,7 +11,7 @@ where does it end?  Two options of the authors' code are tried with it:
                    the last M + T, so it is compared with a memory of M + T / 2
 
     python experiments/memory_length.py --dtype bf16         half an hour on two cores
-    python experiments/memory_length.py --dataset copies     where the gains are known to the token
+    python experiments/memory_length.py --scale copies       where the gains are known to the token
     python experiments/memory_length.py --scale paper        WikiText-103; GPUs
 
 Lesson 5's model, losses in nats per token on the validation split.  "ends at" is the shortest
@@ -130,9 +130,9 @@ def draw(results, study, floor, path, title):
 def main(argv):
     """Train what is missing, evaluate, print, draw."""
     given, corpus = common.begin(
-        common.make_flags(NAME, __doc__, ("tiny", "small", "paper")).parse_args(argv), NAME)
+        common.make_flags(NAME, __doc__, SCALES).parse_args(argv), NAME)
     known = given.dataset == "copies"
-    depths, memories, study = SCALES[common.scale_of(given, SCALES)]
+    depths, memories, study = SCALES[given.scale]
     config = replace(study.config, vocab_size=len(corpus.vocab))
     common.pieces(corpus.valid, study.lengths[-1], study.count, study.n, "cpu")  # long enough?
 

@@ -194,7 +194,8 @@ def describe(result):
 @common.exit_status
 def main(argv):
     """Train what is missing, choose the evaluation and, if asked, test."""
-    flags = common.make_flags(NAME, __doc__, SCALES, dataset="ptb")
+    flags = common.make_flags(NAME, __doc__, SCALES)
+    flags.set_defaults(dataset="ptb")
     flags.add_argument("--test", action="store_true", help="read the test split")
     given, corpus = common.begin(flags.parse_args(argv), NAME)
     config, recipe, dropouts, memories = SCALES[given.scale]

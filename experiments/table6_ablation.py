@@ -7,9 +7,9 @@
                 longer by LONGER, which was measured for the small scale (results.md)
 
     python experiments/table6_ablation.py --tables 6 --dtype bf16      70 minutes on two cores
-    python experiments/table6_ablation.py --tables 6 --dataset copies  where all is known
+    python experiments/table6_ablation.py --tables 6 --scale copies    where all is known
     python experiments/table6_ablation.py --scale paper --tables 6 10  WikiText-103; GPUs
-    python experiments/table6_ablation.py --scale paper --tables 7 --dataset lm1b
+    python experiments/table6_ablation.py --scale lm1b --tables 7
 
 The model is lesson 5's, with its recurrence, encoding and loss to be switched:
 
@@ -188,10 +188,9 @@ def stem(row):
 # ---- texts and lengths --------------------------------------------------------------------------
 
 def study_of(given, corpus):
-    """Return the study for a corpus, and the name of its scale."""
-    name = common.scale_of(given, SCALES)
-    config = replace(SCALES[name].config, vocab_size=len(corpus.vocab))
-    return replace(SCALES[name], config=config), name
+    """Return the study of a scale, with the vocabulary of a corpus."""
+    study = SCALES[given.scale]
+    return replace(study, config=replace(study.config, vocab_size=len(corpus.vocab)))
 
 
 def without_order(corpus):
@@ -312,10 +311,10 @@ def draw(points, results, path, title):
 @common.exit_status
 def main(argv):
     """Train what is missing, evaluate, print, draw."""
-    flags = common.make_flags(NAME, __doc__, ("tiny", "small", "paper"))
+    flags = common.make_flags(NAME, __doc__, SCALES)
     flags.add_argument("--tables", type=int, nargs="+", choices=(6, 7, 10), default=[6, 7, 10])
     given, ordered = common.begin(flags.parse_args(argv), NAME)
-    study, _ = study_of(given, ordered)
+    study = study_of(given, ordered)
     rows = [row for row in ROWS if row.table in given.tables]
     shuffled = without_order(ordered) if 7 in given.tables else ordered
     for corpus in (ordered, shuffled):

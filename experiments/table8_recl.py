@@ -21,9 +21,8 @@ context; an LSTM (in the paper of another group).  The first three read with a m
 T to 16 T, is the best on the validation split; RECL is measured on the test split.
 
     python experiments/table8_recl.py --dtype bf16         half an hour beyond table 6's models
-    python experiments/table8_recl.py --dataset copies     where the length is known
+    python experiments/table8_recl.py --scale copies       where the length is known
     python experiments/table8_recl.py --scale paper        WikiText-103; GPUs
-    python experiments/table8_recl.py --checkpoint pretrained     one model, alone
 
 What makes it cheap.  One pass over a window gives the losses after 1, 2, 3 ... tokens of context,
 all exact, since nothing stands before the window.  The windows begin a step apart:
@@ -45,7 +44,7 @@ import torch.nn as nn
 from matplotlib.figure import Figure
 
 import table6_ablation
-from common import fast, lesson_5
+from common import lesson_5
 from table6_ablation import Row
 
 NAME = "table8_recl"
@@ -210,34 +209,13 @@ def report(models, lengths, losses, contexts):
               + "   " + " / ".join(map(str, row.paper)))
 
 
-def report_alone(given):
-    """Print the RECL of the model of a run, from about a quarter of the table's positions."""
-    model, recipe, corpus, _ = common.open_run(given.checkpoint, given.data_dir, given.device)
-    contexts, side_by_side, stretches, W = SCALES[given.scale]
-    texts = stretches_of(corpus, contexts, stretches, W // 4 + len(contexts), given.device)
-    reader = fast.prepared(model)
-    losses = torch.cat([losses_by_context(
-        reader, text, contexts, recipe.eval_mem_len + 1, side_by_side)
-        for text in texts], dim=1)[None]
-    print(f"{corpus.name}; {losses.shape[-1]:,} positions, contexts {contexts[0]}, {contexts[1]} "
-          f"... {contexts[-1]}; a memory of {recipe.eval_mem_len}")
-    for r in FRACTIONS:
-        print(f"r = {r}: RECL {recl(losses, contexts, r)[0]} tokens")
-
-
 @common.exit_status
 def main(argv):
     """Train what is missing, read, print the table, draw."""
-    flags = common.make_flags(NAME, __doc__, ("tiny", "small", "paper"))
-    flags.add_argument("--checkpoint", **common.SHARED["--checkpoint"])
-    given = flags.parse_args(argv)
-    if given.checkpoint:
-        return report_alone(given)
-    given, corpus = common.begin(given, NAME)
-    study, scale = table6_ablation.study_of(given, corpus)
-    if scale not in SCALES:
-        raise ValueError(f"{corpus.name} has no long dependencies to measure; take another text")
-    contexts, side_by_side, stretches, W = SCALES[scale]
+    flags = common.make_flags(NAME, __doc__, SCALES)
+    given, corpus = common.begin(flags.parse_args(argv), NAME)
+    study = table6_ablation.study_of(given, corpus)
+    contexts, side_by_side, stretches, W = SCALES[given.scale]
     texts, T = stretches_of(corpus, contexts, stretches, W, given.device), study.recipe.segment
     common.pieces(corpus.valid, 16 * T, study.count, study.n, "cpu")  # long enough?
     models, losses, lengths = {}, [], {name: [] for name in MODELS}

@@ -127,11 +127,11 @@ def test_a_folder_is_locked_as_long_as_the_run_lives(tmp_path, monkeypatch):
     """It is named after experiment, scale and text."""
     monkeypatch.setattr(common.lesson_1, "RUNS", tmp_path)
     monkeypatch.setattr(common.corpora, "load", lambda name, root: None)
-    flags = common.make_flags("name", "about", ("tiny", "small", "paper"))
-    given, _ = common.begin(flags.parse_args(["--dataset", "copies"]), "name")
-    assert given.out == tmp_path / "name-small-copies"
+    flags = common.make_flags("name", "about", ("small", "copies"))
+    given, _ = common.begin(flags.parse_args(["--scale", "copies"]), "name")
+    assert given.out == tmp_path / "name-copies-copies"
     with pytest.raises(ValueError, match="belongs to a run that is going on"):
-        common.begin(flags.parse_args(["--dataset", "copies"]), "name")
+        common.begin(flags.parse_args(["--scale", "copies"]), "name")
 
 
 def test_ctrl_c_says_how_to_resume(capsys):

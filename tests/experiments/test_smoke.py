@@ -10,7 +10,7 @@ import pytest
 
 train = import_module("train")
 TRAINED = "--scale tiny --seeds 0 --out {out} "
-TABLE_6 = TRAINED + "--text {notes} --tables "
+TABLE_6 = TRAINED + "--dataset {notes} --tables "
 PROGRAMS = {  # program: flags, split that must not be read, files, beginnings of printed lines
     "table6_ablation 6": (TABLE_6 + "6", "test", ["table6.png"], [
         "yes ours full", "no ours full", "yes vaswani full", "yes ours-cd full"]),
@@ -18,9 +18,8 @@ PROGRAMS = {  # program: flags, split that must not be read, files, beginnings o
     "table6_ablation 10": (
         TABLE_6 + "10", "test", ["table10.png", "none-ours-half-9-0/checkpoint.pt"],
         ["no ours full"]),
-    "table8_recl": (TRAINED + "--text {notes}", None, ["recl.png"], ["shaw", "lstm"]),
-    "table8_recl alone": ("--scale tiny --checkpoint {run}", "valid", [], ["r = 1.0: RECL"]),
-    "memory_length": (TRAINED + "--text {notes}", "test", ["memory_length.png"], ["1 0", "2 8"]),
+    "table8_recl": (TRAINED + "--dataset {notes}", None, ["recl.png"], ["shaw", "lstm"]),
+    "memory_length": (TRAINED + "--dataset {notes}", "test", ["memory_length.png"], ["1 0", "2 8"]),
     "table5_ptb": (TRAINED + "--data-dir {words}", "test", ["recipe-0/checkpoint.pt"], ["seed 0:"]),
     "appendix_e_generation": ("--checkpoint {run} --out {out} --prompts 2 --n-tokens 9 --length 40 "
                               "--seeds 3 5", "valid", [], ["with memory", "chance"]),

@@ -24,7 +24,7 @@ common, lesson_5 = import_module("common"), import_module("05_full_model")
 NEW = "--model tiny --device cpu --text notes.txt --out new "
 NO_TEXT = "--model tiny --device cpu --out new "
 DRAW = "--sample abc --out small --device cpu "
-SHORT = "--scale tiny --text short.txt --out new "  # splits of 180, 10 and 10 tokens
+SHORT = "--scale tiny --dataset short.txt --out new "  # splits of 180, 10 and 10 tokens
 RUN = "--checkpoint small "  # of a text with 200 bytes for validation and 200 for test
 ALONE = "--scale tiny --out new "
 REFUSED = {  # program: command line, words of the sentence
@@ -96,8 +96,7 @@ REFUSED = {  # program: command line, words of the sentence
         (". --csv nowhere/a.csv", "--csv nowhere/a.csv"), (". --csv none", "is a folder")],
     "memory_length": [  # its flags are also those of table6 and table8
         ("--seeds 1 1", "--seeds must be different"), (f"--seeds {2**63}", "--seeds must be"),
-        ("--text a --dataset ptb", "two corpora"), ("--text no.txt", "no.txt"),
-        ("--dataset nothing", "'nothing' is neither a file"), ("--device cuda", "no CUDA device"),
+        ("--dataset no.txt", "'no.txt' is neither a file"), ("--device cuda", "no CUDA device"),
         ("--scale huge", "invalid choice"), (SHORT, "10 tokens, 77 are needed"),
         (SHORT + "--out short.txt", "another folder with --out")],
     "table6_ablation": [
