@@ -34,10 +34,10 @@ import common  # before torch
 import torch
 
 from common import checkpoint, corpora, fast, lesson_1, lesson_5, machine, train
-from training.flags import Flags
 
 NAME = "appendix_e_generation"
 COMMON, COUNTED = 500, 10_000_000
+TOP_K = 40  # the paper's
 IDENTIFIER = re.compile(r"\b[A-Za-z_]\w{3,}", re.ASCII)
 
 
@@ -120,7 +120,8 @@ def continued(model, prompts, given, seed, T=0):
     for _ in train.progress(range(given.n_tokens), "sampling token", given.n_tokens):
         part, past = (text[:, -T:], None) if T else (x, memory)
         logits, memory = model(part, past, last_only=True)  # (B, 1, V)
-        x = lesson_5.sample_top_k(logits[:, -1], given.top_k, given.temperature, generator)
+        top_k = min(TOP_K, logits.shape[-1])
+        x = lesson_5.sample_top_k(logits[:, -1], top_k, 1.0, generator)
         text = torch.cat([text, x], dim=1)
     return text[:, prompts.shape[1] :].cpu()
 
@@ -166,8 +167,7 @@ def parse(argv):
     flags.add_argument("--checkpoint", **common.SHARED["--checkpoint"] | {
         "default": common.PRETRAINED})
     flags.add_argument("--memory", type=int, help="M; default: that of the run's evaluation")
-    flags.add_argument("--temperature", type=float, default=1.0, help="default: 1")
-    for name, value in (("--prompts", 8), ("--length", 512), ("--n-tokens", 1000), ("--top-k", 40)):
+    for name, value in (("--prompts", 8), ("--length", 512), ("--n-tokens", 1000)):
         flags.add_argument(name, type=int, default=value, help=f"default: {value}")
     flags.add_argument("--out", type=Path, metavar="FOLDER", help=f"default: runs/{NAME}-RUN")
     given = flags.parse_args(argv)
@@ -175,7 +175,6 @@ def parse(argv):
     if given.prompts < 2 or given.length < 1 or given.n_tokens < 1 or (given.memory or 0) < 0:
         raise ValueError("--prompts must be at least 2, --length and --n-tokens at least 1, and "
                          "--memory at least 0")
-    Flags(top_k=given.top_k, temperature=given.temperature)  # ValueError if nothing can be drawn
     path = given.checkpoint.resolve()
     name = path.name if path.is_dir() else f"{path.parent.name}-{path.stem}"
     given.out = given.out or lesson_1.RUNS / f"{NAME}-{name}"
@@ -189,14 +188,12 @@ def main(argv):
     model, recipe, corpus, _ = common.open_run(given.checkpoint, given.data_dir, given.device)
     if given.memory is not None:
         recipe = replace(recipe, eval_mem_len=given.memory)
-    given.top_k = min(given.top_k, len(corpus.vocab))
     prompts, true = prompts_of(corpus, given)
     given.out.mkdir(parents=True, exist_ok=True)
     new = sample(model, prompts, recipe, given) | {"true continuation": [true]}
     write_samples(prompts, new, corpus.vocab, given.out / "samples.txt")
     print(f"{corpus.name}\n{given.prompts} prompts of {given.length} tokens, {given.n_tokens:,} "
-          f"new ones each, top-{given.top_k}, temperature {given.temperature}, seeds "
-          f"{given.seeds}\n"
+          f"new ones each, seeds {given.seeds}\n"
           f"M {recipe.eval_mem_len}, T {recipe.segment}")
     rows = measure_all(prompts, new, corpus, recipe.segment)
     print(f"{'recurring:':17}{'all':>17}{f'in the last {recipe.segment}':>17}{'before':>17}")

@@ -94,14 +94,6 @@ def gradient_sizes(model, corpus, given, recipe):
     return [square.sqrt() for square in squares]
 
 
-def static_losses(reader, tokens, recipe):
-    """Read tokens (n,) with the lengths of evaluation -> the loss of each prediction, (n - 1,)."""
-    stream = lesson_1.lanes(tokens.to(reader.u.device), 1)
-    return common.memory_losses(
-        reader, stream, 0, train.evaluation_segment_length(recipe), same_length=True,
-        mem_len=recipe.eval_mem_len, clamp_len=recipe.eval_clamp_len)[0]
-
-
 def dynamic_losses(step, model, corpus, given, recipe):
     """Read the test split once, with a "sgd" or "rms" step after each segment -> the loss of each
     prediction in nats, (n - 1,), in order.  At the end the weights are what they were.
@@ -125,11 +117,6 @@ def dynamic_losses(step, model, corpus, given, recipe):
 
 # ---- the experiment -----------------------------------------------------------------------------
 
-def value(losses, corpus):
-    """Return the mean of losses in nats as it is reported: bits per byte, or perplexity."""
-    return log.in_unit(losses.double().mean().item(), corpus.unit)
-
-
 @common.exit_status
 def main(argv):
     """Read the test split of each run in three ways, and print the losses."""
@@ -152,22 +139,24 @@ def main(argv):
                          f"{given.segment} and {given.memory}")
     machine.check(given.device)
     machine.tune(given.device)
-    losses = {step: [] for step in NAMES}
+    found = {step: [] for step in NAMES}  # in the corpus's unit, for each run
     for path in given.checkpoint or [common.PRETRAINED]:
         model, recipe, corpus, _ = common.open_run(path, given.data_dir, given.device)
         if not given.checkpoint:
             corpus = replace(corpus, test=corpus.test[: LOOK + 1])
         reader = fast.prepared(model)
-        for step, runs in losses.items():
+        for step, runs in found.items():
             if step == "static":
-                runs.append(static_losses(reader, corpus.test, recipe))
+                nats = train.evaluate(reader, corpus.test, replace(recipe, dtype="float32"))
             else:
-                runs.append(dynamic_losses(step, model, corpus, given, recipe))
-            print(f"{path}, {NAMES[step]}: {value(runs[-1], corpus):.4f}", flush=True)
+                losses = dynamic_losses(step, model, corpus, given, recipe)
+                nats = losses.double().mean().item()
+            runs.append(log.in_unit(nats, corpus.unit))
+            print(f"{path}, {NAMES[step]}: {runs[-1]:.4f}", flush=True)
     print(f"{corpus.name}: test split, {len(corpus.test) - 1:,} predictions, {corpus.unit}; mean "
           "and half the range of the runs")
-    for step, runs in losses.items():
-        print(f"{NAMES[step]:24} {common.spread([value(z, corpus) for z in runs])}")
+    for step, runs in found.items():
+        print(f"{NAMES[step]:24} {common.spread(runs)}")
 
 
 if __name__ == "__main__":

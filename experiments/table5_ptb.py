@@ -182,15 +182,6 @@ def result_of(model, corpus, recipe, memories, path, test):
     return result
 
 
-def describe(result):
-    """Return a result in one line."""
-    line = f"valid {result['valid']:.2f} ppl (M {result['M']}, clamp {result['clamp'] or 'none'})"
-    if "test" in result:
-        read = ", after an interruption ".join(result["readings"])
-        line += f" | test {result['test']:.2f} ppl, read {read}"
-    return line
-
-
 @common.exit_status
 def main(argv):
     """Train what is missing, choose the evaluation and, if asked, test."""
@@ -208,7 +199,7 @@ def main(argv):
         recipe = replace(recipe, seed=seed, dtype=given.dtype)
         model = fit(config, recipe, dropouts, corpus, path, given.device)
         result = result_of(model, corpus, recipe, memories, path / "result.json", given.test)
-        print(f"seed {seed}: {describe(result)}", flush=True)
+        print(f"seed {seed}: {json.dumps(result)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ the paper's, its size does not: there a token is a word, about five bytes.
 import math
 import sys
 from dataclasses import dataclass, replace
-from itertools import permutations
 from statistics import mean
 
 import common  # before torch
@@ -248,7 +247,6 @@ def report(table, rows, results, sizes):
               f"{common.spread(above):>17} | "
               f"{theirs[0]:>10}{theirs[1]:>8}{theirs[2]:>5}  {order}".rstrip())
         points.append((row, above, paper))
-    count_order(points, lowest)
     return points
 
 
@@ -269,18 +267,6 @@ def status(first, other, paper):
     if max(first) < min(other) or max(other) < min(first):
         return "same" if (mean(other) > mean(first)) == (paper > 0) else "reversed"
     return "inconclusive"
-
-
-def count_order(points, lowest):
-    """Print how many pairs of rows the seeds separate, and how many of these as the paper."""
-    points = [point for point in points if point[2] is not None]
-    apart = [(paper, other) for (a, _, paper), (b, _, other) in permutations(points, 2)
-             if max(lowest[a]) < min(lowest[b])]
-    pairs, seeds = math.comb(len(points), 2), len(points[0][1])
-    chance = 2 / math.comb(2 * seeds, seeds)  # that those of equal models do not overlap
-    agree = sum(paper < other for paper, other in apart)
-    print(f"of {pairs} pairs of the paper's rows {len(apart)} have seeds that do not overlap (by "
-          f"chance {chance * pairs:.0f}), {agree} of them in the paper's order")
 
 
 def draw(points, results, path, title):

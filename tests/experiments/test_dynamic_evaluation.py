@@ -106,9 +106,3 @@ def test_s_is_the_root_of_the_mean_square_on_the_training_text(model, monkeypatc
         squares += model.u.grad**2 / 2
     found = dict(zip((name for name, _ in model.named_parameters()), s))["u"]
     assert torch.allclose(found, squares.sqrt(), rtol=1e-5)
-
-
-def test_static_evaluation_is_train_pys(model):
-    tokens, reader = a_corpus().test, dynamic.fast.prepared(model)
-    found = dynamic.static_losses(reader, tokens, RUN).mean().item()
-    assert found == pytest.approx(dynamic.train.evaluate(reader, tokens, RUN), abs=1e-6)

@@ -208,10 +208,8 @@ def test_shuffled_lines_are_the_same_lines(notes):
     assert sum((before - after).values()) <= 2 and sum((after - before).values()) <= 1
 
 
-def test_order_is_counted_against_the_paper(capsys):
-    """Three rows of two seeds: the second lies above the first, the third around both.  Two seeds
-    of equal models do not overlap in one of three cases: 3 pairs, 1.
-    """
+def test_order_is_compared_with_the_papers(capsys):
+    """Three rows of two seeds: the second lies above the first, the third around both."""
     rows = [row for row in table6.ROWS if row.table == 7]
     losses = {rows[0]: (1.0, 1.05), rows[1]: (1.2, 1.3), rows[2]: (1.02, 1.4)}
     results = {row: [(z, {8: z + 0.5, 16: z}) for z in seeds]  # as trained, and by length
@@ -220,8 +218,7 @@ def test_order_is_counted_against_the_paper(capsys):
     assert [above for _, above, _ in points] == [
         pytest.approx(z) for z in ([0, 0], [0.2, 0.25], [0.02, 0.35])]
     out = capsys.readouterr().out
-    assert "of 3 pairs of the paper's rows 1 have seeds that do not overlap (by chance 1), 1 of " \
-           "them in the paper's order" in out and "1.250 ± 0.050" in out
+    assert "1.250 ± 0.050" in out
     assert [line.split()[-1] for line in out.splitlines()[3:6]] == ["-", "same", "inconclusive"]
     assert table6.status([1.0, 1.1], [0.8, 0.9], 0.1) == "reversed"
 

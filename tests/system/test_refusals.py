@@ -109,7 +109,7 @@ REFUSED = {  # program: command line, words of the sentence
         ("--checkpoint nowhere", "no checkpoint at nowhere"),
         ("--checkpoint short.txt", "is damaged or no checkpoint"),
         (RUN + "--prompts 9 --n-tokens 60", "take 5,148"), (RUN + "--prompts 1", "--prompts"),
-        (RUN + "--memory -1", "--memory"), (RUN + "--top-k 0", "--top-k must be at least 1"),
+        (RUN + "--memory -1", "--memory"), (RUN + "--top-k 0", "unrecognized"),
         (RUN + "--dataset stdlib", "unrecognized"),
         (RUN + "--prompts 2 --length 9 --n-tokens 9 --out short.txt", "another folder with --out")],
     "dynamic_evaluation": [
