@@ -161,30 +161,21 @@ def write_samples(prompts, new, vocab, path):
     print(f"{samples[0]}===\nsamples: {path}")
 
 
-def parse(argv):
-    """Return the command line, checked.  ValueError."""
-    flags = common.new_parser(NAME, __doc__, "--seeds", "--data-dir", "--device")
-    flags.add_argument("--checkpoint", **common.SHARED["--checkpoint"] | {
-        "default": common.PRETRAINED})
+@common.exit_status
+def main(argv):
+    """Sample with and without memory, write the texts, print the shares."""
+    flags = common.new_parser(NAME, __doc__, "--seeds", "--data-dir", "--device", "--checkpoint")
+    flags.set_defaults(checkpoint=common.PRETRAINED)
     flags.add_argument("--memory", type=int, help="M; default: that of the run's evaluation")
     for name, value in (("--prompts", 8), ("--length", 512), ("--n-tokens", 1000)):
         flags.add_argument(name, type=int, default=value, help=f"default: {value}")
-    flags.add_argument("--out", type=Path, metavar="FOLDER", help=f"default: runs/{NAME}-RUN")
+    flags.add_argument("--out", type=Path, default=lesson_1.RUNS / NAME,
+                       help=f"default: runs/{NAME}")
     given = flags.parse_args(argv)
     machine.check(given.device)
     if given.prompts < 2 or given.length < 1 or given.n_tokens < 1 or (given.memory or 0) < 0:
         raise ValueError("--prompts must be at least 2, --length and --n-tokens at least 1, and "
                          "--memory at least 0")
-    path = given.checkpoint.resolve()
-    name = path.name if path.is_dir() else f"{path.parent.name}-{path.stem}"
-    given.out = given.out or lesson_1.RUNS / f"{NAME}-{name}"
-    return given
-
-
-@common.exit_status
-def main(argv):
-    """Sample with and without memory, write the texts, print the shares."""
-    given = parse(argv)
     model, recipe, corpus, _ = common.open_run(given.checkpoint, given.data_dir, given.device)
     if given.memory is not None:
         recipe = replace(recipe, eval_mem_len=given.memory)

@@ -10,7 +10,6 @@ import statistics
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
 from importlib import import_module
 from pathlib import Path
 
@@ -93,7 +92,6 @@ def exit_status(experiment):
     """
     name = Path(experiment.__code__.co_filename).name
 
-    @wraps(experiment)
     def main(argv=None):
         try:
             experiment(argv)

@@ -34,7 +34,7 @@ import common  # before torch
 
 import torch
 
-from common import corpora, fast, lesson_1, log, machine, train
+from common import fast, lesson_1, log, machine, train
 
 NAME = "dynamic_evaluation"
 STATISTICS = 200  # segments of the training text for s

@@ -131,7 +131,6 @@ def main(argv):
     """Train what is missing, evaluate, print, draw."""
     given, corpus = common.begin(
         common.make_flags(NAME, __doc__, SCALES).parse_args(argv), NAME)
-    known = given.dataset == "copies"
     depths, memories, study = SCALES[given.scale]
     config = replace(study.config, vocab_size=len(corpus.vocab))
     common.pieces(corpus.valid, study.lengths[-1], study.count, study.n, "cpu")  # long enough?
@@ -146,7 +145,7 @@ def main(argv):
             results[N, M] = [evaluate(model, study, corpus, M) for model in models]
     print(f"{corpus.name}; segments of {recipe.segment}, {recipe.steps:,} steps of "
           f"{recipe.batch} lanes, seeds {given.seeds}, {given.dtype}")
-    floor = {M: best_loss(M + 1) for M in study.lengths} if known else {}
+    floor = {M: best_loss(M + 1) for M in study.lengths} if given.dataset == "copies" else {}
     report(results, study, floor)
     draw(results, study, floor, given.out / "memory_length.png", corpus.name.split(" (")[0])
 

@@ -43,11 +43,6 @@ def is_port(state):
     return any(name.startswith("transformer.") for name in state)
 
 
-def has_own_biases(state):
-    """Whether each layer has its own u and v: our untie_r."""
-    return not {"r_w_bias", "transformer.r_w_bias"} & state.keys()
-
-
 def parts_by_name(model, state):
     """Return {official name: [parts of our weights that are stacked in its rows]}.
 
@@ -145,7 +140,8 @@ def main(argv):
     machine.check(given.device)
     state = read(given.file)
     config, recipe = presets.CONFIGS[given.model], presets.RECIPES[given.model]
-    model = lesson_5.TransformerXL(replace(config, untie_r=has_own_biases(state)))
+    is_shared = {"r_w_bias", "transformer.r_w_bias"} & state.keys()  # one u, v for all layers
+    model = lesson_5.TransformerXL(replace(config, untie_r=not is_shared))
     reader = fast.prepared(load_official_weights(model, state).to(given.device).eval())
     recipe = replace(recipe, drop_newlines=recipe.dataset == "enwik8")  # as the authors count it
     corpus = read_corpus(recipe, given.data_dir)

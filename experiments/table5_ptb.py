@@ -4,8 +4,8 @@ The paper says "variational dropout and weight average" and nothing more, and no
 published.  This is the published architecture, W_kR included, within 24.1 million parameters, with
 these two parts.
 
-    python experiments/table5_ptb.py                  train.py's small model, on a CPU
-    python experiments/table5_ptb.py --scale paper --dtype bf16 --test      train, choose, test; a GPU
+    python experiments/table5_ptb.py                                      a small model
+    python experiments/table5_ptb.py --scale paper --dtype bf16 --test    a GPU
 
 Variational dropout (Gal & Ghahramani 2016; Merity, Keskar and Socher 2017, 4.2) draws one mask for
 all time steps of a segment: a feature that is dropped is absent for all of it, and cannot be read
@@ -13,8 +13,8 @@ off the neighbouring word.  Here it is at the input and the output, as in that w
 the layers, where it hurts (results.md), each element is dropped by itself.  The weight average is
 the mean of the weights after each step of the run's last part, at a constant rate.
 
-The model of a run is that average; its curve and the choices on the validation split (memory length
-and clamp of the evaluation) are about it.  Only with --test is the test split read: as one lane,
+The model of a run is that average; its curve and the choice on the validation split, of the memory
+that evaluation has, are about it.  Only with --test is the test split read: as one lane,
 every token, once for each finished model.  result.json in its folder says what was chosen and read,
 and when.
 """
@@ -22,7 +22,6 @@ import json
 import sys
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 
 import common  # before torch
 
@@ -35,7 +34,6 @@ from training.optimizers import Optimizer, optimizer_of
 
 NAME = "table5_ptb"
 AVERAGE_FROM = 0.7  # fraction of the run where the weight average begins
-ppl = partial(log.in_unit, unit="ppl")  # of a mean loss in nats
 
 
 # ---- what is trained ----------------------------------------------------------------------------
@@ -142,26 +140,14 @@ def fit(config, recipe, dropouts, corpus, path, device):
 
 # ---- evaluation ---------------------------------------------------------------------------------
 
-def mean_loss(model, tokens, recipe):
-    """Return train.py's mean loss in nats over n tokens, in float32."""
-    return train.evaluate(fast.prepared(model), tokens, replace(recipe, dtype="float32"))
-
-
-def choose(model, valid, recipe, memories):
-    """Choose the evaluation with the lowest validation loss -> (nats, recipe).
-
-    A clamp is tried at the longest distance of training, if evaluation has longer ones.
-    """
-    longest, found = model.config.mem_len + recipe.segment - 1, []
-    for M in memories:
-        for clamp in (0, longest) if M > longest else (0,):
-            at = replace(recipe, eval_mem_len=M, eval_clamp_len=clamp)
-            found.append((mean_loss(model, valid, at), at))
-    return min(found, key=lambda one: one[0])
+def mean_loss(model, tokens, recipe, M):
+    """Return train.py's mean loss in nats over n tokens with a memory of M, in float32."""
+    recipe = replace(recipe, eval_mem_len=M, dtype="float32")
+    return train.evaluate(fast.prepared(model), tokens, recipe)
 
 
 def result_of(model, corpus, recipe, memories, path, test):
-    """Choose the evaluation and, if asked, read the test split -> what `path` says of them.
+    """Choose the memory of evaluation and, if asked, read the test split -> what `path` says.
 
     Both are done once for a model.  A reading is noted before it begins, so that one that was
     interrupted, and is repeated, can be seen.
@@ -170,14 +156,15 @@ def result_of(model, corpus, recipe, memories, path, test):
         checkpoint.write(path, lambda file: json.dump(result, file, indent=1))
 
     if not path.exists():
-        nats, at = choose(model, corpus.valid, recipe, memories)
-        note({"valid": ppl(nats), "M": at.eval_mem_len, "clamp": at.eval_clamp_len, "readings": []})
+        nats = {M: mean_loss(model, corpus.valid, recipe, M) for M in memories}
+        M = min(nats, key=nats.get)
+        note({"valid": log.in_unit(nats[M], "ppl"), "M": M, "readings": []})
     result = json.loads(path.read_text())
     if test and "test" not in result:
         result["readings"].append(time.strftime("%Y-%m-%d %H:%M:%S"))
         note(result)
-        at = replace(recipe, eval_mem_len=result["M"], eval_clamp_len=result["clamp"])
-        result["test"] = ppl(mean_loss(model, corpus.test, at))
+        nats = mean_loss(model, corpus.test, recipe, result["M"])
+        result["test"] = log.in_unit(nats, "ppl")
         note(result)
     return result
 

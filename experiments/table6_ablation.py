@@ -250,18 +250,6 @@ def report(table, rows, results, sizes):
     return points
 
 
-def report_longer(rows, results, T):
-    """Print how the loss changes with a longer attention than in training: T, 2 T with recurrence.
-    """
-    print("nats a token above the loss at training's attention length, at longer ones")
-    for row in rows:
-        tables = [table for _, table in results[row]]
-        trained = max(L for L in tables[0] if L <= T * (1 + row.recurrence))
-        print(f"{row!s:28} (training {trained})" + "".join(
-            f"{L:6}: {common.spread([table[L] - table[trained] for table in tables]):>14}"
-            for L in tables[0] if L > trained))
-
-
 def status(first, other, paper):
     """Return how the losses of the seeds compare with the paper, which has `other` so far above."""
     if max(first) < min(other) or max(other) < min(first):
@@ -323,8 +311,6 @@ def main(argv):
     for table in dict.fromkeys(given.tables):
         of_table = [row for row in rows if row.table == table]
         points = report(table, of_table, results, sizes)
-        if table == 6:
-            report_longer(of_table, results, study.recipe.segment)
         draw(points, results, given.out / f"table{table}.png",
              f"table {table}, {corpus.name.split(' (')[0]}")
 

@@ -33,7 +33,6 @@ all exact, since nothing stands before the window.  The windows begin a step apa
                                               ^ the token here is predicted from 3, 2 and 1 steps
 """
 import sys
-from dataclasses import replace
 from math import exp
 from statistics import mean, median
 

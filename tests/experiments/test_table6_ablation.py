@@ -221,16 +221,3 @@ def test_order_is_compared_with_the_papers(capsys):
     assert "1.250 ± 0.050" in out
     assert [line.split()[-1] for line in out.splitlines()[3:6]] == ["-", "same", "inconclusive"]
     assert table6.status([1.0, 1.1], [0.8, 0.9], 0.1) == "reversed"
-
-
-def test_longer_attention_is_compared_with_that_of_training(capsys):
-    """T, with recurrence 2 T; a row that ends there has nothing to compare."""
-    with_memory, without = (next(row for row in table6.ROWS if row.recurrence == recurrence)
-                            for recurrence in (True, False))
-    results = {with_memory: [(9.0, {4: 9.0, 8: 9.0, 16: 2.0, 24: 1.5}),
-                             (9.0, {4: 9.0, 8: 9.0, 16: 1.0, 24: 1.3})],
-               without: [(9.0, {4: 9.0, 8: 9.0})]}
-    table6.report_longer(results, results, 8)
-    _, first, second = capsys.readouterr().out.splitlines()
-    assert "(training 16)" in first and first.split()[-4:] == ["24:", "-0.100", "±", "0.400"]
-    assert second.endswith("(training 8)")
