@@ -114,13 +114,6 @@ def test_a_window_gives_its_last_quarter(L, stride):
         assert_close(found[:, j].double(), loss[:, L - (end - 12 - j)].detach(), f"loss {j}", 1e-5)
 
 
-def test_a_config_is_put_back_after_an_error():
-    model = model_of("ours")
-    with pytest.raises(ZeroDivisionError), common.evaluating_with(model, mem_len=1):
-        1 / 0
-    assert model.config.mem_len == 6
-
-
 # ---- the command line ---------------------------------------------------------------------------
 
 def test_a_folder_is_locked_as_long_as_the_run_lives(tmp_path, monkeypatch):

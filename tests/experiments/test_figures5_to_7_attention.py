@@ -56,19 +56,6 @@ def pairs(attention, q, k, u, v):
     return (table / C**0.5).detach()
 
 
-def test_each_term_is_that_of_lesson_3_and_their_sum_the_models():
-    """(a), (b), (c) and (d), in this order; softmax of their sum, times the values, is what the
-    attention gives.
-    """
-    model, x = make(6), torch.randint(9, (2, 13))
-    for attention, (q, k, value, k_R, u, v, mask), out in attended(model, x[:, :8], x[:, 8:]):
-        found, wanted = maps.terms(q, k, k_R, u, v).detach(), pairs(attention, q, k, u, v)
-        for name, a, b in zip("abcd", found, wanted):
-            assert_close(a[..., ~mask], b[..., ~mask], f"term ({name})")
-        own = found.sum(0).masked_fill(mask, float("-inf")).softmax(-1) @ value  # (B, H, T, C)
-        assert_close(torch.cat(own.unbind(1), dim=-1), out, "the attention's output")
-
-
 def by_loops(model, tokens, n):
     """What averages should be, from one pass over tokens (B, L): query by query, key by key."""
     B, L = tokens.shape

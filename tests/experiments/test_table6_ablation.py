@@ -28,21 +28,18 @@ ON_CPU = SimpleNamespace(device="cpu")
 def made(encoding, half_loss=False, T=4):
     """A random model in float64; what is frozen stays 0."""
     config = CONFIG if encoding in ("ours", "shaw") else ABSOLUTE
-    return randomized_where_trained(table6.AblationModel(config, T, encoding, half_loss)).eval()
-
-
-def randomized_where_trained(model):
+    model = table6.AblationModel(config, T, encoding, half_loss)
     for weight in model.parameters():
         if weight.requires_grad:
             torch.nn.init.normal_(weight, std=0.5)
-    return model.double()
+    return model.double().eval()
 
 
 @pytest.mark.parametrize("changes", [
     {"clamp_len": 3}, {"mem_len": 2, "same_length": True}, {"cutoffs": (3, 7), "div_val": 2}],
     ids=str)
 def test_the_row_of_ours_is_lesson_5(changes):
-    """Same weights, float64: losses, memories, and gradients through three segments."""
+    """Same weights, float64: losses and gradients through three segments."""
     config = replace(CONFIG, **changes)
     ours, wanted = (randomized(z).eval() for z in (
         table6.AblationModel(config, 4), lesson_5.TransformerXL(config)))
@@ -53,11 +50,6 @@ def test_the_row_of_ours_is_lesson_5(changes):
         loss, memory = ours(x, memory, y)
         other, past = wanted(x, past, y)
         assert_close(loss, other, "the losses")
-        for mine, its in zip(memory, past):
-            assert mine.shape == its.shape and torch.allclose(mine, its, 0, 1e-12)
-    for model in (ours, wanted):
-        model.config = replace(config, mem_len=0)  # lowered while a memory is there
-    assert_close(ours(x, memory, y)[0], wanted(x, past, y)[0], "the losses without the memory")
     leaves = [[m.u, m.layers[0].attention.W_kR.weight, m.layers[1].attention.W_kE.weight,
                m.layers[1].attention.W_v.weight] for m in (ours, wanted)]
     mine, its = gradients(loss, leaves[0]), gradients(other, leaves[1])
@@ -77,20 +69,6 @@ def test_a_term_that_is_left_out_stays_out(encoding, u, v):
     optimizer = optimizer_of(model, recipe)
     optimizer.step()
     assert [bool(z.any()) for z in (model.u, model.v)] == [u, v]
-
-
-def test_absolute_positions_in_a_memory_are_those_of_its_own_segment():
-    """Vaswani's with recurrence: the second segment begins at position 0 again, and no distance
-    tells its tokens from those of the memory."""
-    model = randomized_where_trained(table6.AblationModel(CONFIG, 4, "vaswani")).eval()
-    inputs = []
-    model.layers[0].register_forward_pre_hook(lambda module, given: inputs.append(given[:2]))
-    x, y = torch.randint(11, (2, 1, 4))
-    _, memory = model(x, None, y)
-    model(x, memory, y)
-    (first, _), (second, past) = inputs
-    assert_close(second, first, "the second segment's input")
-    assert_close(past, first, "its memory")
 
 
 def test_vaswani_is_lesson_1():
