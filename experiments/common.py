@@ -76,7 +76,7 @@ def begin(given, name):
     if len(set(given.seeds)) < len(given.seeds) or not all(
             0 <= seed <= validate.MOST for seed in given.seeds):
         raise ValueError(f"--seeds must be different, from 0 to {validate.MOST}, got {given.seeds}")
-    machine.check(given.device)
+    machine.choose(given.device)
     given.dataset = given.dataset or DATASETS[given.scale]
     corpus = corpora.load(given.dataset, root=given.data_dir)
     folder = f"{name}-{given.scale}-{Path(given.dataset).stem}"

@@ -15,7 +15,6 @@ from zipfile import ZipFile
 import torch
 
 from support.files import write_atomically
-from support.progress import progress
 from training import ranks
 
 try:
@@ -28,38 +27,17 @@ FORMAT = "transformer-xl-from-scratch 7"  # what a checkpoint of ours calls itse
 
 # ---- files that are whole, whatever happens -----------------------------------------------------
 
-def write(path, fill, mode="w", keep=None):
-    """Write a whole file (support/files.py).  OSError, which names it, if that fails."""
+def write(path, fill, mode="w", backup=None):
+    """Write a complete file (support/files.py).  OSError, with its name, if that fails."""
     try:
-        write_atomically(path, fill, mode, keep)
+        write_atomically(path, fill, mode, backup)
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
         raise OSError(f"could not write {path}: {error}") from None
 
 
-def save(path, content, keep=None):
-    """Write a checkpoint."""
-    write(path, lambda file: torch.save(content, file), "wb", keep)
-
-
-def read(path):
-    """What torch.save has written to a file, on the CPU, without running any code in it.
-
-    ValueError with the reason if it is damaged, or something else.
-    """
-    try:
-        with ZipFile(path) as archive:
-            records = archive.infolist()
-            for record in progress(records, f"checking {path.name}", len(records)):
-                with archive.open(record) as file:
-                    while file.read(2**20):  # compares the checksum at the end
-                        pass
-        with warnings.catch_warnings():  # of a foreign pickle; the refusal below says it better
-            warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except MemoryError:  # says nothing about the file
-        raise
-    except Exception as error:  # cut off, flipped, not a checkpoint, or a pickle that runs code
-        raise ValueError((str(error) or type(error).__name__).splitlines()[0][:100]) from None
+def save(path, content, backup=None):
+    """Write a checkpoint; what it replaces is kept as `backup`, if given."""
+    write(path, lambda file: torch.save(content, file), "wb", backup)
 
 
 class Content(dict):
@@ -69,17 +47,26 @@ class Content(dict):
 
 
 def load(path):
-    """Read a checkpoint of ours -> Content.  ValueError if it is not there, damaged, or something
-    else.
+    """Read a checkpoint -> Content, on the CPU, without running any code in it.
+
+    ValueError if it is not there, damaged, or something else.
     """
     if not path.is_file():
         raise ValueError(f"no checkpoint at {path}; train first, or name its folder with --out")
     try:
-        content = read(path)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged or no checkpoint of train.py ({error})") from None
+        with ZipFile(path) as archive:
+            if damaged := archive.testzip():  # compares the checksums
+                raise ValueError(f"bad CRC-32 of {damaged}")
+        with warnings.catch_warnings():  # of a foreign pickle; the refusal below says it better
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:  # says nothing about the file
+        raise
+    except Exception as error:  # cut off, flipped, not a checkpoint, or a pickle that runs code
+        reason = (str(error) or type(error).__name__).splitlines()[0][:100]
+        raise ValueError(f"{path} is damaged or no checkpoint of train.py ({reason})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path} is no checkpoint of train.py (it does not say {FORMAT!r})")
+        raise ValueError(f"{path} is not a checkpoint of train.py (it does not say {FORMAT!r})")
     content = Content(content)
     content.path = path
     return content

@@ -38,9 +38,8 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam")
 
     Activations, of the lanes that are read at a time (0: all), are what their backward pass needs:
     of a matrix product its inputs, b bytes a number; of a norm its input and of a softmax its
-    result, 4 bytes; of a dropout a mask, 1 byte.
-    A CPU has larger masks, and in bf16 smaller scores; --plain holds more; CUDA itself, and gaps
-    between tensors, are not in it.
+    result, 4 bytes; of a dropout a mask, 1 byte.  An estimate: a CPU and --plain hold more, and
+    CUDA itself and gaps between tensors are not in it.
     """
     N, D, FF, H, M = config.n_layer, config.d_model, config.d_inner, config.n_head, config.mem_len
     HC, K, lanes, b = H * config.d_head, M + T, at_a_time or B, 2 if dtype == "bf16" else 4

@@ -87,23 +87,25 @@ class Parser(argparse.ArgumentParser):
                          f"(python {self.prog} --help lists all flags)")
 
 
-def add_flag(group, name, kind, text, choices=()):
-    """A flag of this type; its choices stand in --help."""
-    metavar = METAVARS.get(name) or {str: "TEXT", tuple: "N"}.get(kind, kind.__name__.upper())
-    options = {"type": kind, "metavar": metavar}
+def add_flag(group, field, text):
+    """Add the flag of a dataclass's field, with its choices in --help."""
+    kind, choices = field.type, field.metadata.get("choices")
+    metavar = METAVARS.get(field.name) or {str: "TEXT", tuple: "N"}.get(
+        kind, kind.__name__.upper())
+    options = {"type": kind, "metavar": "|".join(choices) if choices else metavar}
     if kind is bool:
         options = {"action": "store_true"}
     elif kind is tuple:
         options |= {"type": int, "nargs": "*"}
-    elif choices:
-        options["metavar"] = "|".join(choices)
-    group.add_argument(flag(name), help=text.replace("%", "%%"), **options)
+    group.add_argument(flag(field.name), help=text.replace("%", "%%"), **options)
 
 
-def by_preset(presets_of, name):
-    """How --help says the default of a setting: what two of the named models have."""
-    values = [f"{model}: {getattr(presets_of[model], name)}" for model in ("laptop", "enwik8-12L")]
-    return f" ({', '.join(values)})"
+def by_preset(presets_of, field):
+    """Return the default of a field for --help: what two of the named models have."""
+    if field.type is bool:
+        return ""
+    laptop, paper = (getattr(presets_of[name], field.name) for name in ("laptop", "enwik8-12L"))
+    return f" (laptop: {laptop}, enwik8-12L: {paper})"
 
 
 def parse(argv, description):
@@ -112,28 +114,24 @@ def parse(argv, description):
                     epilog=f"models: {', '.join(presets.MODELS)}")
     group = parser.add_argument_group("data and training")
     for z in fields(presets.Recipe):
-        default = "" if z.type is bool else by_preset(presets.RECIPES, z.name)
-        add_flag(group, z.name, z.type, z.metadata["help"] + default, z.metadata["choices"])
-    group, kinds = parser.add_argument_group("sizes"), {
-        z.name: z.type for z in fields(presets.Config)}
+        add_flag(group, z, z.metadata["help"] + by_preset(presets.RECIPES, z))
+    group = parser.add_argument_group("sizes")
+    kinds = {z.name: z for z in fields(presets.Config)}
     for name, text in MODEL_FLAGS.items():
-        default = "" if kinds[name] is bool else by_preset(presets.CONFIGS, name)
-        add_flag(group, name, kinds[name], text + default)
-    group, own = parser.add_argument_group("what is done"), fields(Flags)[:-1]
-    for z in own:
+        add_flag(group, kinds[name], text + by_preset(presets.CONFIGS, kinds[name]))
+    group, flag_fields = parser.add_argument_group("what is done"), fields(Flags)[:-1]
+    for z in flag_fields:
         default = f" (default: {z.default})" if z.type in (int, float) and z.default else ""
-        add_flag(group, z.name, z.type, z.metadata["help"] + default, z.metadata["choices"])
+        add_flag(group, z, z.metadata["help"] + default)
     values = vars(parser.parse_args(argv))
     for name, value in values.items():
-        if isinstance(value, str) and value != value.encode(errors="ignore").decode():
-            parser.error(f"{flag(name)} {value!r} is not UTF-8")
         if value in ([], "--") and name != "cutoffs":  # what argparse makes of --text=--
             parser.error(f"{flag(name)} needs a value")
     if "cutoffs" in values:
         values["cutoffs"] = tuple(values["cutoffs"])
     if "text" in values:
         values["text"] = str(Path(values["text"]).resolve())  # the same file on --resume
-    done = {z.name: values.pop(z.name) for z in own if z.name in values}
+    done = {z.name: values.pop(z.name) for z in flag_fields if z.name in values}
     return Flags(**done, typed=values)
 
 
@@ -210,14 +208,14 @@ def folder_to_use(flags, name, recipe):
     return PRETRAINED
 
 
-def check_same_settings(flags, saved, act, free=()):
-    """ValueError if a setting that was typed, and is not free, differs from the checkpoint's."""
-    there = saved["config"] | saved["recipe"] | {"model": saved["name"]}
-    given = flags.typed | ({"model": flags.model} if flags.model else {})
-    for key in given.keys() - set(free):
-        if given[key] not in (there[key], "auto"):
+def check_same_settings(flags, checkpoint, act, free=()):
+    """Raise ValueError if a setting that was typed, and is not free, differs from the saved one."""
+    saved = checkpoint["config"] | checkpoint["recipe"] | {"model": checkpoint["name"]}
+    typed = flags.typed | ({"model": flags.model} if flags.model else {})
+    for key in typed.keys() - set(free):
+        if typed[key] not in (saved[key], "auto"):
             raise ValueError(f"{act} goes on with the settings of the run: {flag(key)} is "
-                             f"{there[key] or 'not set'} there, not {given[key]}")
+                             f"{saved[key] or 'not set'} there, not {typed[key]}")
 
 
 def other_lengths(flags, saved):

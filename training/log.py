@@ -45,11 +45,8 @@ def clock(seconds):
 
 
 class Log:
-    """metrics.tsv of a run: a line for each mean of training losses and for each validation; and
-    what is said of them on the terminal.
-
-    Written line by line, so that a look at it is never stale.  Of several ranks the first
-    writes.
+    """metrics.tsv of a run, a line for each mean of training losses and for each validation, and
+    what is printed of them.  Each line is written at once; with several ranks, only rank 0 writes.
     """
 
     def __init__(self, total=0.0, count=0, largest=0.0):

@@ -12,19 +12,13 @@ from training import ranks
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 
-def check(device):
-    """ValueError if a device is asked for that torch does not find."""
-    if device not in ("cpu", "cuda"):
+def choose(device=""):
+    """Return the device that was asked for, or the best present.  ValueError if it is not there."""
+    if device not in ("", "cpu", "cuda"):
         raise ValueError(f"--device must be cpu or cuda, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
-
-
-def choose(device=""):
-    """The device that was asked for, or the best present.  ValueError if it is not there."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check(device)
-    return device
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def autocast(recipe, device):
@@ -33,11 +27,8 @@ def autocast(recipe, device):
 
 
 def tune(device):
-    """Settings of the process: on a GPU what stays float32 may use TF32, and on a CPU under Linux
-    what a step frees is kept for the next one, which needs as much.
-
-    Else the C library hands large blocks back to the system, which clears each page of them before
-    it lends them again (training/README.md says what that costs).
+    """Set up the process: on a GPU what stays float32 may use TF32; on a CPU under Linux the C
+    library keeps what a step frees for the next one (training/README.md says what that brings).
     """
     if device == "cuda":
         torch.set_float32_matmul_precision("high")

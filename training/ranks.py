@@ -2,11 +2,9 @@
 
     torchrun --nproc-per-node=8 train.py --dataset enwik8 --batch 24
 
-starts train.py eight times and tells each its number and how many there are.  Each has a GPU, the
-whole model, and its share of the B lanes with their memory.  In the backward pass torch's
-DistributedDataParallel adds the gradients of all, so all make the same step: N ranks with B / N
-lanes are one rank with B.  Only what they must agree on is here; started without torchrun there is
-one rank, and nothing is said.
+starts train.py eight times and tells each its rank.  Each has a GPU, the whole model, and its share
+of the B lanes with their memory.  In the backward pass torch's DistributedDataParallel averages the
+gradients, so all ranks make the same step.  Started without torchrun there is one rank.
 """
 import gc
 import os
@@ -24,35 +22,33 @@ launch = None  # torchrun's store, the same for all its restarts
 
 
 def join(device):
-    """Meet the other ranks; only the first prints from here on.  ValueError if they do not come."""
+    """Meet the other ranks; only rank 0 prints from here on.  ValueError if they do not come."""
     global launch
-    if COUNT > 1:
-        if device == "cuda":
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        patience = timedelta(minutes=2)  # until all are there
-        try:
-            # torchrun keeps one store of addresses for all its restarts, and there a rank would
-            # find those of ranks that are dead: so each restart has a part of its own
-            launch, *_ = next(dist.rendezvous("env://", timeout=patience))
-            restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
-            store = dist.PrefixStore(f"start {restarts}", launch)
-            store.set(f"rank {RANK} is here", "")
-            store.wait([f"rank {other} is here" for other in range(COUNT)], patience)
-            # later they wait longer, as when the first fetches a corpus; if one ends, torchrun
-            # ends the others at once
-            dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=RANK,
-                                    world_size=COUNT, timeout=timedelta(hours=2))
-        except RuntimeError as error:
-            raise ValueError(f"the {COUNT} ranks do not find each other: {error}") from None
-        if RANK > 0:
-            sys.stdout = open(os.devnull, "w")
+    if COUNT == 1:
+        return
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    patience = timedelta(minutes=2)  # until all are there
+    try:
+        # torchrun keeps one store of addresses for all its restarts, where a rank would find those
+        # of ranks that are dead: so each restart has a part of its own
+        launch, *_ = next(dist.rendezvous("env://", timeout=patience))
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+        store = dist.PrefixStore(f"start {restarts}", launch)
+        store.set(f"rank {RANK} is here", "")
+        store.wait([f"rank {other} is here" for other in range(COUNT)], patience)
+        # later they wait longer, as when rank 0 fetches a corpus or evaluates
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=RANK,
+                                world_size=COUNT, timeout=timedelta(hours=2))
+    except RuntimeError as error:
+        raise ValueError(f"the {COUNT} ranks do not find each other: {error}") from None
+    if RANK > 0:
+        sys.stdout = open(os.devnull, "w")
 
 
 def leave():
-    """Part from the other ranks; none does before the first has heard them all.
-
-    The parallel model must be gone before: if it were the last to hold the connections, it would
-    close them while Python itself ends, or holding the interpreter that a thread of gloo waits for.
+    """Part from the other ranks, after all have heard rank 0.  The parallel model must be gone
+    before: it would close the connections while Python itself ends, which may hang.
     """
     if dist.is_initialized():
         gc.collect()  # the model refers to itself
@@ -91,20 +87,20 @@ def is_own_restart():
 
 
 def my_lanes(B):
-    """The slice of this rank's lanes among all B.  ValueError if they cannot be dealt evenly."""
+    """Return the slice of this rank's lanes among all B.  ValueError if COUNT does not divide B."""
     if B % COUNT:
         fits = ", ".join(str(n) for n in range(1, B + 1) if B % n == 0)
-        raise ValueError(f"--batch {B}: so many lanes cannot be dealt out evenly to {COUNT} ranks; "
-                         f"{fits} ranks can take them, or --batch {B - B % COUNT or COUNT} fits")
+        raise ValueError(f"--batch {B} is not divisible by {COUNT} ranks; {fits} ranks can take "
+                         f"them, or --batch {B - B % COUNT or COUNT} fits")
     return slice(RANK * B // COUNT, (RANK + 1) * B // COUNT)
 
 
 def parallel(model, x, y):
-    """The model, with gradients that are the mean over the ranks after backward().
+    """Return the model, with gradients that are the mean over the ranks after backward().
 
     In its first backward pass DistributedDataParallel sees in which order gradients arrive, and
-    sorts them anew, which changes how their sums are rounded.  So a first pass is made here, on one
-    lane of x, y (B, T): a run that is resumed then adds in the same order as one that is not.
+    sorts them again, which changes how their sums are rounded.  So a first pass is made here, on
+    one lane of x, y (B, T): a resumed run then adds in the same order as an uninterrupted one.
     """
     if COUNT == 1:
         return model

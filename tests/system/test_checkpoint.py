@@ -104,7 +104,7 @@ def test_damage_is_noticed_or_changes_nothing(paths):
             assert not differences(checkpoint.load(paths[0]), CONTENT | {"step": 2})
             outcomes["the same"] += 1
         except ValueError as error:
-            outcomes["CRC" if "Bad CRC" in str(error) else "refused"] += 1
+            outcomes["CRC" if "bad CRC" in str(error) else "refused"] += 1
             assert "damaged or no checkpoint" in str(error) or "it does not say" in str(error)
     assert min(outcomes.values()) > 1 and len(outcomes) == 3, outcomes
 
