@@ -147,70 +147,56 @@ def test_the_one_before_is_used_if_the_newest_is_not_there(paths, tmp_path, caps
     assert list(files(tmp_path)) == ["best.pt"]
 
 
-# ---- one run in a folder ------------------------------------------------------------------------
+# ---- one run in a folder, signals ---------------------------------------------------------------
+
+def in_a_fork(act):
+    """The exit status of act() in a process of its own; 99 if it comes to its end."""
+    child = os.fork()
+    if not child:
+        try:
+            act()
+        except KeyboardInterrupt:
+            os._exit(130)
+        finally:
+            os._exit(99)
+    return exit_status(child)
+
 
 @needs_locks
 @needs_fork
 def test_a_second_run_is_refused_while_the_first_lives(tmp_path):
-    """And not after it, however it ended."""
-    ready, tell = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            file = checkpoint.lock(tmp_path)
-            os.write(tell, b"!"), time.sleep(60), file.close()
-        finally:
-            os._exit(99)
-    try:
-        assert os.read(ready, 1) == b"!"
+    """And not after it."""
+    def refused():
         with pytest.raises(ValueError, match="belongs to a run that is going on"):
             checkpoint.lock(tmp_path)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        assert exit_status(child) == -signal.SIGKILL
+        os._exit(7)
+
+    with checkpoint.lock(tmp_path):
+        assert in_a_fork(refused) == 7
     checkpoint.lock(tmp_path).close()
 
 
-# ---- signals ------------------------------------------------------------------------------------
+def interrupted(number, times=1, ask=False):
+    """Stop, with a signal so many times, that is asked for afterwards or not."""
+    with Stop() as stop:
+        assert not stop.requested()
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+        assert not ask or stop.requested() and stop.number == number
+
 
 @signals
 def test_a_signal_waits_for_the_end_of_the_step(number):
     """It is asked for after each step; afterwards the handlers are as they were."""
     handlers = [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]
-    with Stop() as stop:
-        assert not stop.requested()
-        os.kill(os.getpid(), number)
-        time.sleep(0.01)
-        assert stop.requested() and stop.number == number
+    interrupted(number, ask=True)
     assert handlers == [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]
 
 
 @needs_fork
 @signals
-def test_a_signal_after_the_last_question_is_not_lost(number):
-    """It ends the program as it would have without Stop."""
-    child = os.fork()
-    if not child:
-        try:
-            with Stop() as stop:
-                assert not stop.requested()
-                os.kill(os.getpid(), number)
-                time.sleep(0.01)
-            os._exit(99)
-        except KeyboardInterrupt:
-            os._exit(130)
-    assert exit_status(child) in (130, -number)
-
-
-@needs_fork
-@signals
-def test_a_second_signal_leaves_at_once(number):
-    """In the middle of a block, with the status that convention gives to the signal."""
-    child = os.fork()
-    if not child:
-        with Stop():
-            for _ in range(2):
-                os.kill(os.getpid(), number)
-                time.sleep(0.01)
-        os._exit(99)
-    assert exit_status(child) == 128 + number
+def test_a_second_signal_exits_at_once_and_one_that_nobody_asked_for_is_not_lost(number):
+    """With the status that convention gives to the signal; as it would have ended the program."""
+    assert in_a_fork(lambda: interrupted(number, times=2)) == 128 + number
+    assert in_a_fork(lambda: interrupted(number)) in (130, -number)
