@@ -4,6 +4,7 @@
 """
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +28,8 @@ def text(n, separator=None):
 
 def test_what_is_stopped_goes_on_to_the_bit(tmp_path, monkeypatch):
     """Killed in the second reading of the text, whose sentences are shuffled anew."""
-    corpus, step = text(47, 3), common.train.train_step
+    corpus, step, tuned = text(47, 3), common.train.train_step, []
+    monkeypatch.setattr(common.machine, "tune", tuned.append)  # as train.py's runs are
 
     def fit(path, stop=99):
         calls = []
@@ -46,6 +48,7 @@ def test_what_is_stopped_goes_on_to_the_bit(tmp_path, monkeypatch):
         return job.model.state_dict(), len(calls)
 
     whole, _ = fit(tmp_path / "whole")
+    assert tuned == ["cpu"]
     with pytest.raises(RuntimeError):
         fit(tmp_path / "cut", 7)  # a step takes 25 seconds, so every third one is saved
     for left in (2, 0):  # the second time it is finished
@@ -65,6 +68,16 @@ def test_another_run_is_not_taken(tmp_path):
                   {"recipe": replace(recipe, seed=5)}, {"corpus": text(60)}, {"half_loss": True}):
         with pytest.raises(ValueError, match="other settings.*name another folder"):
             fit(**other)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(common.__file__).parent.glob("*.py")), ids=lambda z: z.stem)
+def test_gomp_spincount_is_set_before_torch_is_imported(path):
+    """train.py sets it, and common imports train.py first."""
+    names = [line.split()[1].split(".")[0] for line in path.read_text().splitlines()
+             if line.startswith(("import ", "from "))]
+    first = next(z for z in names if z in ("torch", "support", "training", "common", "train"))
+    assert first == ("train" if path.stem == "common" else "common")
 
 
 # ---- losses after so many tokens ----------------------------------------------------------------
