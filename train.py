@@ -106,9 +106,7 @@ def train_step(model, optimizer, x, y, memory, recipe):
 
 @contextmanager
 def evaluating(model, recipe):
-    """In the block the model is in eval mode, with same_length, and with the memory
-    length and clamp_len that the run evaluates with.
-    """
+    """The model is in eval mode in the block, with the lengths of its evaluation."""
     training = model.training
     config = model.config
     try:
@@ -158,8 +156,7 @@ def test_line(model, corpus, recipe):
 
 def validation_tokens(corpus, recipe):
     """Return the tokens for recipe.eval_tokens validation predictions; 0 means all."""
-    n = recipe.eval_tokens
-    return corpus.valid[: n + 1] if n else corpus.valid
+    return corpus.valid[: recipe.eval_tokens + 1 if recipe.eval_tokens else None]
 
 
 def is_validation_due(recipe, state):
@@ -197,9 +194,8 @@ def validate_and_save(job):
 def fit(job):
     """Train until the recipe's end or a signal -> the signal's number, else 0.
 
-    `job` holds everything about the run (training/job.py).  Two objects share the
-    weights of job.model: job.learner for steps (compiled, or one of several ranks),
-    job.reader for evaluation (with --plain the model itself).
+    Two objects share the weights of job.model (training/job.py): job.learner for steps
+    (compiled, or one of several ranks), job.reader for evaluation.
     """
     recipe, state = job.recipe, job.state
     with Stop() as stop:  # in here Ctrl-C, SIGTERM wait for the end of a step
@@ -235,7 +231,7 @@ def make_job(flags, device, path, saved):
         recipe = replace(recipe, dtype=dtype)
     torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(config).to(device)
-    reader = fast.prepared(model, recipe.plain)
+    reader = fast.prepared(model, recipe.plain)  # with --plain the model itself
     return Job(path, name, model, recipe, corpus, reader=reader)
 
 
@@ -255,10 +251,8 @@ def train(flags, device):
 # ---- using a trained model ----------------------------------------------------------
 
 def sample(model, prompt, recipe, flags):
-    """Sample after a prompt (P,) with the memory of evaluation -> new tokens (n,).
-
-    The model is in eval mode meanwhile; afterwards its mode is what it was.  ValueError
-    if the logits are not finite.
+    """Sample after a prompt (P,), in eval mode and with the memory of evaluation -> new
+    tokens (n,).  ValueError if the logits are not finite.
     """
     options = sampling(flags, recipe, model)
     prompt = prompt[None].to(model.u.device)  # (1, P)
