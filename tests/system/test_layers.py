@@ -1,5 +1,6 @@
 """Who may import whom, read from the sources: each floor those below it, and its own."""
 import ast
+import re
 import sys
 
 import pytest
@@ -40,3 +41,11 @@ def test_a_file_imports_from_the_floors_below_it_alone(path, needs_shipped_solut
 def test_a_lesson_can_be_projected(path, needs_shipped_solutions):
     """At most 88 columns."""
     assert max(map(len, (ROOT / path).read_text(encoding="utf-8").splitlines())) <= 88
+
+
+@pytest.mark.parametrize("path", ["train.py", "training/job.py", "training/README.md", *(
+    f"experiments/{path.name}" for path in sorted((ROOT / "experiments").glob("*.py")))])
+def test_whether_fast_py_may_stand_in_is_decided_in_one_place(path):
+    """Nobody else makes a Reader, or replaces a part of a model."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert set(re.findall(r"\bfast\.(\w+)", text)) <= {"prepared", "py"}
