@@ -70,7 +70,8 @@ def test_another_run_is_not_taken(tmp_path):
             fit(**other)
 
 
-@pytest.mark.parametrize("path", Path(common.__file__).parent.glob("*.py"), ids=lambda z: z.stem)
+@pytest.mark.parametrize(
+    "path", [*Path(common.__file__).parent.glob("*.py")], ids=lambda z: z.stem)
 def test_gomp_spincount_is_set_before_torch_is_imported(path):
     """train.py sets it, and common imports train.py first."""
     names = [line.split()[1].split(".")[0] for line in path.read_text().splitlines()
