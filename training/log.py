@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from training import fast, ranks
+from training import ranks
 from training.checkpoint import write
 from support.corpora import compressed_bits, decode
 
@@ -166,7 +166,7 @@ def metrics_header(parameters, job):
     hardware = torch.cuda.get_device_name() if job.device.type == "cuda" else (
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads")
     command = " ".join(" ".join(["python", *sys.argv]).split())  # in one line
-    is_fast = any(isinstance(part, fast.Attention) for part in job.model.modules())
+    is_fast = any(type(part).__module__ == "training.fast" for part in job.model.modules())
     return (f"# {command}\n# commit {commit or 'unknown'}, Python {platform.python_version()}, "
             f"torch {torch.__version__}, {job.device.type}: {hardware}\n"
             f"# {parameters:,} parameters, {job.corpus.name}; the model runs "

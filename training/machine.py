@@ -57,7 +57,7 @@ def choose_dtype(recipe, config, device):
     return dtype
 
 
-def compiled(model, context, x, y, mode="default"):
+def compiled(model, context, x, y):
     """The model compiled by torch; as it is, and one line why, where that fails.
 
     It reads x, y (B, T) twice inside `context`, an autocast: the first segments have less memory
@@ -65,7 +65,7 @@ def compiled(model, context, x, y, mode="default"):
     """
     print("compiling the training step, up to two minutes", flush=True)
     start, memory = time.monotonic(), None
-    faster = torch.compile(model, dynamic=False, mode=mode)
+    faster = torch.compile(model, dynamic=False)
     try:
         with torch.random.fork_rng():  # what the trial draws, the run must not miss
             for _ in range(2):
