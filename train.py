@@ -183,7 +183,7 @@ def validate_and_save(job):
         if loss < state.lowest:  # never if it is not a number
             state.lowest = loss
             job.save_best()
-        if ranks.broadcast(time.perf_counter() - start) > 1:  # else it is soon repeated
+        if ranks.broadcast(time.perf_counter() - start) > 1:  # else it may be repeated
             job.save()
     elif state.seconds - job.saved_at > 60 * recipe.save_minutes:
         job.save()

@@ -74,7 +74,7 @@ def is_lesson_5s(model):
     that: the same modules of the same classes and sizes, with as many parameters, hooks,
     methods of their own, ...  Rates of dropout and dtypes may differ.
     """
-    def describe(model):
+    def describe(model):  # extra_repr has sizes, eps, whether there is a bias, ...
         return [(name, type(z), isinstance(z, (nn.Dropout, nn.ParameterList)) or z.extra_repr(),
                  {key: len(value) if isinstance(value, dict) else type(value)
                   for key, value in vars(z).items()}) for name, z in model.named_modules()]
@@ -131,16 +131,16 @@ def attend(q_u, q_v, k, value, k_R, mask, dropout):
     """Compute lesson 5's attention from scaled queries, heads first: -> (H, B, T, C).
 
     q_u, q_v (H, B, T, C) are q + u and q + v, k and value (H, B, K, C), mask (T, K).
-    k_R (H, K + 1, C) has one distance more than there are keys: its column is the cell
-    that lesson 4 pads, and is dropped or masked like it.
+    k_R (H, K + 1, C), by descending distance, has one distance more than there are keys:
+    its column in the product is the cell that lesson 4 pads, dropped or masked like it.
     """
     B, T = q_u.shape[1:3]
     content = q_u @ k.mT  # (a) + (c), (H, B, T, K)
     # (b) + (d): all lanes of a head meet its one k_R in a single product
     position = (q_v.flatten(1, 2) @ k_R.mT).unflatten(1, (B, T))  # (H, B, T, K + 1)
     score = content.add_(shift_padded(position))
-    # in place (_): no gradient needs the two products, nor need one pass through the
-    # mask: where a probability is 0, so is the gradient of its score
+    # in place (_), as the backward pass needs neither product; detached, as a masked
+    # score has probability 0 and so a gradient of 0 without the mask's help
     score.detach().masked_fill_(mask, -math.inf)
     return dropout(score.softmax(-1)) @ value
 
@@ -296,7 +296,7 @@ class Memory:
         self.next_m = min(self.K, M)  # what the next call may see
         if past and past.end == past.buffer.filled <= past.buffer.room - T:
             self.buffer, self.end = past.buffer, past.end + T
-        else:  # twice what is needed, so a full memory is copied once in M positions
+        else:  # with room for next_m more, so a full memory is copied once in M positions
             self.buffer, self.end = Buffer(config, B, self.K + self.next_m, like), self.K
             if self.m:
                 kept = slice(past.end - self.m, past.end)
@@ -305,7 +305,7 @@ class Memory:
         self.buffer.filled = self.end
         if past and past.clamp_len == self.clamp_len and past.count > self.K:
             self.k_R, self.count = past.k_R, past.count
-        else:  # enough until the buffer or mem_len grows
+        else:  # as many distances as a call can need in this buffer
             self.count = min(self.buffer.room, M + T) + 1
             R = model.distances(self.count, h.device).to(like)
             self.k_R = [z.project_distances(R) for z in self.layers]
