@@ -13,7 +13,7 @@ import torch
 
 from support import validate
 from training import presets, ranks
-from training.presets import option
+from training.presets import flag, option
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,6 @@ MODEL_FLAGS = {  # of lesson 5's Config; its other fields the corpus or the eval
 
 METAVARS = {"dataset": "NAME", "model": "NAME", "text": "FILE", "data_dir": "FOLDER",
             "out": "FOLDER"}
-
-
-def flag(name):
-    """The flag of a field: eval_mem_len -> --eval-mem-len."""
-    return "--" + name.replace("_", "-")
 
 
 class Parser(argparse.ArgumentParser):

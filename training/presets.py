@@ -22,6 +22,11 @@ DATASETS = {"stdlib": ("laptop", "laptop"), "copies": ("laptop", "laptop"),
             **{name: source.models for name, source in SOURCES.items()}}
 
 
+def flag(name):
+    """Return the flag of a field: eval_mem_len -> --eval-mem-len."""
+    return "--" + name.replace("_", "-")
+
+
 def option(default, text, choices=()):
     """A field of a dataclass that becomes a flag: its default, its help, its choices if few."""
     return field(default=default, metadata={"help": text, "choices": choices})
@@ -64,17 +69,17 @@ class Recipe:
     def __post_init__(self):
         validate.types(self)
         for z in fields(self):
-            flag, value = "--" + z.name.replace("_", "-"), getattr(self, z.name)
+            name, value = flag(z.name), getattr(self, z.name)
             choices = z.metadata["choices"]
             least = int(z.name in ("batch", "segment", "eval_segment", "log_every"))
             if z.type in (int, float) and not least <= value < float("inf"):
-                raise ValueError(f"{flag} must be at least {least}, got {value}")
+                raise ValueError(f"{name} must be at least {least}, got {value}")
             if z.type is int and value > validate.MOST:
-                raise ValueError(f"{flag} must be at most {validate.MOST}, got {value}")
+                raise ValueError(f"{name} must be at most {validate.MOST}, got {value}")
             if z.name in ("lr", "muon_lr", "clip", "save_minutes") and not value > 0:
-                raise ValueError(f"{flag} must be above 0, got {value}")
+                raise ValueError(f"{name} must be above 0, got {value}")
             if choices and value not in choices:
-                raise ValueError(f"{flag} must be {' or '.join(choices)}, got {value!r}")
+                raise ValueError(f"{name} must be {' or '.join(choices)}, got {value!r}")
         if sum(length > 0 for length in (self.steps, self.tokens, self.minutes)) != 1:
             raise ValueError("a run needs one length above 0, --steps, --tokens or --minutes, and "
                              f"only one; got {self.steps}, {self.tokens} and {self.minutes}")
