@@ -146,10 +146,11 @@ def test_a_killed_encoding_leaves_whole_files_and_is_resumed(tmp_path):
     """From the archive to the tokens.  Shards that are done are not read again, and in the end only
     the tokens of all remain."""
     texts, cache = dict(zip(NAMES, SHARDS)) | {"heldout": b"b a\n"}, "new.train.int32"
+    archive = zipped(texts)  # made once: a zip file holds the time at which it was made
     for n in range(100):
         root = tmp_path / f"{n}"
         root.mkdir()
-        (root / "a.zip").write_bytes(zipped(texts))
+        (root / "a.zip").write_bytes(archive)
         (root / "vocab").write_bytes(VOCABULARY)
 
         def read(killed_at):
@@ -159,7 +160,7 @@ def test_a_killed_encoding_leaves_whole_files_and_is_resumed(tmp_path):
                     names.append(path.name), tokenize(path, *more))[1])
                 kill_at(killed_at, patch, (os, "replace"), (os, "fsync"), (os, "rmdir"),
                         (Path, "unlink"), (corpora, "tokenize"))
-                corpus = load_as("sentences", root, texts, published("a.zip", zipped(texts)),
+                corpus = load_as("sentences", root, texts, published("a.zip", archive),
                                  vocabulary=File("vocab"))
             return corpus.train.tolist(), names
 
