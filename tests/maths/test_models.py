@@ -109,19 +109,6 @@ def test_a_model_is_the_papers_equations_forward_and_gradient(name, cuts):
         assert len(model.dropout_R.given) == 2 * len(cuts), "once for all layers"
 
 
-@pytest.mark.parametrize("name", ["lesson 1", "lesson 2", "lesson 3"])
-def test_a_masked_probability_is_exactly_0(name):
-    """However low the scores of the visible keys are: the mask is -inf, not a large number."""
-    model, x = MODELS[name](), torch.randint(11, (2, 9))
-    for layer in model.layers:
-        W_k = getattr(layer.attention, "W_k", None) or layer.attention.W_kE
-        nn.init.normal_(layer.attention.W_q.weight, std=1e6)
-        W_k.weight.data = -layer.attention.W_q.weight  # a query's own score is about -1e13
-    other = x.clone()
-    other[:, 7:] = (x[:, 7:] + 1) % 11
-    assert_close(read(model, x, (3, 6))[0][:, :7], read(model, other, (3, 6))[0][:, :7], "the past")
-
-
 @pytest.mark.parametrize("kind", [
     lesson_1.VanillaTransformer, lesson_2.RecurrentTransformer, lesson_3.RelativeTransformer])
 def test_a_new_model_guesses_evenly(kind):
@@ -142,24 +129,18 @@ def test_losses_are_float32_at_least():
 
 @pytest.mark.parametrize("M, cuts", [(4, (5,)), (0, (5, 5, 4))])
 def test_lesson_2_without_memory_is_lesson_1(M, cuts):
-    """The weights are the same, the memory adds none: logits and gradients are equal in a first
-    segment, and in every segment if M = 0."""
+    """With the same weights, in a first segment, and in every segment if M = 0."""
     model, vanilla = early(lesson_2.RecurrentTransformer, M=M), early(Forgetful)
     vanilla.load_state_dict(model.state_dict())
     x = torch.randint(11, (3, sum(cuts)))
-    found, wanted = read(model, x, cuts)[0], read(vanilla, x, cuts)[0]
-    assert_close(found, wanted, "logits without a memory")
-    for a, b in zip(gradients(found, list(model.parameters())),
-                    gradients(wanted, list(vanilla.parameters()))):
-        assert_close(a, b, "gradients without a memory", tolerance=1e-10)
+    assert_close(read(model, x, cuts)[0], read(vanilla, x, cuts)[0], "logits without a memory")
 
 
-@pytest.mark.parametrize("B, H, C, D", [(2, 3, 4, 6), (1, 2, 5, 8), (3, 1, 2, 4)])
 @pytest.mark.parametrize("T, m", SHAPES)
-def test_lesson_4_is_lesson_3_forward_and_gradient(T, m, B, H, C, D):
+def test_lesson_4_is_lesson_3_forward_and_gradient(T, m):
     """The shift computes the same score from K projections instead of T * K."""
-    leaves, seen = lesson_4.example(B, H, T, m, C, D), visible(T, m)
-    assert leaves[2][-1].tolist() == [0] * (D // 2) + [1] * (D // 2), "the last row is distance 0"
+    leaves, seen = lesson_4.example(B=2, H=3, T=T, m=m, C=4, D=6), visible(T, m)
+    assert leaves[2][-1].tolist() == [0, 0, 0, 1, 1, 1], "the last row is distance 0"
     leaves = [torch.randn_like(z).requires_grad_() for z in leaves]  # R has no symmetry, either
     found, wanted = (score(*leaves)[..., seen] for score in (
         lesson_4.score_by_shift, lesson_4.score_by_pairs))
@@ -203,31 +184,15 @@ def test_golden_1_segments_with_enough_memory_are_one_pass(make, cuts):
 
 
 @pytest.mark.parametrize("M", [0, 1, 4, 20])
-def test_golden_2_with_same_length_no_loss_depends_on_the_cut(M):
+def test_golden_2_with_same_length_no_loss_depends_on_the_segmentation(M):
     """Every query attends to M + 1 keys in any segmentation, a single pass included, from the first
-    token on."""
+    token on.  Without same_length queries differ, unless the memory holds all.
+    """
     x, model = torch.randint(11, (2, 12)), full(replace(SMALL, mem_len=M, same_length=True))
     for cuts in ((1,) * 12, (2,) * 6, (4,) * 3, (5, 1, 6)):  # NaN, where all is masked, is not < 1
         assert largest_difference(model, x, cuts, (12,)) < 1e-12, f"segments of {cuts}"
-
-
-def test_without_same_length_the_cut_does_matter():
-    """The second equality is the effect of same_length."""
-    model, x = full(replace(SMALL, mem_len=2)), torch.randint(11, (1, 12))
-    assert largest_difference(model, x, (2,) * 6, (4,) * 3) > 1e-3
-
-
-# ---- memory and generation ----------------------------------------------------------------------
-
-@pytest.mark.parametrize("make", [
-    MODELS["lesson 2"], MODELS["lesson 3"], full], ids=["02", "03", "05"])
-def test_a_memory_is_not_changed_in_place(make):
-    """The caller may keep a memory and go on from it twice."""
-    model, x = make(), torch.randint(11, (2, 3))
-    memory = model(torch.randint(11, (2, 4)))[1]
-    copies = [z.clone() for z in memory]
-    first, second = model(x, memory)[0], model(x, memory)[0]
-    assert first.equal(second) and all(map(torch.equal, memory, copies))
+    model.config = replace(model.config, same_length=False)
+    assert M == 20 or largest_difference(model, x, (2,) * 6, (4,) * 3) > 1e-3
 
 
 def test_lengths_are_read_at_every_call():
@@ -238,24 +203,6 @@ def test_lengths_are_read_at_every_call():
     shorter, new = model(x, memory)
     assert new[0].shape[1] == 4
     assert_close(shorter, model(x, [rows[:, -4:] for rows in memory])[0], "the last rows alone")
-    model.config = replace(model.config, mem_len=0)
-    assert_close(model(x, memory)[0], model(x)[0], "none")
-
-
-@pytest.mark.parametrize("M, same_length", [(20, False), (3, True), (0, True), (20, True)])
-def test_greedy_generation_is_the_argmax_of_one_pass_at_every_step(M, same_length):
-    """One token at a time with memory equals reading the whole text again, at lower cost."""
-    model = full(replace(SMALL, d_model=24, mem_len=M, same_length=same_length))
-    for name, weight in model.named_parameters():  # so that the best token depends on the text
-        if "norm" in name or name == "embedding.bias":
-            weight.data.fill_(float(name.endswith("norm_1.weight") or name.endswith("2.weight")))
-    text = torch.randint(11, (2, 4))
-    assert len(model(torch.arange(11)[None])[0].argmax(-1).unique()) > 2, "could not fail"
-    tokens = lesson.generate(model, text, 8, top_k=1)
-    for step in range(8):
-        best = model(text)[0][:, -1].argmax(-1, keepdim=True)
-        assert tokens[:, step : step + 1].equal(best), f"token {step}"
-        text = torch.cat([text, best], 1)
 
 
 # ---- lesson 5: first values, dropout, refusals --------------------------------------------------
@@ -288,30 +235,3 @@ def test_each_dropout_has_its_rate():
     rates = {name: part.p for name, part in model.named_modules() if isinstance(part, nn.Dropout)}
     assert len(rates) == 3 + 2 * 4
     assert all(p == (0.5 if name.endswith("attention") else 0.25) for name, p in rates.items())
-
-
-TOKENS = torch.zeros(2, 3, dtype=torch.int64)
-
-
-@pytest.mark.parametrize("call, words", [
-    (lambda m: m(TOKENS + 11), "token 11 outside vocabulary of 11"),
-    (lambda m: m(TOKENS - 1), "token -1 outside"),
-    (lambda m: m(TOKENS, None, TOKENS + 12), "token 12"),
-    (lambda m: m(TOKENS.float()), "int64"),
-    (lambda m: m(TOKENS[0]), r"\(B, T\)"),
-    (lambda m: m(TOKENS[:, :0]), "both at least 1"),
-    (lambda m: m(TOKENS, None, TOKENS[:, :2]), r"\(2, 2\)"),
-    (lambda m: m(TOKENS, m(TOKENS[:1])[1]), "memory must be"),
-    (lambda m: m(TOKENS, m(TOKENS)[1][:1]), "list of 2"),
-    (lambda m: m(TOKENS, torch.zeros(2, 2, 5, 6)), "list of 2"),
-    (lambda m: m(TOKENS, [torch.zeros(2, 5, 8)] * 2), r"\(2, m, 6\)"),
-    (lambda m: replace(SMALL, mem_len=-1), "mem_len must be at least 0, got -1"),
-    (lambda m: replace(SMALL, n_layer=0), "n_layer must be at least 1, got 0"),
-    (lambda m: replace(SMALL, d_model=7), "even"),
-    (lambda m: replace(SMALL, dropout=1.0), "dropout must be in"),
-    (lambda m: replace(SMALL, dropout_attention=-0.1), "dropout_attention"),
-], ids=lambda z: z if isinstance(z, str) else "")
-def test_bad_input_is_a_value_error_with_the_numbers(call, words):
-    """What would fail far from its cause, or silently, is refused where it comes in."""
-    with pytest.raises(ValueError, match=words):
-        call(full())
