@@ -3,7 +3,6 @@ import io
 import os
 import random
 import shutil
-import signal
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from importlib import import_module
@@ -82,11 +81,9 @@ def failure(capsys, status):
 
 
 @contextmanager
-def at_call(number, act, where="train_step", owner=train):
-    """In the block: act() in the middle of the number-th call of a function of train.py, or of
-    another owner.
-    """
-    real, calls = getattr(owner, where), count(1)
+def at_call(number, act, where):
+    """In the block: act() in the middle of the number-th call of a function of train.py."""
+    real, calls = getattr(train, where), count(1)
 
     def wrapped(*arguments, **options):
         if next(calls) == number:
@@ -94,16 +91,8 @@ def at_call(number, act, where="train_step", owner=train):
         return real(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, where, wrapped)
+        patch.setattr(train, where, wrapped)
         yield
-
-
-def ctrl_c():
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def crash(*arguments):
-    raise RuntimeError("the machine is gone")
 
 
 def scripted(*losses):

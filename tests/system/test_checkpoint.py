@@ -1,4 +1,4 @@
-"""What a run leans on: whole files whatever happens, damage noticed, one run in a folder.
+"""What a run relies on: complete files whatever happens, damage noticed, signals that wait.
 
     pytest tests/system/test_checkpoint.py
 """
@@ -12,14 +12,11 @@ import pytest
 import torch
 
 from system.kills import differences
-from helpers import exit_status
+from helpers import exit_status, refusal
 from training import checkpoint
 from training.job import Stop
 
 CONTENT = {"format": checkpoint.FORMAT, "weights": torch.arange(9.0), "step": 3}
-needs_locks = pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-signals = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 @pytest.fixture
@@ -57,23 +54,25 @@ def test_flushed_before_it_is_renamed_and_the_folder_after(paths, monkeypatch):
                     "flush folder"]
 
 
-@pytest.mark.parametrize("name", ["out.bin", "weights.part"])
-def test_the_files_of_others_beside_it_stay(tmp_path, name):
-    """`out.part` is not ours, and what ends in `.part` may be what is asked for."""
+def test_the_files_of_others_beside_it_stay(tmp_path):
+    """`out.part` is not ours, if it is out.bin that is written."""
     (tmp_path / "out.part").write_text("theirs")
-    checkpoint.save(tmp_path / name, CONTENT)
-    assert {path.name for path in tmp_path.iterdir()} == {"out.part", name}
+    checkpoint.save(tmp_path / "out.bin", CONTENT)
+    assert files(tmp_path).keys() == {"out.part", "out.bin"}
     assert (tmp_path / "out.part").read_text() == "theirs"
 
 
 @pytest.mark.parametrize("broken", ["torch.save", "os.fsync", "os.replace", "builtins.open"])
 def test_a_failing_write_leaves_all_as_it_was(paths, tmp_path, monkeypatch, broken):
-    """A full disk in the middle, a flush that fails, a folder that cannot be written to."""
-    left = files(tmp_path)
+    """Torch's own error, a flush that fails, a folder that cannot be written to, a full disk."""
+    left, real = files(tmp_path), open
 
     def fails(*arguments, **options):
         if broken == "torch.save":
             arguments[1].write(b"half a checkpoint")
+            raise RuntimeError("No space left on device")
+        if broken == "builtins.open" and os.path.exists("/dev/full"):
+            return real("/dev/full", *arguments[1:], **options)
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
@@ -116,40 +115,40 @@ class Evil:
 
 
 @pytest.mark.parametrize("content, words", [
-    (Evil(), "damaged or no checkpoint"), ({"weights": 1}, "it does not say"),
+    (Evil(), "damaged or no checkpoint"), ({"format": "another"}, "it does not say"),
     ([1], "it does not say")], ids=str)
 def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path, monkeypatch, content, words):
     """And no code in it is run, whether torch has packed it or not."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "checkpoint.pt"
-    for data in (pickle.dumps(content), None):
-        path.write_bytes(data) if data else torch.save(content, path)
-        with pytest.raises(ValueError, match="no checkpoint" if data else words):
-            checkpoint.load(path)
+    path.write_bytes(pickle.dumps(content))
+    assert "no checkpoint" in refusal(checkpoint.load, path)
+    torch.save(content, path)
+    assert words in refusal(checkpoint.load, path)
     assert not (tmp_path / "evil").exists()
 
 
-def test_the_one_before_is_used_if_the_newest_is_not_there(paths, tmp_path, capsys):
-    """Silently; if all are damaged, or none is there, it is an error.  best.pt has none before."""
-    path, before = paths
-    assert [checkpoint.load_first_valid(*paths)["step"], checkpoint.load(before)["step"]] == [2, 1]
-    path.unlink()
-    assert checkpoint.load_first_valid(path, before).path == before
-    assert capsys.readouterr().out == ""
-    before.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="previous.pt is damaged"):
-        checkpoint.load_first_valid(path, before)
-    before.unlink()
-    with pytest.raises(ValueError, match="no checkpoint at .*checkpoint.pt"):
-        checkpoint.load_first_valid(path, before)
-    checkpoint.save(tmp_path / "best.pt", CONTENT)
-    checkpoint.save(tmp_path / "best.pt", CONTENT)
-    assert list(files(tmp_path)) == ["best.pt"]
+def test_the_one_before_is_used_if_the_newest_is_damaged(paths, capsys):
+    """One line says so; the other one is read if nothing is wrong."""
+    assert checkpoint.load_first_valid(*paths)["step"] == 2
+    paths[0].write_bytes(b"half a checkpoint")
+    assert capsys.readouterr().out == "" and checkpoint.load_first_valid(*paths)["step"] == 1
+    assert "checkpoint.pt is damaged" in capsys.readouterr().out
 
 
-# ---- one run in a folder, signals ---------------------------------------------------------------
+# ---- signals ------------------------------------------------------------------------------------
 
-def in_a_fork(act):
+def interrupted(number, times=1, ask=False):
+    """Stop, with a signal so many times, that is asked for afterwards or not."""
+    with Stop() as stop:
+        assert not stop.requested()
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+        assert not ask or stop.requested() and stop.number == number
+
+
+def end_of(act):
     """The exit status of act() in a process of its own; 99 if it comes to its end."""
     child = os.fork()
     if not child:
@@ -162,41 +161,14 @@ def in_a_fork(act):
     return exit_status(child)
 
 
-@needs_locks
-@needs_fork
-def test_a_second_run_is_refused_while_the_first_lives(tmp_path):
-    """And not after it."""
-    def refused():
-        with pytest.raises(ValueError, match="belongs to a run that is going on"):
-            checkpoint.lock(tmp_path)
-        os._exit(7)
-
-    with checkpoint.lock(tmp_path):
-        assert in_a_fork(refused) == 7
-    checkpoint.lock(tmp_path).close()
-
-
-def interrupted(number, times=1, ask=False):
-    """Stop, with a signal so many times, that is asked for afterwards or not."""
-    with Stop() as stop:
-        assert not stop.requested()
-        for _ in range(times):
-            os.kill(os.getpid(), number)
-            time.sleep(0.01)
-        assert not ask or stop.requested() and stop.number == number
-
-
-@signals
-def test_a_signal_waits_for_the_end_of_the_step(number):
-    """It is asked for after each step; afterwards the handlers are as they were."""
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_a_second_one_exits_and_none_is_lost(number):
+    """One that is asked for ends nothing, and afterwards the handlers are as they were; the others
+    end the program with the status that convention gives to the signal.
+    """
     handlers = [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]
     interrupted(number, ask=True)
     assert handlers == [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]
-
-
-@needs_fork
-@signals
-def test_a_second_signal_exits_at_once_and_one_that_nobody_asked_for_is_not_lost(number):
-    """With the status that convention gives to the signal; as it would have ended the program."""
-    assert in_a_fork(lambda: interrupted(number, times=2)) == 128 + number
-    assert in_a_fork(lambda: interrupted(number)) in (130, -number)
+    assert end_of(lambda: interrupted(number, times=2)) == 128 + number
+    assert end_of(lambda: interrupted(number)) in (130, -number)

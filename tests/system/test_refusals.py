@@ -24,6 +24,7 @@ common, lesson_5 = import_module("common"), import_module("05_full_model")
 NEW = "--model tiny --device cpu --text notes.txt --out new "
 NO_TEXT = "--model tiny --device cpu --out new "
 DRAW = "--sample abc --out small --device cpu "
+RESUME = "--resume --out small --device cpu "
 SHORT = "--scale tiny --dataset short.txt --out new "  # splits of 180, 10 and 10 tokens
 RUN = "--checkpoint small "  # of a text with 200 bytes for validation and 200 for test
 REFUSED = {  # program: command line, words of the sentence
@@ -71,11 +72,19 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--div-val 0", "div_val must be at least 1"),
         (NEW + "--cutoffs 2 3 4 --div-val 4", "leaves no width"),
         # samples, drawn now or after a training
-        *((flags + wrong, words) for flags in (NEW, DRAW, "--resume --out small ")
+        *((flags + wrong, words) for flags in (NEW, DRAW, RESUME)
           for wrong, words in (("--n-tokens -1", "--n-tokens must be 0 or more, got -1"),
                                ("--top-k 0", "--top-k must be at least 1"),
                                ("--temperature 1e-300", "--temperature must be at least 1e-30"),
-                               ("--temperature nan", "--temperature must be at least 1e-30")))],
+                               ("--temperature nan", "--temperature must be at least 1e-30"))),
+        # other settings than those of a run, or another text; here other symbols, another order
+        (NEW + "--out small", "holds a run already"), (RESUME + "--lr 0.5", "--lr is"),
+        (RESUME + "--plain", "--plain is not set there"),
+        (RESUME + "--model laptop", "--model is tiny there, not laptop"),
+        *((flags + f"--text {name}.txt", "it has changed since") for name in ("short", "turned")
+          for flags in (RESUME, "--eval-only --out small ")),
+        ("--eval-only --out small --dataset enwik8", "--dataset is stdlib there, not enwik8"),
+        ("--eval-only --out small --dtype bf16", "--dtype is float32 there, not bf16")],
     "blank": [
         ("relshift", "did you mean rel_shift?"), ("layers", "did you mean layer?"),
         ("Layer.foward", "did you mean Layer.forward?"), ("qqqq", "blank.py --list shows all"),
@@ -143,8 +152,8 @@ def test_a_command_line_is_refused_in_one_line(program, argv, words, text, small
     """On stderr, with what, where, what to do; the status is 1, and nothing has begun."""
     monkeypatch.chdir(tmp_path)
     for name, content in (("notes.txt", text.read_text()), ("short.txt", "x = 10000\n" * 20),
-                          ("empty.txt", ""), ("none/.hidden.py", ""), ("small.zip", ""),
-                          ("project/tests/grade.py", ""),
+                          ("turned.txt", text.read_text()[::-1]), ("empty.txt", ""),
+                          ("none/.hidden.py", ""), ("small.zip", ""), ("project/tests/grade.py", ""),
                           ("project/02_recurrence.py", (ROOT / "02_recurrence.py").read_text())):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(content)
