@@ -40,8 +40,7 @@ def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data):
     corpus, n = load(write(tmp_path, data)), len(data) // 20
     assert texts_of(corpus) == [data[:-2 * n], data[-2 * n:-n], data[-n:]]
     assert len(corpus.vocab) == len(set(data)) and corpus.unit == "bpc"
-    assert {z.dtype for z in (corpus.train, corpus.valid, corpus.test)} == {torch.uint8}
-    assert "notes.txt has 39 bytes, but at least 40" in refusal(load, write(tmp_path, data[:39]))
+    assert corpus.train.dtype == corpus.test.dtype == torch.uint8
 
 
 def test_the_checksum_differs_for_another_text_or_split(tmp_path):
@@ -77,13 +76,16 @@ def test_encode_and_decode_are_inverse(vocab):
     """Negative tokens do not count from the end, and 256 does not wrap around to 0."""
     tokens = encode("a", vocab)
     assert tokens.dtype == torch.int64 and tokens.tolist() == [1]
-    assert decode(tokens, vocab) == decode([1], vocab) == "a" and decode([], vocab) == ""
+    assert decode(tokens, vocab) == "a" and decode([], vocab) == ""
     for token in (-1, 4, 256):
         message = refusal(decode, torch.tensor([0, token]), vocab)
         assert message == f"token {token} outside vocabulary of 4"
-    if vocab[0] != "<eos>":
-        assert encode("é", [0xA9, 0xC3]).tolist() == [1, 0]  # UTF-8
-        assert decode([3, 1], vocab) == "\N{REPLACEMENT CHARACTER}a"  # half a character
+
+
+def test_a_letter_may_be_two_bytes():
+    """Half of it becomes a replacement character."""
+    assert encode("é", [0xA9, 0xC3]).tolist() == [1, 0]
+    assert decode([1], [0xA9, 0xC3]) == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_the_compressors_read_the_text_and_not_the_tokens():
@@ -149,30 +151,14 @@ def test_newlines_are_dropped_after_the_split(tmp_path, monkeypatch):
 def test_the_table_has_the_published_figures():
     """Bytes; or tokens with <eos>, and vocabularies, as the literature has them."""
     table = corpora.SOURCES
-    counts = {name: (*source.counts, source.vocab_size) for name, source in table.items()}
-    assert counts.items() >= {
+    assert {name: (*source.counts, source.vocab_size) for name, source in table.items()} == {
         "enwik8": (205,), "text8": (27,), "lm1b": (793_471,),
         "wt103": (103_227_021, 217_646, 245_569, 267_735),
         "wikitext-2": (2_088_628, 217_646, 245_569, 33_278),
-        "ptb": (929_589, 73_760, 82_430, 10_000)}.items()
+        "ptb": (929_589, 73_760, 82_430, 10_000)}
     assert [name for name, source in table.items() if source.counted == 1] == ["wt103"]
     assert len(table["lm1b"].files) == 100
     assert table["enwik8"].files[0].size == table["text8"].files[0].size == 100_000_000
-    for source in table.values():
-        for file in filter(None, [source.archive, source.vocabulary]):
-            kind, digest = file.checksum.split(":")
-            assert hashlib.new(kind).digest_size * 2 == len(digest)
-
-
-def test_an_unknown_name_lists_the_known_and_offers_the_nearest(tmp_path):
-    """A typing error costs one line of reading, not a search; a folder is no corpus."""
-    message = refusal(load, "enwik9", tmp_path)
-    assert "file that exists" in message and "stdlib, enwik8, text8" in message
-    assert message.endswith("; did you mean enwik8?")
-    for path in tmp_path, tmp_path / "no" / "book.txt":
-        assert refusal(load, path) == f"there is no file {path}"
-    message = refusal(load, "x" * 300)  # no file can be called so
-    assert message.startswith("xxx") and "cannot be read" in message and "[Errno" in message
 
 
 def test_the_command_prints_what_a_corpus_holds(tmp_path, capsys):
@@ -180,9 +166,9 @@ def test_the_command_prints_what_a_corpus_holds(tmp_path, capsys):
     path = write(tmp_path, RAW)
     corpora.main([str(path)])
     out, corpus = capsys.readouterr().out, load(path)
+    bits = [f"{name} {z:.3f}" for name, z in compressed_bits(corpus).items()]
     for words in (f"train {len(corpus.train):,}", f"vocabulary {len(set(RAW))}",
-                  repr(RAW.decode()[:200]),
-                  *(f"{name} {z:.3f}" for name, z in compressed_bits(corpus).items())):
+                  repr(RAW.decode()[:200]), *bits):
         assert words in out
     with pytest.raises(SystemExit, match="^corpora.py: 'no such book' is neither .*$"):
         corpora.main(["no such book"])

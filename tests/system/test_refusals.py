@@ -30,7 +30,7 @@ RUN = "--checkpoint small "  # of a text with 200 bytes for validation and 200 f
 REFUSED = {  # program: command line, words of the sentence
     "train": [
         # names
-        (NO_TEXT + "--dataset enwik9", "enwik8"),
+        (NO_TEXT + "--dataset enwik9", "; did you mean enwik8?"),
         (NEW + "--model enormous", "unknown model 'enormous', known are tiny"),
         (NEW + "--model wt103-lage", "did you mean wt103-large?"),
         (NEW + "--smaple=x", "did you mean --sample?"),
@@ -40,7 +40,7 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--device cuda", "no CUDA device"),
         (NEW + "--dataset stdlib", "give one of them"),
         # files
-        (NO_TEXT + "--text nowhere.txt", "nowhere.txt"),
+        (NO_TEXT + "--text nowhere.txt", "nowhere.txt"), (NO_TEXT + "--text none", "there is no file"),
         (NO_TEXT + "--text empty.txt", "0 bytes, but at least 40"),
         (NO_TEXT + "--text nowhere.txt --dry-run", "nowhere.txt"),
         (NEW + "--out empty.txt/run", "empty.txt"),
@@ -153,7 +153,8 @@ def test_a_command_line_is_refused_in_one_line(program, argv, words, text, small
     monkeypatch.chdir(tmp_path)
     for name, content in (("notes.txt", text.read_text()), ("short.txt", "x = 10000\n" * 20),
                           ("turned.txt", text.read_text()[::-1]), ("empty.txt", ""),
-                          ("none/.hidden.py", ""), ("small.zip", ""), ("project/tests/grade.py", ""),
+                          ("none/.hidden.py", ""), ("small.zip", ""),
+                          ("project/tests/grade.py", ""),
                           ("project/02_recurrence.py", (ROOT / "02_recurrence.py").read_text())):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(content)
