@@ -2,11 +2,8 @@
 
     pytest tests/system/test_readmes.py
 """
-import os
 import re
 import shlex
-import shutil
-import subprocess
 
 import pytest
 
@@ -63,35 +60,6 @@ def test_what_is_named_exists(path):
             assert name in BY_NAME, name
     for model in re.findall(r"\b(?:enwik8|text8)-\d+L|\b(?:wt103|lm1b)-[a-z]{4,}", text):
         assert model in presets.CONFIGS, model
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
-@pytest.mark.parametrize("change, status", [
-    (lambda text: text, 0), (lambda text: text.replace("requirements.txt", "others.txt"), 0),
-    (lambda text: text.replace(".venv/bin/pytest", "pytest"), 1)],
-    ids=["as it is", "edited", "gone"])
-def test_ci_runs_the_second_command_of_the_readme(tmp_path, change, status):
-    """With programs that only write down how they were called."""
-    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
-    text = change((ROOT / "README.md").read_text(encoding="utf-8"))
-    (tmp_path / "README.md").write_text(text, encoding="utf-8")
-    for program in ("python3", ".venv/bin/pip", ".venv/bin/pytest"):
-        path = tmp_path / program
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'#!/bin/sh\necho "{program} $*" >> "$LOG"\n')
-        path.chmod(0o755)
-    done = subprocess.run([tmp_path / ".ci" / "run"], text=True, capture_output=True, timeout=60,
-                          env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}",
-                                            "LOG": str(tmp_path / "log")})
-    assert done.returncode == status, done.stderr
-    if status:
-        assert "README.md has no line" in done.stderr and not (tmp_path / "log").exists()
-        return
-    first, second = re.findall(r"^    (python3 -m venv .+)$", text, re.MULTILINE)
-    assert first.endswith(" && .venv/bin/python train.py")
-    calls = [call.strip() for call in (tmp_path / "log").read_text().splitlines()]
-    assert calls[2:5] == second.split(" && ") and ".venv/bin/pytest -m slow" in calls[5:]
-    assert calls[1] == ".venv/bin/pip install torch==2.13.0"
 
 
 def test_the_exercises_are_counted_and_listed_as_they_are():
