@@ -1,7 +1,4 @@
-"""What the lessons measure and print: losses, reach, terms, costs.
-
-    pytest tests/maths/test_measures.py
-"""
+"""What the lessons measure and print: losses, reach, terms, costs."""
 import doctest
 import math
 import re

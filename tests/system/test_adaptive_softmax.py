@@ -1,7 +1,4 @@
-"""The adaptive softmax: every word, and the tables that it must not build.
-
-    pytest tests/system/test_adaptive_softmax.py
-"""
+"""The adaptive softmax: every word, and the tables that it must not build."""
 from dataclasses import replace
 from importlib import import_module
 

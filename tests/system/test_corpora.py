@@ -1,7 +1,4 @@
-"""A corpus of bytes: the right bytes, split and numbered in one way, or one sentence.
-
-    pytest tests/system/test_corpora.py
-"""
+"""A corpus of bytes: the right bytes, split and numbered in one way, or one sentence."""
 import hashlib
 import lzma
 import sys

@@ -1,7 +1,5 @@
 """Spoilers: train.py's loop and evaluation once more, from the formulas; both agree to the bit.
 
-    pytest tests/system/test_loop.py
-
 A run that is compared with itself resumed says nothing of what goes into a step, nor of the unit of
 what is printed.  This loop calls the model, the lanes and segments of lesson 1 and torch's Adam and
 Muon, and nothing of train.py.

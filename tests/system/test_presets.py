@@ -1,7 +1,4 @@
-"""What is decided before a run: presets, flags, estimates, the dtype.
-
-    pytest tests/system/test_presets.py
-"""
+"""What is decided before a run: presets, flags, estimates, the dtype."""
 import math
 import os
 from contextlib import nullcontext

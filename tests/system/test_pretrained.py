@@ -1,7 +1,4 @@
-"""The model that comes with the course: what it holds, and when it is used.
-
-    pytest tests/system/test_pretrained.py
-"""
+"""The model that comes with the course: what it holds, and when it is used."""
 import math
 from dataclasses import replace
 from importlib import import_module

@@ -1,7 +1,4 @@
-"""What the READMEs name exists: links, figures, files, commands, flags, models, exercises.
-
-    pytest tests/system/test_readmes.py
-"""
+"""What the READMEs name exists: links, figures, files, commands, flags, models, exercises."""
 import re
 import shlex
 

@@ -1,7 +1,4 @@
-"""Runs as their users know them: started, stopped, resumed bit for bit.
-
-    pytest tests/system/test_runs.py
-"""
+"""Runs as their users know them: started, stopped, resumed bit for bit."""
 import math
 import os
 import shutil
@@ -101,12 +98,7 @@ def test_a_run_is_saved_by_the_minutes_of_training(text, tmp_path, monkeypatch, 
     """At least every ten, unless --save-minutes says otherwise; a validation begins them anew, and
     the last one is saved, too."""
     steps, save, counted = [], runs.Job.save, runs.State.record_step
-
-    def noted(job):
-        steps.append(job.state.step)
-        save(job)
-
-    monkeypatch.setattr(runs.Job, "save", noted)
+    monkeypatch.setattr(runs.Job, "save", lambda job: (steps.append(job.state.step), save(job)))
     monkeypatch.setattr(runs.State, "record_step", lambda self, x, finite, seconds: counted(
         self, x, finite, 60 * 2.4))  # a step takes 2.4 minutes
     monkeypatch.setattr(train, "train_step", scripted(*[1.0] * 14))

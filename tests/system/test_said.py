@@ -1,7 +1,4 @@
-"""What a run says and shows is what it did.
-
-    pytest tests/system/test_said.py
-"""
+"""What a run says and shows is what it did."""
 import math
 from importlib import import_module
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Every benchmark from its archive to a test score, at toy size on the CPU.
 
-    pytest tests/system/test_train_benchmarks.py
-
 The archives are made here, with the names and folders of the published ones, and lie where a user
 who fetched them by hand would put them.
 """

@@ -1,7 +1,4 @@
-"""Corpora of words: the published tokens in the published order, or one clear sentence.
-
-    pytest tests/system/test_word_corpora.py
-"""
+"""Corpora of words: the published tokens in the published order, or one clear sentence."""
 import contextlib
 import os
 import random
