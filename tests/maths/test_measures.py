@@ -67,17 +67,7 @@ def test_both_ways_are_shown_in_bits_and_on_the_same_tokens(capsys, n, T, count)
     assert printed == pytest.approx([mean, first, second, later, wanted, wanted], abs=0.006)
 
 
-# ---- lesson 2: reach, confusion -----------------------------------------------------------------
-
-@pytest.mark.parametrize("N, T, M", [(1, 4, 4), (2, 4, 4), (2, 3, 6), (3, 4, 6), (2, 5, 0)])
-def test_a_change_reaches_exactly_as_far_as_the_walk_says(N, T, M):
-    """The first token changes the losses of the tokens that depend on it, all others by exactly 0.
-    """
-    change = lesson_2.change_by_distance(N, T, M, n_segments=6)
-    assert change.shape == (6 * T,)
-    changed = [t for t, c in enumerate(change.tolist()) if c > 0]
-    assert changed == [t for t in range(6 * T) if 0 in oracles.tokens_seen(t, N, T, M)]
-
+# ---- lesson 2: confusion ------------------------------------------------------------------------
 
 @pytest.mark.parametrize("j, k", [(0, 6), (3, 4), (6, 0)])
 def test_absolute_positions_confuse_memory_and_segment(j, k):

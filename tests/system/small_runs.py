@@ -69,6 +69,12 @@ def again(out, *flags):
     return train.main([*flags, "--out", str(out), "--device", "cpu"])
 
 
+def files():
+    """What is in the working folder; locks are not counted."""
+    return {path: path.read_bytes() for path in Path().rglob("*")
+            if path.is_file() and path.name != "lock"}
+
+
 def last_line(capsys):
     return capsys.readouterr().out.splitlines()[-1]
 

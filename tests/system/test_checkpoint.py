@@ -50,14 +50,6 @@ def test_flushed_before_it_is_renamed_and_the_folder_after(paths, monkeypatch):
                     "flush folder"]
 
 
-def test_the_files_of_others_beside_it_stay(tmp_path):
-    """`out.part` is not ours, if it is out.bin that is written."""
-    (tmp_path / "out.part").write_text("theirs")
-    checkpoint.save(tmp_path / "out.bin", CONTENT)
-    assert files(tmp_path).keys() == {"out.part", "out.bin"}
-    assert (tmp_path / "out.part").read_text() == "theirs"
-
-
 @pytest.mark.parametrize("broken", ["torch.save", "os.fsync", "os.replace", "builtins.open"])
 def test_a_failing_write_leaves_all_as_it_was(paths, tmp_path, monkeypatch, broken):
     """Torch's own error, a flush that fails, a folder that cannot be written to, a full disk."""

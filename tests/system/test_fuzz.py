@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from course.lessons import time_limit
-from system.small_runs import TINY, failure, finished, no_curve_and_no_flush, small, text, train
+from system.small_runs import (
+    TINY, failure, files, finished, no_curve_and_no_flush, small, text, train)
 
 WORDS = ["0", "1", "2", "8", "-1", "", " ", "nan", "inf", "1e300", str(2**63), "9" * 999, "1.5",
          "0x10", "٣", "x", "é😀", "\0", "a\n5\tb", "--", "-", "\udcff", "y" * 300, ".", "/", "%s",
@@ -32,12 +33,6 @@ def bend(draw, path):
         end = first + draw.choice((0, len(middle), draw.randrange(60), len(data)))
         data = data[:first] + middle + data[end:]
     path.write_bytes(data)
-
-
-def files():
-    """What is in the working folder; a lock is not counted."""
-    return {path: path.is_file() and path.read_bytes() for path in Path().rglob("*")
-            if path.name != "lock"}
 
 
 @pytest.mark.parametrize("number", [

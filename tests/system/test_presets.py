@@ -67,13 +67,6 @@ def test_sizes_schedules_and_parameter_counts_are_the_published_ones(name):
     assert presets.count_parameters(presets.CONFIGS[name]) == count
 
 
-def test_every_benchmark_has_a_model_of_its_own():
-    """With a GPU; and every model that is not for a CPU is published."""
-    assert presets.MODELS.keys() - PUBLISHED.keys() == {"tiny", "laptop", "laptop-words"}
-    for name in ("enwik8", "text8", "wt103", "lm1b", "ptb"):
-        assert presets.RECIPES[presets.DATASETS[name][0]].dataset == name
-
-
 # ---- flags --------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("typed, device, V, name, cutoffs, div_val", [
@@ -134,7 +127,9 @@ def test_operations_are_those_that_torch_counts(bands):
         "151,107,538", "9,000 (60 lanes of 150)", "200,000 (1,800,000,000 tokens)",
         "10.0 at 50,000 tokens/s", "GB"]),
     ("--model laptop --text notes.txt", ["as many as 4.2 minutes give", "vocabulary 3\n"]),
-    ("--model enwik8-12L --drop-newlines", ["41,055,436"]),
+    ("--model enwik8-12L --drop-newlines", ["41,055,436", "10.67 GB  activations"]),
+    ("--model enwik8-12L --micro-batch 44", ["10.67 GB  activations"]),
+    ("--model enwik8-12L --micro-batch 11", [" 5.33 GB  activations"]),
     *((f"--dataset {name}", [f" on {name}, vocabulary {source.vocab_size:,}\n"])
       for name, source in corpora.SOURCES.items())])
 def test_a_dry_run_fetches_nothing(flags, words, tmp_path, monkeypatch, capsys):
@@ -146,16 +141,6 @@ def test_a_dry_run_fetches_nothing(flags, words, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert all(part in said for part in words), said
     assert os.listdir() == ["notes.txt"]
-
-
-def test_a_micro_batch_takes_less(capsys):
-    """Half the lanes at a time have half the activations; more than all lanes are all."""
-    said = []
-    for size in ("0", "44", "11"):
-        assert train.main(["--model", "enwik8-12L", "--dry-run", "--micro-batch", size]) == 0
-        said.append(capsys.readouterr().out)
-    whole, _, half = (float(out.partition(" GB  activations")[0].split()[-1]) for out in said)
-    assert said[0] == said[1] and whole == pytest.approx(2 * half, abs=0.011)
 
 
 # ---- the machine --------------------------------------------------------------------------------
