@@ -43,7 +43,6 @@ def test_lesson_2_has_a_row_for_each_depth_and_white_for_exact_zeros(axes):
     farthest = [max(row.nonzero()[0]) for row in ~shown.mask]
     assert farthest == [lesson_2.reach(4, 4, 0), *(lesson_2.reach(N, 4, 4) for N in (1, 2, 3, 4))]
     assert torch.tensor(shown.filled(-math.inf)).equal(changes.log10())
-    assert axes[0].images[0].get_extent()[2:] == [4.5, -0.5]  # row N is around y = N
 
 
 def test_lesson_3_has_the_four_terms_scaled_and_masked(axes):
@@ -52,9 +51,9 @@ def test_lesson_3_has_the_four_terms_scaled_and_masked(axes):
     h, attention = model.embedding(tokens[None]) * math.sqrt(model.D), model.layers[0].attention
     terms = attention.terms(h[:, T:], h[:, :T], model.u, model.v)[:, 0, 0] / math.sqrt(attention.C)
     terms = terms.masked_fill(lesson_2.causal_mask(T, T), math.nan)
-    for name, a, term in zip("abcd", (a for a in axes if a.get_xlabel()), terms, strict=True):
+    for a, term in zip((a for a in axes if a.get_xlabel()), terms, strict=True):
         shown = torch.tensor(a.images[0].get_array().filled(math.nan))
-        assert shown.allclose(term, equal_nan=True) and a.get_title().startswith(f"({name})")
+        assert shown.allclose(term, equal_nan=True)
         assert "".join(z.get_text() for z in a.get_xticklabels()) == "a¶·bc¶"
 
 

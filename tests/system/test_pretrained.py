@@ -2,6 +2,7 @@
 import math
 from dataclasses import replace
 from importlib import import_module
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -58,14 +59,14 @@ def test_it_does_not_replace_a_run_that_is_named_or_resumed(home, named, capsys)
 
 def test_the_library_of_another_python_is_read_in_its_tokens(saved, home, capsys, monkeypatch):
     """The bytes stay what they are; it is said, and so is a byte that the model never met."""
-    vocab = saved["vocab"]
-    splits = (torch.randint(len(vocab), (n,), dtype=torch.uint8) for n in (80, 10, 10))
-    other, read = corpora.Corpus(*splits, vocab[::-1], "stdlib (Python 4)"), []
+    vocab, evaluate = saved["vocab"], Mock(return_value=1.0)
+    splits = torch.randint(len(vocab), (30,), dtype=torch.uint8).split(10)
+    other = corpora.Corpus(*splits, vocab[::-1], "stdlib (Python 4)")
     monkeypatch.setattr(job, "load", lambda *given, **options: other)
-    monkeypatch.setattr(train, "evaluate",
-                        lambda model, tokens, *rest, **options: read.append(tokens) or 1.0)
+    monkeypatch.setattr(train, "evaluate", evaluate)
     assert train.main(["--eval-only", *CPU]) == 0
     assert "another Python" in capsys.readouterr().out
-    assert corpora.as_bytes(read[0], vocab) == corpora.as_bytes(other.test, other.vocab)
+    assert corpora.as_bytes(evaluate.call_args.args[1], vocab) == corpora.as_bytes(
+        other.test, other.vocab)
     with pytest.raises(ValueError, match=r"bytes that the vocabulary lacks: \[7\]"):
         corpora.with_vocabulary(replace(other, vocab=[*other.vocab[1:], 7]), vocab)
