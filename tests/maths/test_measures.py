@@ -1,10 +1,9 @@
-"""What the lessons measure and print: losses, reach, terms, costs."""
+"""What the lessons measure: losses, terms, costs."""
 import doctest
 import math
 import re
 from importlib import import_module
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,8 +11,8 @@ from course import oracles
 from course.exercises import LESSONS
 from helpers import assert_close, randomized, visible
 
-lesson_1, lesson_2, lesson_3, lesson_4 = map(import_module, (
-    "01_vanilla_segments", "02_recurrence", "03_relative_attention", "04_rel_shift"))
+lesson_1, lesson_3, lesson_4 = map(import_module, (
+    "01_vanilla_segments", "03_relative_attention", "04_rel_shift"))
 
 
 def nll(logits, y):
@@ -67,19 +66,6 @@ def test_both_ways_are_shown_in_bits_and_on_the_same_tokens(capsys, n, T, count)
     assert printed == pytest.approx([mean, first, second, later, wanted, wanted], abs=0.006)
 
 
-# ---- lesson 2: confusion ------------------------------------------------------------------------
-
-@pytest.mark.parametrize("j, k", [(0, 6), (3, 4), (6, 0)])
-def test_absolute_positions_confuse_memory_and_segment(j, k):
-    """Swapping tokens at the same position of two segments changes nothing in one layer; at other
-    positions, and in two layers, it does."""
-    one, two = (lesson_2.RecurrentTransformer(V=16, N=N, D=12, H=3, FF=20, M=8).double()
-                for N in (1, 2))
-    assert lesson_2.confusion(one, 8, j, j) < 1e-12 < 1e-6 < lesson_2.confusion(one, 8, j, k)
-    if j < 6:  # before position 7 the states of layer 1 have changed, too
-        assert lesson_2.confusion(two, 8, j, j) > 1e-6, "two tokens must have been swapped"
-
-
 # ---- lesson 3: terms, bits per token ------------------------------------------------------------
 
 def test_the_terms_of_all_pairs_are_the_four_terms():
@@ -103,27 +89,7 @@ def test_bits_per_token_is_a_mean_over_tokens(n, B, T):
     assert found == pytest.approx(wanted / math.log(2), abs=1e-5)
 
 
-# ---- what is shown could fail, what it costs ----------------------------------------------------
-
-four_terms = lesson_3.four_terms
-
-
-@pytest.mark.parametrize("lesson, show, name, wrong, true, otherwise", [
-    (lesson_2, lambda: lesson_2.show_stopped_gradient(T=4, M=4), "update_memory",
-     lambda memory, h, M: torch.cat([memory, h], 1), "segment 1: None", r"segment 1: \d"),
-    (lesson_3, lesson_3.show_loops_against_pairs, "four_terms",
-     lambda *given: four_terms(*given) + np.eye(3, 7), r"18 visible cells: \de-1\d",
-     r"18 visible cells: 1e\+00"),
-    (lesson_4, lesson_4.show_equalities, "rel_shift", lambda x: x,
-     r"16 of 16 shapes\n.*: \de-1\d", r" 4 of 16 shapes\n.*: \de[+]")], ids=["2", "3", "4"])
-def test_what_a_lesson_shows_to_be_equal_would_differ_for_a_wrong_function(
-        lesson, show, name, wrong, true, otherwise, monkeypatch, capsys):
-    show()
-    assert re.search(true, capsys.readouterr().out)
-    monkeypatch.setattr(lesson, name, wrong)
-    show()
-    assert re.search(otherwise, capsys.readouterr().out)
-
+# ---- all lessons --------------------------------------------------------------------------------
 
 def test_milliseconds_is_the_fastest_after_a_first_call(monkeypatch):
     """Six calls, forward and backward; the first one warms up, disturbed ones do not count."""

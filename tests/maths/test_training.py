@@ -184,16 +184,6 @@ STREAM = corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up")
 TWO = replace(RUN, batch=2, segment=2, seed=5)
 
 
-def test_batches_are_the_segments_of_the_lanes_repeatedly():
-    """Lanes of 5 inputs in segments of 2, 2, 1; then the text begins again, which is said."""
-    made = Batches(STREAM, TWO, "cpu")
-    wanted = list(oracles.segments(oracles.lanes(TEXT, 2), 2))
-    for i, (x, y) in zip(range(7), made):
-        assert x.equal(wanted[i % 3][0]) and y.equal(wanted[i % 3][1])
-        assert made.text_begins == (i % 3 == 0)
-        assert 5 * made.epoch + made.column == (2, 4, 5, 7, 9, 10, 12)[i]
-
-
 @pytest.fixture
 def sentences(monkeypatch):
     """The text as sentences, which are no tensor: only our own segments are made for them."""
@@ -201,16 +191,14 @@ def sentences(monkeypatch):
     return replace(STREAM, separator=0)
 
 
-@pytest.mark.parametrize("name", ["one text", "sentences"])
-def test_batches_continue_where_they_were(name, sentences):
+def test_batches_of_sentences_continue_where_they_were(sentences):
     """From any position, the end of the text included; a checkpoint keeps the position."""
-    corpus = sentences if name == "sentences" else STREAM
-    made, states, wanted = Batches(corpus, TWO, "cpu"), [], []
+    made, states, wanted = Batches(sentences, TWO, "cpu"), [], []
     for _ in range(12):
         states.append(made.state())
         wanted.append(next(made))
     for start in range(8):
-        again = Batches(corpus, TWO, "cpu", **states[start])
+        again = Batches(sentences, TWO, "cpu", **states[start])
         for (x, y), (same_x, same_y) in zip(wanted[start : start + 4], again):
             assert x.equal(same_x) and y.equal(same_y)
 

@@ -31,13 +31,13 @@ def kill_at(n, patch, *places):
 def differences(a, b, path=""):
     """Return where two contents of checkpoints differ in a bit; seconds of training do not count.
     """
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        equal = a.dtype == b.dtype and a.shape == b.shape and a.equal(b)
-    elif isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return [z for key in a if key != "seconds" for z in differences(
             a[key], b[key], f"{path}/{key}")]
-    elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
         return [z for i, pair in enumerate(zip(a, b)) for z in differences(*pair, f"{path}/{i}")]
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        equal = a.dtype == b.dtype and a.equal(b)
     else:
         equal = type(a) is type(b) and a == b
     return [] if equal else [path]

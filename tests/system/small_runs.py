@@ -3,10 +3,9 @@ import io
 import os
 import random
 import shutil
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from functools import cache
 from importlib import import_module
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -84,27 +83,6 @@ def failure(capsys, status):
     error = capsys.readouterr().err.replace("\r", "\n").strip().splitlines()
     assert status == 1 and len(error) == 1 and error[0].startswith("train.py: "), error
     return error[0]
-
-
-@contextmanager
-def at_call(number, act, where):
-    """In the block: act() in the middle of the number-th call of a function of train.py."""
-    real, calls = getattr(train, where), count(1)
-
-    def wrapped(*arguments, **options):
-        if next(calls) == number:
-            act()
-        return real(*arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, where, wrapped)
-        yield
-
-
-def scripted(*losses):
-    """train_step that gives these losses, one after the other, and trains nothing."""
-    losses = iter(losses)
-    return lambda model, optimizer, x, y, memory, run: (next(losses), 1.0, memory)
 
 
 def saved(out, name="checkpoint"):

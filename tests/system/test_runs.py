@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from importlib import import_module
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from system.kills import runs_differ
 from helpers import wait_until
 from training import checkpoint, log, machine, job as runs
 from system.small_runs import (
-    ROOT, TINY, WHOLE, again, at_call, failure, finished, last_line,
-    no_curve_and_no_flush, run, saved, scripted, small, text)
+    ROOT, TINY, WHOLE, again, failure, finished, last_line, no_curve_and_no_flush, run, saved,
+    small, text)
 
 train = import_module("train")
 
@@ -81,7 +81,15 @@ def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, capsys, finishe
     """Parameters, optimizer, schedule, random state, place in the text, memory, metrics, figure.
     """
     (whole, figure), out = finished(*WHOLE), tmp_path / "run"
-    with at_call(call, lambda: os.kill(os.getpid(), number), where):
+
+    def interrupted(*given, **more):
+        if watched.call_count == call:
+            os.kill(os.getpid(), number)
+        return DEFAULT
+
+    watched = Mock(wraps=getattr(train, where), side_effect=interrupted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, where, watched)
         assert run(text, out, *WHOLE) == 128 + number
     assert "go on with" in capsys.readouterr().out
     read = checkpoint.load(out / "checkpoint.pt")["batches"]
@@ -101,8 +109,8 @@ def test_a_run_is_saved_by_the_minutes_of_training(text, tmp_path, monkeypatch, 
     monkeypatch.setattr(runs.Job, "save", lambda job: (steps.append(job.state.step), save(job)))
     monkeypatch.setattr(runs.State, "record_step", lambda self, x, finite, seconds: counted(
         self, x, finite, 60 * 2.4))  # a step takes 2.4 minutes
-    monkeypatch.setattr(train, "train_step", scripted(*[1.0] * 14))
-    monkeypatch.setattr(train, "evaluate", lambda *arguments: 1.0)
+    monkeypatch.setattr(train, "train_step", Mock(return_value=(1.0, 1.0, None)))
+    monkeypatch.setattr(train, "evaluate", Mock(return_value=1.0))
     assert run(text, tmp_path / "run", *flags) == 0
     assert steps == wanted
 
@@ -160,7 +168,8 @@ def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypat
 def test_ten_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys):
     """One sentence, status 1, and the last good checkpoint as it was."""
     losses = [1.0, math.nan, math.nan, 1.0, 1.0, 1.0, *10 * [math.nan]]
-    monkeypatch.setattr(train, "train_step", scripted(*losses))
+    monkeypatch.setattr(train, "train_step", Mock(
+        side_effect=[(loss, 1.0, None) for loss in losses]))
     status = run(text, tmp_path / "run", "--steps", "60", "--eval-every", "6")
     assert "ten steps in a row, up to step 16" in failure(capsys, status)
     assert saved(tmp_path / "run")["step"] == 12 and saved(tmp_path / "run")["skipped"] == 8
