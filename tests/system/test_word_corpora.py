@@ -46,12 +46,6 @@ def sentences(root, shards, vocabulary=VOCABULARY):
                    vocabulary=File("vocab"))
 
 
-def test_three_files_of_bytes_are_the_splits(tmp_path):
-    texts = {"train": b"abba\ncab", "valid": b"ab\n", "test": b"cc"}
-    corpus = load_as("bytes", tmp_path, texts)
-    assert [*map(len, (corpus.train, corpus.valid, corpus.test))] == [8, 3, 2]
-
-
 # ---- words --------------------------------------------------------------------------------------
 
 def strange_text(seed):
