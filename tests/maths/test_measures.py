@@ -21,32 +21,22 @@ def nll(logits, y):
     return -p.gather(-1, y.long()[..., None])[..., 0].log()
 
 
-def some_model():
-    return randomized(lesson_1.VanillaTransformer(V=11, N=2, D=12, H=3, FF=20))
-
-
 # ---- lesson 1: one pass and sliding window ------------------------------------------------------
 
 @pytest.mark.parametrize("n, T", [(23, 4), (21, 5), (9, 1), (70 * 3 + 2, 3)])
-def test_one_pass_losses_are_those_of_each_segment_alone(n, T):
-    """Segment s is tokens sT ... sT + T - 1, without context; more than one batch of 64 works."""
-    model, tokens = some_model(), torch.randint(11, (n,)).to(torch.uint8)
-    found = lesson_1.one_pass_losses(model, tokens, T)
-    assert found.shape == ((n - 1) // T, T) and not found.requires_grad
-    for s in range(len(found)):
-        x, y = tokens[s * T : s * T + T].long(), tokens[s * T + 1 : s * T + T + 1]
-        assert_close(found[s], nll(model(x[None])[0], y), f"segment {s}", tolerance=1e-10)
-
-
-@pytest.mark.parametrize("n, T, every", [(12, 4, 1), (9, 1, 1), (70, 3, 1), (24, 4, 3)])
-def test_sliding_window_losses_are_those_of_each_window_alone(n, T, every):
-    """Token t is predicted from tokens t - T ... t - 1, in a window of its own."""
-    model, tokens = some_model(), torch.randint(11, (n,)).to(torch.uint8)
-    found = lesson_1.sliding_window_losses(model, tokens, T, every)
+def test_losses_in_one_pass_and_by_windows_are_those_of_each_piece_alone(n, T):
+    """A segment has no context, a token of a window T tokens; more than one batch of 64 works."""
+    model = randomized(lesson_1.VanillaTransformer(V=11, N=2, D=12, H=3, FF=20))
+    tokens = torch.randint(11, (n,))
+    found, starts = lesson_1.one_pass_losses(model, tokens.byte(), T), range(0, n - T, T)
+    wanted = [nll(model(tokens[None, s : s + T])[0], tokens[s + 1 : s + T + 1]) for s in starts]
+    assert_close(found, torch.stack(wanted), "segments", tolerance=1e-10)
+    for every in (1, 3):
+        found = lesson_1.sliding_window_losses(model, tokens.byte(), T, every)
+        wanted = [nll(model(tokens[None, t - T : t])[0, -1], tokens[t])
+                  for t in range(T, n, every)]
+        assert_close(found, torch.stack(wanted), "windows", tolerance=1e-10)
     assert not found.requires_grad
-    wanted = [nll(model(tokens[t - T : t].long()[None])[0, -1], tokens[t])
-              for t in range(T, n, every)]
-    assert_close(found, torch.stack(wanted), "windows", tolerance=1e-10)
 
 
 @pytest.mark.parametrize("n, T, count", [(243, 4, 14), (246, 8, 14)])

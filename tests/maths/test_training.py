@@ -13,7 +13,7 @@ from course import oracles
 from helpers import assert_close, randomized
 from support import corpora
 from support.progress import progress
-from training import fast, machine, presets, ranks
+from training import fast, machine, presets
 from training.batches import Batches, SentenceLanes
 from training.flags import Flags
 from training.job import State
@@ -211,12 +211,3 @@ def test_sentences_have_an_order_by_seed_and_epoch(sentences):
         x, _ = made.segment(0) if epoch == 0 else next(made)
         assert x.equal(stream[:, :2]) and made.epoch == epoch
         made.column = stream.shape[1] - 1
-
-
-def test_batches_are_of_this_ranks_lanes(monkeypatch):
-    """And the segments as long as T says."""
-    monkeypatch.setattr(ranks, "my_lanes", {2: slice(1, 2)}.get)
-    made = Batches(STREAM, TWO, "cpu")
-    made.T = 3
-    x, y = next(made)
-    assert x.tolist() == [[0, 4, 5]] and y.tolist() == [[4, 5, 0]]

@@ -51,16 +51,22 @@ def source_of(archive):
 
 @pytest.mark.parametrize("known", ["size", "sha256", "md5"])
 def test_a_file_is_compared_with_what_is_published_and_fetched_once(web, tmp_path, known):
-    """From the second address, if the first is dead; a file that is there is only checked."""
+    """From the second address, if the first is dead; a file that is there is only checked, and kept if
+    it is wrong."""
     checksum = None if known == "size" else f"{known}:{hashlib.new(known, DATA).hexdigest()}"
     file = File("file", len(DATA) if known == "size" else None, checksum, ("http://dead/", SITE))
-    web.update({"http://dead/": ConnectionRefusedError(), SITE: b"!" if not checksum else FLIPPED})
+    wrong = FLIPPED if checksum else b"!"
+    web.update({"http://dead/": ConnectionRefusedError(), SITE: wrong})
     refusal(fetch, file, tmp_path / "new")
     web[SITE] = DATA
     for _ in range(2):
         assert fetch(file, tmp_path / "new").read_bytes() == DATA
     assert len(web["asked"]) == 4 and files_in(tmp_path) == {"file": DATA}
     assert "transformer-xl" in web["asked"][0].get_header("User-agent")
+    (tmp_path / "new" / "file").write_bytes(wrong)
+    message = refusal(fetch, file, tmp_path / "new")
+    assert f"file is not the file of {file.addresses[0]}" in message and "delete it" in message
+    assert files_in(tmp_path) == {"file": wrong}
 
 
 @pytest.mark.parametrize("answer, words", [
@@ -74,13 +80,6 @@ def test_a_bad_answer_is_one_sentence_and_leaves_nothing(web, tmp_path, answer, 
         message = refusal(fetch, published("file", DATA, SITE), tmp_path)
     assert words in message and SITE in message and f"it as {tmp_path / 'file'}" in message
     assert files_in(tmp_path) == {}
-
-
-def test_a_wrong_file_put_there_by_hand_is_refused_and_kept(tmp_path):
-    (tmp_path / "file").write_bytes(FLIPPED)
-    message = refusal(fetch, published("file", DATA), tmp_path)
-    assert message.startswith(f"{tmp_path / 'file'} is not the file of http")
-    assert "delete it" in message and files_in(tmp_path) == {"file": FLIPPED}
 
 
 @pytest.mark.parametrize("name, pack", [("a.zip", zipped), ("a.tar.gz", tarred)])
