@@ -59,11 +59,16 @@ def test_what_is_named_exists(path):
         assert model in presets.CONFIGS, model
 
 
-def test_the_exercises_are_listed_as_they_are():
-    """Those of each lesson, in their order."""
-    page = (ROOT / "tests/README.md").read_text(encoding="utf-8")
+def test_the_exercises_are_counted_and_listed_as_they_are():
+    """Their number, in words, and those of each lesson."""
+    count = "sixteen seventeen eighteen nineteen twenty twenty-one".split()[len(EXERCISES) - 16]
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "tests/README.md")]
+    for page in pages:
+        found = re.findall(r"(\w+teen|twenty\S*) (?:exercises|functions)", page.lower())
+        assert found == [count, count]
+    assert re.findall(r"\d+ of (\d+) exercises", pages[1]) == [str(len(EXERCISES))]
     for lesson in LESSONS:
-        (row,) = re.findall(rf"^\| {lesson}\.py \| .* \| (.+) \|$", page, re.MULTILINE)
+        (row,) = re.findall(rf"^\| {lesson}\.py \| .* \| (.+) \|$", pages[1], re.MULTILINE)
         assert row.split(", ") == [e.name for e in EXERCISES if e.file == lesson]
 
 
