@@ -67,13 +67,9 @@ def read(model, x, cuts, *y):
 MODELS = {
     "lesson 1": lambda: early(Forgetful),
     "lesson 2": lambda: early(lesson_2.RecurrentTransformer, M=4),
-    "lesson 2, M 0": lambda: early(lesson_2.RecurrentTransformer, M=0),
     "lesson 3": lambda: early(lesson_3.RelativeTransformer, M=4),
-    "lesson 3, M 0": lambda: early(lesson_3.RelativeTransformer, M=0),
     "lesson 5": full,
-    "untied u and v": lambda: full(replace(SMALL, untie_r=True)),
     "same_length": lambda: full(replace(SMALL, same_length=True, mem_len=3)),
-    "clamp": lambda: full(replace(SMALL, clamp_len=2)),
     "M 0": lambda: full(replace(SMALL, mem_len=0)),
     "all": lambda: full(replace(SMALL, untie_r=True, same_length=True, clamp_len=3, mem_len=4)),
     "dropouts": with_factors,

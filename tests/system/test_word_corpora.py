@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from course.oracles import segments
 from system.kills import Killed, kill_at
+from system.small_runs import TINY, no_curve_and_no_flush, train
 from helpers import published, refusal, zipped
 from support import corpora
 from support.corpora import decode, encode, load
@@ -152,6 +154,30 @@ def test_a_killed_encoding_leaves_whole_files_and_is_resumed(tmp_path):
         assert {path.name for path in root.iterdir()} == {*texts, "a.zip", "vocab", cache}
         assert all((root / name).read_bytes() == text for name, text in texts.items())
     assert 10 < n < 99
+
+
+# ---- training -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kind, unit", [("bytes", "bpc"), ("words", "ppl"), ("sentences", "ppl")])
+def test_from_the_archive_to_the_test_score(kind, unit, tmp_path, monkeypatch, capsys):
+    """`--dataset NAME`: unpacked, trained, tested; and from the folder tested again and sampled."""
+    draw, names = random.Random(0), ("train", "valid", "test")
+    texts = {name: "".join(f"{' '.join(draw.choices('abcd', k=6))}\n" for _ in range(60)).encode()
+             for name in names}
+    (tmp_path / "a.zip").write_bytes(data := zipped(texts))
+    (tmp_path / "vocab").write_bytes(VOCABULARY)
+    monkeypatch.setitem(corpora.SOURCES, "new", Source(
+        kind, (), 0, published("a.zip", data), tuple(map(File, names)), vocabulary=File("vocab")))
+    # lanes of sentences know slices only; the exercise `segments` may read otherwise
+    monkeypatch.setattr(train.lesson_1, "segments", segments)
+    given = ["--dataset", "new", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run")]
+    assert train.main([*TINY, *given, "--steps", "3", "--cutoffs", "2", "4", "--div-val", "2"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert f" {unit} (evaluation T 16, M 16" in line and "; new)" in line
+    use = ["--eval-only", "--sample", "a d", "--n-tokens", "9", "--device", "cpu"]
+    assert train.main([*given, *use]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == line and any(words.startswith("a d") for words in printed)
 
 
 # ---- lanes of sentences -------------------------------------------------------------------------
