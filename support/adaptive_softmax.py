@@ -1,7 +1,7 @@
 """The adaptive softmax: words in and out where the vocabulary is large (Grave et al. 2017).
 
-With the 267,735 words of WikiText-103 most of the work would go into words that hardly ever come.
-Lesson 5's model uses this class where its configuration has cutoffs; for bytes it needs none.
+Most of WikiText-103's 267,735 words are rare, and a full softmax would spend most of its work on
+them.  Lesson 5's model uses this class if its configuration has cutoffs; for bytes it needs none.
 """
 import torch
 import torch.nn as nn
@@ -14,12 +14,12 @@ def float32_at_least(logits):
 
 
 class AdaptiveSoftmax(nn.Module):
-    """Embedding and softmax of a vocabulary sorted by falling count, cut into bands at cutoffs.
+    """Embedding and softmax of a vocabulary sorted by decreasing count, in bands between cutoffs.
 
-    Each word has one row, both its embedding and its output weight (tied).  Frequent words stay in
-    the head.  Each rarer band is one more entry of the head, and has a small softmax over its own
-    words, computed only where it is needed, with rows of width D / div_val^i (Grave et al. 2017; as
-    input, Baevski & Auli 2019).  For cutoffs 20,000, 40,000 and 200,000:
+    Each word has one row, which is its embedding and its output weight (tied).  Frequent words are
+    in the head.  Each rarer band i is one more entry of the head, and has a small softmax over its
+    own words, computed only where it is needed, with rows of width D / div_val^i (Grave et al.
+    2017; as input, Baevski & Auli 2019).  For cutoffs 20,000, 40,000 and 200,000:
 
         head    [ 20,000 words | tail 1 | tail 2 | tail 3 ]      for every token
                                    |        |        |
@@ -28,14 +28,14 @@ class AdaptiveSoftmax(nn.Module):
 
         p(word) = head[word]  in band 0,  head[tail i] * tail_i[word]  in band i
 
-    With div_val > 1 a projection (D, width) leads from each band's rows to the model's width, and
-    another leads back; with tie_projections the tails use one matrix for both ways, band 0 never.
+    With div_val > 1 one projection (D, width) maps each band's rows to the model's width, another
+    maps back; with tie_projections the tails use one matrix for both, band 0 always has two.
     """
 
     def __init__(self, config):
         super().__init__()
         D, edges = config.d_model, (0, *config.cutoffs, config.vocab_size)
-        self.bands = list(zip(edges, edges[1:]))  # the first word of each band, and the next one's
+        self.bands = list(zip(edges, edges[1:]))  # first word of each band, and of the next
         widths = [D // config.div_val**i for i in range(len(self.bands))]
         self.rows = nn.ParameterList(
             torch.empty(end - first, width) for (first, end), width in zip(self.bands, widths))
@@ -48,7 +48,7 @@ class AdaptiveSoftmax(nn.Module):
             self.project_out = nn.ParameterList(
                 self.project_in[i] if i and config.tie_projections else torch.empty(D, width)
                 for i, width in enumerate(widths))
-        for weight in (*self.rows, self.tail_rows):  # the authors' first values
+        for weight in (*self.rows, self.tail_rows):  # the authors' initial values
             nn.init.normal_(weight, std=0.02)
         for weight in (*self.project_in, *self.project_out) if config.div_val > 1 else ():
             nn.init.normal_(weight, std=0.01)
@@ -56,7 +56,7 @@ class AdaptiveSoftmax(nn.Module):
         self.register_buffer("cutoffs", torch.tensor(config.cutoffs), persistent=False)
 
     def band(self, x):
-        """Return the band of each token, (B, T) -> (B, T): how many cutoffs it has reached."""
+        """Return the band of each token, (B, T) -> (B, T): the number of cutoffs not above it."""
         return (x[..., None] >= self.cutoffs).sum(-1)
 
     def forward(self, x):
@@ -83,7 +83,7 @@ class AdaptiveSoftmax(nn.Module):
         return float32_at_least(F.linear(narrow, rows, bias))
 
     def logits(self, h):
-        """Return log-probabilities of all words, (B, T, D) -> (B, T, V), which are logits, too."""
+        """Return log-probabilities of all words, (B, T, D) -> (B, T, V): they are also logits."""
         n_words = self.bands[0][1]  # of the head
         head, *tails = (self.scores(h, i).log_softmax(-1) for i in range(len(self.bands)))
         tails = [head[..., n_words + i, None] + tail for i, tail in enumerate(tails)]

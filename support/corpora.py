@@ -1,21 +1,21 @@
 """Text in, token arrays out: the corpora of this course.
 
-load("stdlib") is the text of the lessons: the .py files of Python's own library, some ten million
-bytes.  It needs no download, and repeats names after thousands of bytes: that is what a memory is
-for.  A token is one byte, given as the byte's index in the vocabulary.  For benchmarks that are
-counted in words (wt103, wikitext-2, ptb, lm1b) a token is a word.
-load("copies") is a synthetic text, for which the best loss of a memory is known (draw_copies).
+load("stdlib") is the text of the lessons: the .py files of Python's own library, about ten million
+bytes.  It needs no download, and names recur after thousands of bytes, which a memory can exploit.
+A token is one byte, given as the byte's index in the vocabulary.  For benchmarks that are counted
+in words (wt103, wikitext-2, ptb, lm1b) a token is a word.
+load("copies") is a synthetic text whose lowest loss at each memory length is known (draw_copies).
 
-Tokens are uint8, or int32 for words.  An embedding needs int64, eight bytes for each token, so only
-a segment is converted (`.long()`), when it is used: the text takes an eighth of the memory.
+Tokens are uint8, or int32 for words.  An embedding needs int64, eight bytes per token, so each
+segment is converted (`.long()`) when it is used: a text of bytes takes an eighth of the memory.
 
     python -m support.corpora               the built-in corpus
     python -m support.corpora copies        the synthetic one
     python -m support.corpora enwik8        a benchmark: fetched into data/ once, and checked
     python -m support.corpora notes.txt     any file of yours
 
-prints what a corpus holds, and how small zlib and xz make a test split of bytes: a model that needs
-more bits than they do has learned little.
+prints the sizes of a corpus, and how many bits per byte zlib and xz need for a test split of bytes:
+a model with a higher loss has learned little.
 """
 import argparse
 import hashlib
@@ -42,7 +42,7 @@ from support.progress import progress
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings",
            "pydoc_data", "lib2to3",  # of the standard library: tests, tables, other people's code,
            "distutils"}  # and what Python 3.12 no longer has
-PRIMED = 1 << 25  # bytes of training text from which xz is not primed with it
+PRIMED = 1 << 25  # from this many training bytes on, xz is not primed with them
 SEPARATORS = "<eos>", "<S>"  # ends of a line: <S> in lm1b, <eos> elsewhere
 
 
@@ -53,7 +53,7 @@ class Corpus:
     valid: torch.Tensor
     test: torch.Tensor
     vocab: list  # vocab[token] is the byte, 0 to 255, or the word
-    name: str  # with the way in which it was counted
+    name: str  # which also says how it was counted
     separator: int | None = None  # token around each sentence, if they are independent (lm1b)
 
     @property
@@ -71,8 +71,8 @@ class Corpus:
 def standard_library():
     """Return the .py files of Python's own library: train, valid and test, three texts of bytes.
 
-    A hash of its path (CRC-32) decides on the order and the split of a file, so that two versions
-    of Python have nearly the same text.  Of 20 numbers 18 mean train, one valid and one test.
+    A hash of a file's path (CRC-32) determines its position and its split, so that two versions of
+    Python have nearly the same text.  Of 20 values, 18 mean train, one valid and one test.
     """
     folder, paths = Path(sysconfig.get_path("stdlib")), []
     for here, folders, files in os.walk(folder):
@@ -86,7 +86,7 @@ def standard_library():
 
 
 def read(name, root):
-    """Return the three splits of a corpus or file as bytes, and a label that says what they are."""
+    """Return the three splits of a corpus or file as bytes, and a label that describes them."""
     if name == "stdlib":
         splits = standard_library()
         data = b"".join(splits)
@@ -119,8 +119,7 @@ def tensor(data):
 
 
 def vocabulary(data):
-    """Return the byte values that occur, by falling count, ties by first appearance, as officially.
-    """
+    """Return the bytes that occur, in the official order: by decreasing count, then appearance."""
     counts = torch.bincount(tensor(data), minlength=256).tolist()
     return sorted((b for b in range(256) if counts[b]), key=lambda b: (-counts[b], data.find(b)))
 
@@ -139,9 +138,9 @@ def byte_corpus(name, root, drop_newlines):
 # ---- words: read line by line, because a text may be larger than memory -------------------------
 
 def tokenize(path, separator, token):
-    """Return the tokens of a text from a {word: token}, (n,) int32: the separator ends each line.
+    """Tokenize a text by a dict {word: token} -> (n,) int32; the separator ends each line.
 
-    Raises ValueError if they are not enough to read one and predict one.
+    Raises ValueError for fewer than two tokens, one to read and one to predict.
     """
     with open(path, encoding="utf-8") as file:
         lines = progress(file, f"reading {path}", path.stat().st_size,
@@ -156,7 +155,7 @@ def tokenize(path, separator, token):
 def word_corpus(name, root):
     """Return a Corpus of words: `<eos>` ends each line, an empty line is a lone `<eos>`.
 
-    `<eos>` is token 0, then words come by falling count, ties by first appearance.
+    `<eos>` is token 0, then come words by decreasing count, ties by first appearance.
     """
     source, paths = SOURCES[name], unpack(SOURCES[name], root)
     number = defaultdict(itertools.count(1).__next__, {"<eos>": 0})  # a new word gets the next
@@ -169,7 +168,7 @@ def word_corpus(name, root):
     counts = sum(torch.bincount(split, minlength=len(words)) for split in splits[:source.counted])
     counts[0] = counts.sum()
     order = counts.argsort(descending=True, stable=True)
-    token = order.argsort().int()  # the other way round: from number to token
+    token = order.argsort().int()  # the inverse permutation: from number to token
     return Corpus(*(token[split] for split in splits), [words[i] for i in order], name)
 
 
@@ -185,8 +184,8 @@ class VocabularyWithUnk(dict):
 def encode_shards(shards, token, encoded):
     """Write `<S>` and the tokens of all shards into the file `encoded`, as int32.
 
-    Each shard has a file of its own until the last is done: after a kill the first that has none is
-    the next to be encoded.
+    Each shard has its own file until the last is done: after a kill, encoding resumes with the
+    first shard that has none.
     """
     parts = [Path(f"{encoded}.shards", shard.name) for shard in shards]
     for shard, part in zip(shards, parts):
@@ -245,7 +244,7 @@ def draw_copies(n, seed):
 
 
 def synthetic_corpus():
-    """Return draw_copies' text as a Corpus: a million tokens to train on, 50,000 each in others."""
+    """Return draw_copies' text as a Corpus: 1,000,000 training tokens, 50,000 in other splits."""
     splits = (draw_copies(n, seed) for seed, n in enumerate((1_000_000, 50_000, 50_000)))
     return Corpus(*splits, list(b"ABCDEFGHabcdefghMNOPQRSTmnopqrst"),
                   f"copies (distances {', '.join(map(str, DISTANCES))})")
@@ -259,11 +258,11 @@ def load(name_or_path, root="data", drop_newlines=False):
     drop_newlines counts enwik8 as in the paper, whose pipeline loses the newlines: 204 symbols
     instead of 205, 88,982,818 training tokens, and about 0.02 bpc more for the same model.
 
-    Raises ValueError, one line, for whatever goes wrong.
+    Raises ValueError, one line, for any failure.
     """
     name = str(name_or_path)
     if drop_newlines and name != "enwik8":
-        raise ValueError(f"drop_newlines is the official count of enwik8, not of {name}")
+        raise ValueError(f"drop_newlines applies only to enwik8, got {name}")
     if name == "copies":
         return synthetic_corpus()
     try:
@@ -287,7 +286,7 @@ def checksum(corpus):
 
 
 def with_vocabulary(corpus, vocab):
-    """Return the same text, of bytes, in another vocabulary; ValueError if it lacks a byte."""
+    """Return a text of bytes in another vocabulary; ValueError if that lacks a byte of it."""
     lacking = sorted(set(corpus.vocab) - set(vocab))
     if lacking:
         raise ValueError(f"{corpus.name} has bytes that the vocabulary lacks: {lacking[:5]}")
@@ -347,16 +346,16 @@ def decode(tokens, vocab):
 
 
 def xz_size(data):
-    """Return how many bytes xz -9e makes of data; its window holds 64 MiB of them."""
+    """Return the size in bytes of data compressed by xz -9e, whose window is 64 MiB."""
     return len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
 
 
 def compressed_bits(corpus):
     """Return {compressor: bits per byte of the test split}, for a corpus of bytes.
 
-    zlib and xz start from nothing, so they are easily beaten.  The fair baseline of a trained model
-    is an xz primed with the training and validation text: the bytes that the test split adds to
-    theirs.  It takes seconds for ten million bytes, and is left out above 32 MB.
+    zlib and xz start from nothing, so they are easily beaten.  The fair baseline for a trained
+    model is xz primed with the training and validation text: the bytes that the test split adds to
+    their compressed size.  This takes seconds for ten million bytes, and is omitted above 32 MB.
     """
     test = as_bytes(corpus.test, corpus.vocab)
     sizes = {"zlib": len(zlib.compress(test, 9)), "xz": xz_size(test)}
@@ -368,7 +367,7 @@ def compressed_bits(corpus):
 
 
 def main(argv=None):
-    """Print what a corpus holds, and how well compressors do on a test split of bytes."""
+    """Print the sizes and beginning of a corpus, and bits per byte of compressors for bytes."""
     parser = argparse.ArgumentParser("python -m support.corpora", description="Show a corpus.")
     parser.add_argument("corpus", nargs="?", default="stdlib", metavar="NAME or FILE",
                         help=f"stdlib (the default), {', '.join(SOURCES)}, copies, or a file")

@@ -2,7 +2,7 @@
 
 A file appears under its name when it is complete and correct, or not at all: Ctrl-C, a full disk
 and a lost connection leave nothing half-written.  The size and checksum of an archive are compared
-with the published ones while it is fetched, or when it is found, put there by hand.
+with the published ones while it is fetched, or when it is there already, put there by hand.
 """
 import hashlib
 import tarfile
@@ -20,27 +20,27 @@ from support.progress import progress
 class File(NamedTuple):
     """A file as it was published, and how to check that it is complete."""
     name: str  # in the data folder
-    size: int | None = None  # bytes; None if nobody has published it
+    size: int | None = None  # bytes; None if it is not published
     checksum: str | None = None  # "algorithm:hexadecimal digest"
     addresses: tuple[str, ...] = ()  # tried in order; a member of an archive has none
 
 
 class Source(NamedTuple):
-    """A benchmark: all that is known of it."""
+    """A benchmark: everything that is known about it."""
     kind: str  # "bytes", "words" or "sentences"
     models: tuple[str, str]  # that --dataset trains, with a GPU and without (training/presets.py)
     vocab_size: int  # as published
     archive: File  # zip or tar.gz
-    files: tuple[File, ...]  # to unpack: train, valid, test, or for bytes one text, which is
-    # split; for sentences the shards, the held-out one last
+    files: tuple[File, ...]  # to unpack: train, valid, test; for bytes perhaps one text, which is
+    # then split; for sentences the shards, the held-out one last
     folder: str = ""  # precedes their names in the archive
     counts: tuple[int, ...] = ()  # of words, published: tokens of train, valid and test
-    counted: int = 3  # how many of the splits the vocabulary counts
+    counted: int = 3  # number of splits whose words the vocabulary counts
     vocabulary: File | None = None  # of sentences
 
 
 def wikitext(name, models, vocab_size, size, checksum, **more):
-    """Return the entry of one of the two WikiTexts, which differ in their sizes only."""
+    """Return the entry of one of the two WikiTexts, which differ only in their sizes."""
     hosts = "https://wikitext.smerity.com", "https://s3.amazonaws.com/research.metamind.io/wikitext"
     archive = File(f"{name}-v1.zip", size, checksum, tuple(f"{h}/{name}-v1.zip" for h in hosts))
     files = tuple(File(f"{name}/wiki.{split}.tokens") for split in ("train", "valid", "test"))
@@ -106,7 +106,7 @@ def pieces_of(stream, label, size=None):
 def checked(stream, file, label):
     """Yield the content of a stream, and compare it with the published file.
 
-    Raises ValueError at the end, or as soon as it is too long: a server may never stop.
+    Raises ValueError at the end, or as soon as it is too long, as a server may never stop.
     """
     done, digest = 0, hashlib.new((file.checksum or "sha256:").split(":")[0])
     for piece in pieces_of(stream, label, file.size):
@@ -182,14 +182,14 @@ def extract(archive, wanted):
             raise ValueError(f"holds {found[:3]}, expected {next(iter(missing))!r}")
     except OSError as error:
         raise ValueError(f"{path} cannot be unpacked from {archive} ({error})") from None
-    except Exception as error:  # broken bytes give a dozen types: of zipfile, tarfile, zlib, lzma
+    except Exception as error:  # broken bytes raise a dozen types: of zipfile, tarfile, zlib, lzma
         raise ValueError(f"{archive} is not what it should be ({error}); delete it and run again"
                          ) from None
 
 
 def unpack(source, root):
-    """Return the paths of source.files in root; what is missing is unpacked from source.archive,
-    which is fetched for it.  Raises ValueError, also for a file of another size than published.
+    """Return the paths of source.files in root; missing ones are unpacked from source.archive,
+    which is fetched first.  Raises ValueError, also if a file's size is not the published one.
     """
     paths = [Path(root, file.name) for file in source.files]
     wanted = {source.folder + file.name: path for file, path in zip(source.files, paths)

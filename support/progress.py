@@ -1,4 +1,4 @@
-"""Progress of what takes more than half a second: one line on stderr, erased at the end."""
+"""Progress of anything that takes over half a second: one line on stderr, erased at the end."""
 import os
 import sys
 import time
@@ -7,8 +7,8 @@ import time
 def progress(items, label, total=None, size=None):
     """Yield the items unchanged; print a line on stderr every half second, with their number.
 
-    total is the number of all, if it is known.  size(item) -> bytes counts bytes instead, printed
-    in MB.  In a file or a pipe, where no line can be overwritten, one is printed every ten seconds.
+    total is their number, if it is known.  With size(item) -> bytes, bytes are counted instead, and
+    printed in MB.  A file or a pipe, where no line can be overwritten, gets one every ten seconds.
     With several processes (torchrun) only rank 0 prints.
     """
     terminal = sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""Checks: what would fail far from its cause, or not at all, is a ValueError with the numbers.
+"""Checks that raise ValueError, with the numbers, for what would fail far from its cause or never.
 
     validate.config(config)             sizes that fit no model
     validate.call(model, x, memory, y)  tensors that do not fit each other and the model
@@ -80,7 +80,7 @@ def tokens(model, x, y):
                 and (z.dtype, z.dim(), z.device) == (torch.int64, 2, device)):
             raise ValueError("x and y must be int64 of one shape (B, T), both at least 1, on the "
                              f"model's {device}; got {described(z)}, x is {described(x)}")
-        if z.device.type == "cpu":  # on a GPU each call would wait for the answer
+        if z.device.type == "cpu":  # on a GPU every call would wait for the values
             for token in (z.min().item(), z.max().item()):
                 if not 0 <= token < V:
                     raise ValueError(f"token {token} outside vocabulary of {V}")
