@@ -30,7 +30,7 @@ class Source(NamedTuple):
     kind: str  # "bytes", "words" or "sentences"
     models: tuple[str, str]  # that --dataset trains, with a GPU and without (training/presets.py)
     vocab_size: int  # as published
-    archive: File  # zip or tar.gz
+    archive: File  # zip or tar.gz; without addresses: only what you put there is used
     files: tuple[File, ...]  # to unpack: train, valid, test; for bytes perhaps one text, which is
     # then split; for sentences the shards, the held-out one last
     folder: str = ""  # precedes their names in the archive
@@ -194,6 +194,9 @@ def unpack(source, root):
     paths = [Path(root, file.name) for file in source.files]
     wanted = {source.folder + file.name: path for file, path in zip(source.files, paths)
               if not path.is_file()}
+    if wanted and not (source.archive.addresses or Path(root, source.archive.name).is_file()):
+        raise ValueError(f"{next(iter(wanted.values()))} is missing, and this dataset has no address "
+                         "to fetch it from; put the file there")
     if wanted:
         extract(fetch(source.archive, root), wanted)
     for file, path in zip(source.files, paths):

@@ -96,6 +96,14 @@ def test_the_wanted_members_are_unpacked_once_and_no_others(web, tmp_path, name,
     assert "two has 1 bytes, expected 4; delete it" in refusal(unpack, source, root)
 
 
+def test_a_missing_file_of_a_local_dataset_is_named(tmp_path):
+    """Its entry has no addresses: nothing is fetched, and nothing needs an archive."""
+    (tmp_path / "one").write_bytes(TEXTS["one"])
+    message = refusal(unpack, source_of(File("none.zip")), tmp_path)
+    assert message == (f"{tmp_path / 'two'} is missing, and this dataset has no address to fetch it "
+                       "from; put the file there")
+
+
 @pytest.mark.parametrize("name, pack", [("a.zip", zipped), ("a.tar.gz", tarred)])
 @pytest.mark.parametrize("length", [None, 30], ids=["another member", "torn"])
 def test_an_archive_that_is_not_what_it_should_be_is_one_sentence(tmp_path, name, pack, length):
