@@ -195,8 +195,8 @@ def unpack(source, root):
     wanted = {source.folder + file.name: path for file, path in zip(source.files, paths)
               if not path.is_file()}
     if wanted and not (source.archive.addresses or Path(root, source.archive.name).is_file()):
-        raise ValueError(f"{next(iter(wanted.values()))} is missing, and this dataset has no address "
-                         "to fetch it from; put the file there")
+        raise ValueError(f"{next(iter(wanted.values()))} is missing, and this dataset has no "
+                         "address to fetch it from; put the file there")
     if wanted:
         extract(fetch(source.archive, root), wanted)
     for file, path in zip(source.files, paths):

@@ -51,8 +51,8 @@ def source_of(archive):
 
 @pytest.mark.parametrize("known", ["size", "sha256", "md5"])
 def test_a_file_is_compared_with_what_is_published_and_fetched_once(web, tmp_path, known):
-    """From the second address, if the first is dead; a file that is there is only checked, and kept if
-    it is wrong."""
+    """From the second address, if the first is dead; a file that is there is only checked, and a
+    wrong one is kept."""
     checksum = None if known == "size" else f"{known}:{hashlib.new(known, DATA).hexdigest()}"
     file = File("file", len(DATA) if known == "size" else None, checksum, ("http://dead/", SITE))
     wrong = FLIPPED if checksum else b"!"
@@ -100,8 +100,8 @@ def test_a_missing_file_of_a_local_dataset_is_named(tmp_path):
     """Its entry has no addresses: nothing is fetched, and nothing needs an archive."""
     (tmp_path / "one").write_bytes(TEXTS["one"])
     message = refusal(unpack, source_of(File("none.zip")), tmp_path)
-    assert message == (f"{tmp_path / 'two'} is missing, and this dataset has no address to fetch it "
-                       "from; put the file there")
+    assert message == (f"{tmp_path / 'two'} is missing, and this dataset has no address to fetch "
+                       "it from; put the file there")
 
 
 @pytest.mark.parametrize("name, pack", [("a.zip", zipped), ("a.tar.gz", tarred)])

@@ -36,7 +36,8 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--device cuda", "no CUDA device"),
         (NEW + "--dataset stdlib", "give one of them"),
         # files
-        (NO_TEXT + "--text nowhere.txt", "nowhere.txt"), (NO_TEXT + "--text none", "there is no file"),
+        (NO_TEXT + "--text nowhere.txt", "nowhere.txt"),
+        (NO_TEXT + "--text none", "there is no file"),
         (NO_TEXT + "--text empty.txt", "0 bytes, but at least 40"),
         (NEW + "--out empty.txt/run", "empty.txt"),
         ("--eval-only --out nowhere", "no checkpoint at nowhere"),
@@ -96,7 +97,8 @@ REFUSED = {  # program: command line, words of the sentence
         (SHORT + "--tables 6", "10 tokens, 85 are needed"),
         (SHORT + "--tables 7", "fewer than 200 in a split: leave out table 7")],
     "table8_recl": [(SHORT, "10 tokens, 202 are needed")],
-    "table9_eval_speed": [("--lanes 0", "at least 1")], "table5_ptb": [("--text a", "unrecognized")],
+    "table9_eval_speed": [("--lanes 0", "at least 1")],
+    "table5_ptb": [("--text a", "unrecognized")],
     "appendix_e_generation": [
         ("--checkpoint nowhere", "no checkpoint at nowhere"),
         ("--checkpoint short.txt", "is damaged or no checkpoint"),
