@@ -48,9 +48,7 @@ def pytest_configure(config):
     files = [BY_NAME[name].file for name in chosen(config)]  # one needs no later lesson
     try:
         if XL_CODE:
-            lessons.under_test = lessons.find_lessons(XL_CODE)
-            config.add_cleanup(lessons.move_into_own_folder().cleanup)
-            lessons.limit_resources()
+            lessons.take_lessons_from(XL_CODE)
         lessons.import_lessons(max(files, key=LESSONS.index, default=LESSONS[-1]))
     except ValueError as error:
         raise pytest.UsageError(f"XL_CODE: {error}" if XL_CODE else error) from None
@@ -153,7 +151,6 @@ def pytest_runtest_makereport(item, call):
             rules.record(name)
     if name and report.failed:
         report.longrepr = first_failures[name] = failure_report(item, name, call.excinfo.value)
-        report.sections = [(title, rules.first_lines(text)) for title, text in report.sections]
     return report
 
 

@@ -28,7 +28,7 @@ PRISTINE = TESTS / "course" / "pristine"  # of lessons that are blank: as they w
 under_test = {file: ROOT / f"{file}.py" for file in LESSONS}  # the files that are judged
 imported_from = {}  # lesson -> the file that an import of it runs: that one, or ours
 broken = {}  # lesson -> one sentence, if it cannot be imported
-home = []  # the folder of somebody else's code, if it is under test
+home = None  # the temporary folder in which somebody else's code runs, if it is under test
 MEMORY = 4 << 30  # bytes that it may have, over what torch itself takes
 FILE_SIZE = 100 << 20  # bytes of one file that it writes
 COPY = r"(-\d+| \(\d+\))"  # what a browser adds to a name that is there already
@@ -63,7 +63,7 @@ def find_lessons(place):
     if place.is_file() and place.suffix != ".py":
         raise ValueError(f"{place.name} is neither a folder nor a lesson file; unpack archives")
     paths = [place] if place.is_file() else [
-        path for path in sorted(place.rglob("*.py"))
+        path for path in place.rglob("*.py")
         if not any(map(is_hidden, path.relative_to(place).parts))]
     paths = sorted(filter(lesson_of, paths), key=copy_number)
     depth = min((len(path.parts) for path in paths), default=0)
@@ -78,33 +78,31 @@ def find_lessons(place):
     return {lesson_of(path): path.resolve() for path in paths if path.parent == folders[0]}
 
 
-def move_into_own_folder():
-    """Have somebody else's code run, and leave its files, in a temporary folder: return that."""
-    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    home.append(Path(folder.name) / "home")  # one deeper, so that .. is also temporary
+def take_lessons_from(place):
+    """Test somebody else's lessons: they run, and leave their files, in a temporary folder."""
+    global under_test, home
+    under_test = find_lessons(place)
+    home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     sys.dont_write_bytecode = True
-    return folder
+    limit_resources()
 
 
 def go_home():
-    """Return there, wherever it has gone."""
-    for folder in home:
+    """Return there, wherever somebody else's code has gone."""
+    if home:
+        folder = Path(home.name) / "home"  # one deeper, so that .. is also temporary
         folder.mkdir(parents=True, exist_ok=True)
         os.chdir(folder)
 
 
 def limit_resources():
-    """Limit the memory of this process, and the size of a file that it writes."""
-    try:
+    """Limit the memory of this process, and the size of a file that it writes (on Linux)."""
+    taken = Path("/proc/self/statm")
+    if taken.exists():
         import resource
-    except ImportError:  # Windows
-        return
-    limits = {resource.RLIMIT_FSIZE: FILE_SIZE}
-    if Path("/proc/self/statm").exists():  # macOS has no such limit
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MEMORY
-    for kind, value in limits.items():
-        resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
+        memory = int(taken.read_text().split()[0]) * resource.getpagesize() + MEMORY
+        for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, FILE_SIZE)):
+            resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
 
 
 def note(**facts):
@@ -172,27 +170,22 @@ def time_limit(seconds):
     def ring(number, frame):
         raise TimeoutError(f"still running after {seconds} seconds: an endless loop?")
 
-    # of this process, however busy the machine is; six times as long for one that sleeps
-    clocks = ((signal.SIGPROF, signal.ITIMER_PROF, seconds),
-              (signal.SIGALRM, signal.ITIMER_REAL, 6 * seconds))
-    before = [signal.signal(number, ring) for number, _, _ in clocks]
-    for _, clock, limit in clocks:
-        signal.setitimer(clock, limit, limit)  # again and again: the first may be swallowed
+    before = signal.signal(signal.SIGPROF, ring)  # a clock of this process, however busy others are
+    signal.setitimer(signal.ITIMER_PROF, seconds, seconds)  # repeatedly: one may be swallowed
     try:
         yield
     finally:
-        for (number, clock, _), handler in zip(clocks, before):
-            signal.setitimer(clock, 0)
-            signal.signal(number, handler)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 # ---- one function -------------------------------------------------------------------------------
 
 def function_of(exercise):
-    """The function under test, as its lesson has it; AttributeError if it is missing."""
+    """The function under test, as its lesson has it; None if it is missing."""
     found = import_module(exercise.file)
     for part in exercise.function.split("."):
-        found = getattr(found, part)
+        found = getattr(found, part, None)
     return found
 
 
@@ -205,11 +198,8 @@ def problem_of(exercise):
     """Why this exercise cannot be tested, in one sentence; "" if it can."""
     if exercise.file in broken:
         return broken[exercise.file]
-    try:
-        if callable(function_of(exercise)):
-            return ""
-    except AttributeError:
-        pass
+    if callable(function_of(exercise)):
+        return ""
     return f"there is no {exercise.function} in {exercise.file}.py; its name must stay"
 
 

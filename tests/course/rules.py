@@ -67,9 +67,6 @@ class Comparison:
             return f"the result is a {kind}, should be {self.wish}"
         return ""
 
-    def __repr__(self):
-        return "same(got, wanted)"
-
 
 def same(got, wanted, compared=None, tolerance=0.0):
     """Is the result what it should be, in shape and value?  NaN equals NaN.
@@ -211,12 +208,6 @@ def failure_message(rule, function, error):
             str(error).startswith(f"{rule.exercise} is blank")):
         return blank_message(rule.exercise)
     return f"{rule.exercise}: {diagnose(rule, function, error)}"
-
-
-def first_lines(text, n=20):
-    """The first lines of what a function has printed, and how many more there are."""
-    lines = text.splitlines()
-    return "\n".join(lines[:n] + [f"... ({len(lines) - n} more lines)"] * (len(lines) > n))
 
 
 def blank_message(name):
