@@ -9,8 +9,8 @@ identifies a student's mistake by it, and test_course.py tests the rules against
 rejected, and identified.  mistakes_01.py ... mistakes_train.py have the mistakes themselves:
 
     TABLE["sinusoid"] = (
-        mistake("the frequencies grow: the exponent is negative", ("(-two_k", "(two_k")),
-        mistake("test_an_odd_width_is_refused", ("if D % 2:", "if D < 0:")),
+        ("the frequencies grow: the exponent is negative", ("(-two_k", "(two_k")),
+        ("test_an_odd_width_is_refused", ("if D % 2:", "if D < 0:")),
     )
 
 In the second no answer is wrong that could be compared: the rule of that name is the diagnosis.
@@ -26,32 +26,6 @@ from course.lessons import solution
 
 ANY = 987654321  # in the answer of a mistake: whatever number stands there
 
-# bugs that were in public code for months or years, mostly unseen: the loss still falls (4, 6
-# and 23 of that list are no bugs of an exercise)
-BUGS = {
-    1: "the shift drops the last row instead of the first",
-    2: "distances ascend along the keys",
-    3: "the memory's offset is forgotten: distance i - j",
-    5: "a shift that is right only for T = K, or for T = 1",
-    7: "clamp_len clamps from the wrong side, or the key's number",
-    8: "u and v swapped, or one for both",
-    9: "only the content terms are scaled, or by 1 / sqrt(D)",
-    10: "the causal diagonal begins at 1, not at 1 + M",
-    11: "same_length is off by one",
-    12: "masked scores are filled with a small or a merely large number",
-    13: "the position term is not masked where the shift leaves leftovers",
-    14: "the stop-gradient is dropped",
-    15: "the memory is put after the segment",
-    16: "memory[-0:] keeps everything if mem_len is 0",
-    17: "a memory of zeros that is attended to, instead of none",
-    18: "mem_len and the segment length are mixed up",
-    19: "the prompt is fed again although the memory holds it",
-    20: "lanes are not contiguous, or neighbours are mixed",
-    21: "targets are shifted twice or not at all",
-    22: "a mean of segment means, though the last segment is shorter",
-    24: "resuming forgets the position or the memory",
-}
-
 
 @dataclass(frozen=True)
 class Mistake:
@@ -60,7 +34,6 @@ class Mistake:
     exercise: str
     name: str  # its diagnosis, or the test whose own sentence is that
     edits: tuple  # (old, new), (old, new), ...; old occurs once.  Or one text: the whole function
-    bug: int = 0  # which of BUGS it is, if any
 
     @property
     def sentence(self):
@@ -83,11 +56,6 @@ class Mistake:
     def function(self):
         """The wrong function."""
         return function_from(self.exercise, self.source())
-
-
-def mistake(name, *edits, bug=0):
-    """A line of the table: pairs of old and new text, or the whole function as one text."""
-    return name, edits, bug
 
 
 def applies(mistake):
@@ -113,4 +81,4 @@ def mistakes_for(name):
     """The known mistakes of this exercise; none in the edition for an exam."""
     module = f"course.mistakes_{BY_NAME[name].lesson}"
     table = import_module(module).TABLE if find_spec(module) else {}
-    return [Mistake(name, *row) for row in table.get(name, ())]
+    return [Mistake(name, sentence, tuple(edits)) for sentence, *edits in table.get(name, ())]
