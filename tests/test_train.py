@@ -271,10 +271,10 @@ def test_the_model_is_called_under_autocast(train_step, device):
 #     loss    1 4 1 | 9 13 6 | 15     their sum is 49, their mean 7
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
-READING = presets.Recipe(steps=9, dtype="float32", batch=2, segment=2, eval_segment=3)
+READING = presets.Recipe(steps=9, dtype="float32", batch=2, segment=2)
 
 
-def read(evaluate, model=None, tokens=TOKENS, T=3, **more):
+def read(evaluate, model=None, tokens=TOKENS, eval_segment=3, eval_mem_len=1, **more):
     """Evaluate with stand-ins for all that is no part of this exercise."""
     model, told = model or Ledger(), more.pop("told", [])
     ledger = model.model if isinstance(model, OpaqueReader) else model
@@ -287,12 +287,14 @@ def read(evaluate, model=None, tokens=TOKENS, T=3, **more):
     with replaced(lesson_1, lanes=oracles.lanes, segments=oracles.segments), replaced(
             train, progress=progress, evaluating=ledger.evaluating), replaced(
             machine, autocast=ledger.autocast):
-        return evaluate(model, tokens, replace(READING, eval_segment=T, eval_mem_len=T), **more)
+        return evaluate(model, tokens, replace(READING, eval_segment=eval_segment,
+                                               eval_mem_len=eval_mem_len), **more)
 
 
 def test_the_mean_over_all_predictions(evaluate):
     """The sum of all predictions' losses (in nats, as the model gives them), divided by their
-    number; each segment is read after the memory of the one before."""
+    number; each segment, of evaluation_segment_length(recipe), is read after the memory of the one
+    before."""
     assert same(read(evaluate), 49 / 7, tolerance=1e-9)
 
 
@@ -304,10 +306,10 @@ def test_a_second_evaluation_gives_the_same(evaluate):
 
 @pytest.mark.parametrize("n, T", [(24, 5), (23, 11), (13, 1), (9, 50), (16, 5), (2, 4)])
 def test_other_texts_and_segments(evaluate, n, T):
-    """The same for any n and T: one token a segment, all in one, a last one that is shorter or not.
-    """
+    """The same for any n and T = evaluation_segment_length(recipe): one token a segment, all in
+    one, a last one that is shorter or not."""
     tokens = [i * i % 11 for i in range(n)]
-    assert same(read(evaluate, None, tokens, T), oracles.mean_loss(tokens, T), tolerance=1e-9)
+    assert same(read(evaluate, None, tokens, 1, T), oracles.mean_loss(tokens, T), tolerance=1e-9)
 
 
 def test_the_result_is_a_float(evaluate):

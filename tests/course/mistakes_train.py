@@ -77,6 +77,8 @@ TABLE["evaluate"] = (
     ("the text is cut into recipe.batch lanes: evaluation reads it as ONE lane, since at each "
      "lane's start the past would be missing",
      ("lanes(tokens.to(device), 1)", "lanes(tokens.to(device), recipe.batch)")),
+    ("the segments are recipe.eval_segment long: evaluation_segment_length(recipe) says how long "
+     "they may be", ("evaluation_segment_length(recipe)", "recipe.eval_segment")),
     ("the last token is thrown away: it is the last target",
      ("lanes(tokens.to(device), 1)", "lanes(tokens[:max(2, len(tokens) - 1)].to(device), 1)")),
     ("test_the_text_goes_to_the_model", ("tokens.to(device)", "tokens")),
