@@ -31,12 +31,11 @@ STORE = ROOT / ".exercises"  # ignored by git
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
 # all that the student edition contains: what students open shows no solution; what must know the
 # answers is in tests/course and says so
-EDITION = (
-    "*.py", ".gitignore", "LICENSE", "requirements.txt", "support/*.py", "training/*.py",
-    "pretrained/*",
-    "tests/conftest.py", "tests/helpers.py", "tests/blank.py", "tests/test_*.py",
-    *(f"tests/course/{name}.py" for name in (
-        "diagnosis", "exercises", "lessons", "mistakes*", "oracles", "rules", "stand_ins")))
+EDITION = """*.py .gitignore LICENSE requirements.txt support/*.py training/*.py pretrained/*
+    tests/conftest.py tests/helpers.py tests/blank.py tests/test_*.py
+    tests/course/diagnosis.py tests/course/exercises.py tests/course/lessons.py
+    tests/course/mistakes*.py tests/course/oracles.py tests/course/rules.py
+    tests/course/stand_ins.py""".split()
 FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # which replaces it there
 
 
@@ -62,7 +61,8 @@ class Lesson:
             raise ValueError(f"there is no {exercise.function} in {self.path.name}; give it its "
                              "name back, nothing was changed") from None
         lines = text.splitlines(keepends=True)
-        self.before, self.after = lines[: first - 1], lines[node.end_lineno :]
+        self.before = "".join(lines[: first - 1])
+        self.after = "".join(lines[node.end_lineno :])
         self.body = "".join(lines[first - 1 : node.end_lineno])
         self.function = "".join(lines[node.lineno - 1 : node.end_lineno])
         self.indent = " " * (node.col_offset + 4)
@@ -75,19 +75,19 @@ class Lesson:
         """The task as a comment, and an error that says it is blank."""
         name = self.exercise.name
         task = in_lines(f"EXERCISE {name}: {self.exercise.task}", WIDTH - 2 - len(self.indent))
-        lines = [f"# {line}" for line in task] + [
-            f"# Test it with: pytest -k {name}",
-            "raise NotImplementedError(",
-            f'    "{name} is blank: write it here, "',
-            f'    "then run pytest -k {name}")']
-        return "".join(f"{self.indent}{line}\n" for line in lines)
+        lines = [f"# {line}\n" for line in [*task, f"Test it with: pytest -k {name}"]]
+        lines.append(f'''raise NotImplementedError(
+    "{name} is blank: write it here, "
+    "then run pytest -k {name}")
+''')
+        return textwrap.indent("".join(lines), self.indent)
 
     def write(self, body):
         """Put this body into the file; the file is whole at every moment."""
         if not self.path.stat().st_mode & stat.S_IWUSR:
             raise ValueError(f"{self.path} is read-only; allow writing to it, nothing was changed")
-        text = "".join([*self.before, body, *self.after]).replace("\n", self.newline)
-        write_whole(self.path, text)
+        text = f"{self.before}{body}{self.after}"
+        write_whole(self.path, text.replace("\n", self.newline))
 
 
 def write_whole(path, text):
@@ -196,8 +196,7 @@ def submit(name):
 
 def students_page(text, exam):
     """The part of tests/README.md for students, as the front page of their edition; an exam's ends
-    before it says where answers are.
-    """
+    before it says where answers are."""
     page = text.split("## For students\n")[1].split("## For teachers\n")[0]
     if exam:
         page = page.split("Any right solution passes")[0]
@@ -206,8 +205,7 @@ def students_page(text, exam):
 
 def write_edition(folder, exam, blank_ones):
     """A copy of what students need, with these exercises blank; for an exam nothing that knows a
-    solution or a mistake comes along, so a broken rule shows itself and what it compared.
-    """
+    solution or a mistake comes along, so a broken rule shows itself and what it compared."""
     if is_student_edition():
         raise ValueError("this is the student edition already; copy the folder")
     folder = Path(folder).resolve()
@@ -231,7 +229,7 @@ def write_edition(folder, exam, blank_ones):
             lessons.keep_pristine(file, part)
         for exercise in blank_ones:
             lesson = Lesson(exercise, part / f"{exercise.file}.py")
-            lesson.write(lesson.stub())
+            lesson.path.write_text(lesson.before + lesson.stub() + lesson.after, encoding="utf-8")
         if folder.exists():
             folder.rmdir()  # it is empty
         part.rename(folder)

@@ -11,6 +11,7 @@ import pytest
 import blank
 from course import lessons
 from course.exercises import BY_NAME, EXERCISES, LESSONS, find
+from helpers import content_of
 
 pytestmark = pytest.mark.usefixtures("needs_shipped_solutions")
 
@@ -29,15 +30,12 @@ def project(tmp_path, monkeypatch):
     return root
 
 
-def files(root):
-    return {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
-def failure(capsys, status):
+def failure(capsys, *argv):
     """What a mistake must look like: status 1 and one line on stderr."""
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert status == 1 and len(lines) == 1 and lines[0].startswith("blank.py: "), lines
-    return lines[0]
+    assert blank.main([*argv]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("blank.py: ")
+    return line
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["unix", "windows"])
@@ -46,12 +44,12 @@ def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys, n
     numbers move, every byte is as before.  Blanked twice, nothing changes."""
     for file in LESSONS:
         (project / f"{file}.py").write_text(lessons.pristine(file), newline=newline)
-    before = files(project)
+    before = content_of(project)
     for exercise in EXERCISES:
         path = project / f"{exercise.file}.py"
         old, _ = find(path.read_text(), exercise.function)
         assert blank.main([exercise.name]) == 0
-        text, blanked = path.read_text(), files(project)
+        text, blanked = path.read_text(), content_of(project)
         node, first = find(text, exercise.function)
         stub = " ".join(line.strip(" #") for line in text.splitlines()[first - 1:node.end_lineno])
         assert exercise.task in stub and max(map(len, text.splitlines())) <= 88
@@ -59,11 +57,12 @@ def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys, n
         old.body[1:] = []
         assert ast.dump(node) == ast.dump(old)
         assert path.read_bytes().count(newline.encode()) == path.read_bytes().count(b"\n")
-        assert blank.main([exercise.name]) == 0 and files(project) == blanked
+        assert blank.main([exercise.name]) == 0 and content_of(project) == blanked
         assert "blank already" in capsys.readouterr().out
     for exercise in EXERCISES[::2] + EXERCISES[1::2][::-1]:
         assert blank.main(["--undo", exercise.name]) == 0
-    assert files(project) == before
+    (project / "tests/course/pristine").rmdir(), (project / "tests/course").rmdir()
+    assert content_of(project) == before
 
 
 def test_an_attempt_is_never_destroyed(project, capsys):
@@ -85,17 +84,14 @@ def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
     """A syntax error, another encoding, a function with another name, read-only."""
     path = project / "04_rel_shift.py"
     good = path.read_bytes()
-    for bad, words in ((good + b"\ndef f(:\n", "line"),
-                       (good + "# \xe9".encode("latin-1"), "not UTF-8"),
-                       (good.replace(b"def rel_shift(", b"def shift("), "no rel_shift in")):
+    for bad, mode, words in ((good + b"\ndef f(:\n", 0o644, "line"),
+                             (good + "# \xe9".encode("latin-1"), 0o644, "not UTF-8"),
+                             (good.replace(b"rel_shift(x", b"shift(x"), 0o644, "no rel_shift in"),
+                             (good, 0o444, "read-only")):
         path.write_bytes(bad)
-        before = files(project)
-        assert words in failure(capsys, blank.main(["rel_shift"]))
-        assert files(project) == before
-    path.write_bytes(good)
-    path.chmod(0o444)
-    assert "read-only" in failure(capsys, blank.main(["rel_shift"]))
-    assert path.read_bytes() == good
+        path.chmod(mode)
+        assert words in failure(capsys, "rel_shift")
+        assert path.read_bytes() == bad
 
 
 def test_a_full_disk_loses_nothing(project, capsys, monkeypatch):
@@ -103,10 +99,10 @@ def test_a_full_disk_loses_nothing(project, capsys, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    before = files(project)
+    before = (project / "04_rel_shift.py").read_bytes()
     monkeypatch.setattr(os, "fsync", full)
-    assert "No space left" in failure(capsys, blank.main(["rel_shift"]))
-    assert (project / "04_rel_shift.py").read_bytes() == before[Path("04_rel_shift.py")]
+    assert "No space left" in failure(capsys, "rel_shift")
+    assert (project / "04_rel_shift.py").read_bytes() == before
     assert not list(project.rglob("*.part"))
-    assert "No such file" in failure(capsys, blank.main(["--all", "students"]))
+    assert "No such file" in failure(capsys, "--all", "students")
     assert [path.name for path in Path().iterdir()] == ["project"]

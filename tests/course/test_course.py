@@ -87,8 +87,8 @@ def test_an_unusual_right_solution_keeps_the_rules(name):
 
 @pytest.mark.slow
 def test_nobody_relies_on_more_than_the_rules_ask(tmp_path):
-    """With an unusual right solution of every exercise, and none put back, pytest is green; two
-    processes share the tests beyond the rules."""
+    """With an unusual right solution of every exercise, and none put back, all other tests are
+    green, in two processes."""
     project = copy_of_project(tmp_path)
     for file in LESSONS:
         lessons.keep_pristine(file, project)
@@ -105,9 +105,8 @@ def test_nobody_relies_on_more_than_the_rules_ask(tmp_path):
          tmp_path / str(i), *folders], cwd=project, text=True, stdout=subprocess.PIPE)
         for i, folders in enumerate((["tests/system"], ["tests/maths", "tests/experiments"]))]
     for half in halves:
-        lines = half.communicate(timeout=900)[0].strip().splitlines()
-        assert half.returncode == 0, "\n".join(line for line in lines if "FAILED" in line)
-        assert lines[-1] == f"{len(EXERCISES)} of {len(EXERCISES)} exercises solved"
+        out = half.communicate(timeout=900)[0]
+        assert half.returncode == 0, "\n".join(re.findall("^FAILED.*", out, re.MULTILINE))
 
 
 # ---- what a student is told ---------------------------------------------------------------------

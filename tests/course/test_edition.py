@@ -31,24 +31,16 @@ def edition(tmp_path_factory):
     return folder
 
 
-# ---- no solution is where a student reads -------------------------------------------------------
+# ---- what a student reads -----------------------------------------------------------------------
 
-COURSE = """diagnosis exercises lessons mistakes mistakes_01 mistakes_02 mistakes_03 mistakes_04
-    mistakes_05 mistakes_train oracles rules stand_ins""".split()
-
-
-def test_the_edition_holds_what_is_listed_and_nothing_else(edition):
-    """A file that is new in the project is not in it until it is put on this list."""
+def test_the_edition_leaves_out_what_is_not_for_students(edition):
+    """All other tests, the experiments, answers in words, and the other form of each solution."""
     found = {path.relative_to(edition).as_posix() for path in edition.rglob("*") if path.is_file()}
-    assert found - {"LICENSE"} == {
-        ".gitignore", "README.md", "requirements.txt", *(f"{lesson}.py" for lesson in LESSONS),
-        *(path.relative_to(ROOT).as_posix() for folder in ("support", "training")
-          for path in (ROOT / folder).glob("*.py")),
-        *(f"pretrained/{name}" for name in ("README.md", "best.pt", "curve.png")),
-        *(f"tests/{name}.py" for name in ("conftest", "helpers", "blank")),
-        *(f"tests/{exercise.test_file}.py" for exercise in EXERCISES),
-        *(f"tests/course/{name}.py" for name in COURSE),
-        *(f"tests/course/pristine/{lesson}.py" for lesson in LESSONS)}
+    assert found - {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*")} <= {
+        f"tests/course/pristine/{lesson}.py" for lesson in LESSONS}
+    assert not [name for name in found if re.search(
+        r"^(experiments|figures)/|^tests/(maths|system|experiments|classroom|grade|README)"
+        r"|course/(test_|right|plain_reader|answers)", name)]
 
 
 def squeezed(text):
@@ -73,70 +65,35 @@ def test_no_telling_line_of_a_solution_is_in_what_students_read(edition, exercis
 
 
 def test_its_readme_is_the_students_page(edition):
-    """Every file that it names is there, every exercise exists; it says how to install, for which
-    Python, and what each lesson is about."""
+    """Every file that it names is there; nothing of a teacher's is named."""
     text = (edition / "README.md").read_text()
-    assert "pip install -r requirements.txt" in text and "Python 3.10" in text
-    assert all(f"| {lesson}.py |" in text for lesson in LESSONS)
     for path in re.findall(r"[\w./]+\.(?:py|txt|md)\b|\b(?:tests|support|training)/[\w/]*", text):
         assert (edition / path).exists() or (edition / "tests" / path).exists(), path
-    assert set(re.findall(r"pytest -k (\w+)", text)) <= set(NAMES)
-    assert "grade.py" not in text and "experiments" not in text
-
-
-def test_its_fast_form_is_the_plain_one(edition):
-    """What train.py and training/ ask of training/fast.py is there, and gives the model itself."""
-    names, model = {}, object()
-    exec((edition / "training" / "fast.py").read_text(), names)
-    asked = set(re.findall(r"\bfast\.(\w+)", "".join(path.read_text() for path in (
-        edition / "train.py", *(edition / "training").glob("*.py"))))) - {"py"}
-    assert asked and all(names[name](model) is model for name in asked)
-
-
-def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
-    """A broken rule shows what it compared, nothing identifies a mistake; the others are written.
-    """
-    folder = tmp_path / "exam"
-    assert blank.main(["--all", str(folder), "--exam", "--only", "layer, reach"]) == 0
-    texts = {lesson: (folder / f"{lesson}.py").read_text() for lesson in LESSONS}
-    assert re.findall(r"# EXERCISE (\w+):", "".join(texts.values())) == ["reach", "layer"]
-    assert {lesson for lesson in LESSONS if texts[lesson] != lessons.pristine(lesson)} == {
-        "02_recurrence", "05_full_model"}
-    course = folder / "tests" / "course"
-    assert not (course / "pristine").exists() and not list(course.glob("mistakes_*"))
-    page = (folder / "README.md").read_text()
-    assert "To hand in" in page and "hold the answers" not in page
-    solve(folder, "reach", "return T - 1 - token", "return T - token")
-    status, out = pytest_in(folder, "-k", "reach")
-    assert status == 1 and "reach: One layer: the last token" in out and "expected    got" in out
-    assert "one too far" not in out and "Traceback" not in out
-    edit(folder / "02_recurrence.py", "def reach(N, T, M):", "def reach(N, T, M)")
-    status, out = pytest_in(folder)
-    assert status == 4 and last_line(out).startswith("ERROR: 02_recurrence.py, line")
+    assert "pip install" in text and "grade.py" not in text and "experiments" not in text
 
 
 def test_what_is_handed_in_is_one_archive(tmp_path, monkeypatch):
     """All lesson files, as grade.py takes them."""
     monkeypatch.chdir(tmp_path)
     assert blank.main(["--submit", "anna"]) == 0
-    with zipfile.ZipFile("anna.zip") as archive:
-        archive.extractall("out")
-    assert list(lessons.find_lessons(tmp_path / "out")) == list(LESSONS)
+    zipfile.ZipFile("anna.zip").extractall("out")
+    assert set(lessons.find_lessons(tmp_path / "out")) == set(LESSONS)
 
 
 # ---- runs of pytest as a student sees them ------------------------------------------------------
 
-def pytest_in(folder, *flags, **environment):
-    """(exit status, what pytest prints) there; -p no:cacheprovider keeps the folder as it is."""
-    keep = [] if "XL_CODE" in environment else ["-p", "no:cacheprovider"]
+def run(folder, *command, **environment):
+    """(exit status, what it prints, in one line; the last line) of python with these arguments."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *keep, *flags], cwd=folder, text=True, timeout=600,
-        capture_output=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment})
-    return done.returncode, done.stdout + done.stderr
+        [sys.executable, *command], cwd=folder, text=True, timeout=600, capture_output=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment})
+    out = done.stdout + done.stderr
+    assert "Traceback" not in out
+    return done.returncode, " ".join(out.split()), out.strip().splitlines()[-1]
 
 
-def last_line(out):
-    return out.strip().splitlines()[-1]
+def pytest_in(folder, *flags, **environment):
+    return run(folder, "-m", "pytest", "-q", *flags, **environment)
 
 
 def edit(path, old, new):
@@ -151,40 +108,57 @@ def solve(folder, name, old="", new=""):
     exercise = BY_NAME[name]
     lesson = blank.Lesson(exercise, folder / f"{exercise.file}.py")
     body = lessons.solution(exercise).split(":\n", 1)[1].replace(old, new)
-    lesson.write(textwrap.indent(textwrap.dedent(body), lesson.indent))
+    lesson.path.write_text(lesson.before + textwrap.indent(textwrap.dedent(body), lesson.indent)
+                           + lesson.after)
+
+
+def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
+    """A broken rule shows what it compared, nothing identifies a mistake; the others are written.
+    """
+    folder = tmp_path / "exam"
+    assert blank.main(["--all", str(folder), "--exam", "--only", "layer, reach"]) == 0
+    assert not list(folder.rglob("pristine")) + list(folder.rglob("mistakes_*"))
+    page = (folder / "README.md").read_text()
+    assert "To hand in" in page and "hold the answers" not in page
+    for name in NAMES:
+        lesson = blank.Lesson(BY_NAME[name], folder / f"{BY_NAME[name].file}.py")
+        assert lesson.is_blank() == (name in ("layer", "reach"))
+    solve(folder, "reach", "return T - 1 - token", "return T - token")
+    status, out, _ = pytest_in(folder, "-k", "reach")
+    assert status == 1 and "reach: One layer: the last token" in out and "expected got" in out
+    edit(folder / "02_recurrence.py", "def reach(N, T, M):", "def reach(N, T, M)")
+    status, _, last = pytest_in(folder)
+    assert status == 4 and last.startswith("ERROR: 02_recurrence.py, line")
 
 
 @pytest.mark.slow
 def test_a_student_solves_one_and_then_all(edition):
     """Blank: each task once, and a hint.  Wrong: the mistake's name.  Right: solved.  A colon is
-    missing: the lesson's exercises say so, the others are tested.  At last all are green."""
+    missing: the lesson's exercises say so, the others are tested.  At last all are green, and the
+    trained model continues a text."""
     exercise, lesson_2 = BY_NAME["reach"], edition / "02_recurrence.py"
-    status, out = pytest_in(edition, "-q")
-    said = " ".join(out.split())
+    status, out, last = pytest_in(edition)
     assert status == 1 and f"{COUNT} failed" in out and " error" not in out
-    assert last_line(out) == f"0 of {COUNT} exercises solved; next: lanes (01)"
-    assert all(f"{one.name} is blank: write {one.function} in" in said for one in EXERCISES)
-    status, out = pytest_in(edition, "-q", "-k", "reach", "--hints")
-    said = " ".join(out.split())
-    assert status == 1 and exercise.task[:60] in said and exercise.hint[:60] in said
+    assert last == f"0 of {COUNT} exercises solved; next: lanes (01)"
+    assert all(f"{one.name} is blank: write {one.function} in" in out for one in EXERCISES)
+    status, out, _ = pytest_in(edition, "-k", "reach", "--hints")
+    assert status == 1 and exercise.task[:60] in out and exercise.hint[:60] in out
     solve(edition, "reach", "return T - 1 - token", "return T - token")
-    status, out = pytest_in(edition, "-k", "reach")
+    status, out, _ = pytest_in(edition, "-k", "reach")
     assert status == 1 and "reach: one too far" in out and "1 failed" in out
-    assert exercise.hint[:30] not in out and "Traceback" not in out
     for name in NAMES:
         solve(edition, name)
-    status, out = pytest_in(edition, "-k", "reach")
-    assert status == 0 and "reach is solved" in last_line(out)
+    status, _, last = pytest_in(edition, "-k", "reach")
+    assert status == 0 and "reach is solved" in last
     edit(lesson_2, "def reach(N, T, M):", "def reach(N, T, M)")
-    done = subprocess.run([sys.executable, "tests/blank.py", "--list"], cwd=edition, text=True,
-                          capture_output=True, timeout=60)
-    states = dict(zip(NAMES, (line.split()[5] for line in done.stdout.splitlines()[1:])))
-    assert states == {name: "failing" if BY_NAME[name].file == lesson_2.stem else "solved"
-                      for name in NAMES}
-    assert done.stdout.count("02_recurrence.py, line") == 1
+    _, out, last = run(edition, "tests/blank.py", "--list")
+    broken = sum(one.file == lesson_2.stem for one in EXERCISES)
+    assert out.count(" failing ") == broken and out.count(" solved ") == COUNT - broken
+    assert out.count("02_recurrence.py, line") == 1
     edit(lesson_2, "def reach(N, T, M)\n", "def reach(N, T, M):\n")
-    status, out = pytest_in(edition, "-q")
-    assert status == 0 and last_line(out) == f"{COUNT} of {COUNT} exercises solved"
+    status, _, last = pytest_in(edition)
+    assert status == 0 and last == f"{COUNT} of {COUNT} exercises solved"
+    assert run(edition, "train.py", "--sample", "def ", "--n-tokens", "9")[0] == 0
 
 
 @pytest.mark.slow
@@ -192,62 +166,33 @@ def test_only_rules_run_until_all_exercises_are_solved(tmp_path):
     """Blank, wrong, then solved without --undo, and restored."""
     project, other = copy_of_project(tmp_path), "tests/system/test_layers.py"
 
-    def run(*paths):
-        status, out = pytest_in(project, "-q", *(paths or ("tests/test_04_rel_shift.py", other)))
+    def outcome(*paths):
+        status, out, _ = pytest_in(project, *(paths or ("tests/test_04_rel_shift.py", other)))
         return status, "only rules ran: " in out, "skipped" in out
 
-    assert run(other) == (0, False, False)
-    blank_py = [sys.executable, "tests/blank.py"]
-    subprocess.run([*blank_py, "rel_shift"], cwd=project, check=True)
-    assert run()[:2] == (1, True)
+    assert outcome(other) == (0, False, False)
+    assert run(project, "tests/blank.py", "rel_shift")[0] == 0
+    assert outcome()[:2] == (1, True)
     solve(project, "rel_shift", "1:, :", ":-1, :")
-    assert run(other)[:2] == (5, True)
+    assert outcome(other)[:2] == (5, True)
     solve(project, "rel_shift", "x[..., 1:, :].reshape", "x[..., 1:, :].clone().reshape")
-    assert run() == (0, False, True)
-    subprocess.run([*blank_py, "--undo", "rel_shift"], cwd=project, check=True)
-    assert run() == (0, False, False)
+    assert outcome() == (0, False, True)
+    assert run(project, "tests/blank.py", "--undo", "rel_shift")[0] == 0
+    assert outcome() == (0, False, False)
 
 
 @pytest.mark.slow
 def test_k_takes_exercises_by_their_names():
     """All rules of two, and no others of a file that has such a name; a misspelt one is answered.
     """
-    _, out = pytest_in(ROOT, "-q", "--collect-only", "-k", "segments or reach")
-    found = re.findall(r"::(test_\w+)", out)
-    assert found == [rule.function.__name__ for name in ("segments", "reach")
-                     for rule in rules_of(name)]
-    _, out = pytest_in(ROOT, "-q", "tests/test_02_recurrence.py", "-k", "lane_typo or lanes")
+    _, out, _ = pytest_in(ROOT, "--collect-only", "-k", "segments or reach")
+    assert re.findall(r"::(test_\w+)", out) == [
+        rule.function.__name__ for name in ("segments", "reach") for rule in rules_of(name)]
+    _, out, _ = pytest_in(ROOT, "tests/test_02_recurrence.py", "-k", "lane_typo or lanes")
     assert "no exercise is called lane_typo; did you mean lanes?" in out
 
 
 # ---- XL_CODE: somebody else's files -------------------------------------------------------------
-
-@pytest.mark.slow
-def test_xl_code_judges_the_files_of_somebody_else(tmp_path):
-    """Right, wrong, endless, renamed and blank ones, and a lesson that cannot be imported; what is
-    missing is not counted, and nothing that is handed in falls back to ours."""
-    for file in ("02_recurrence", "04_rel_shift"):
-        (tmp_path / f"{file}.py").write_text(lessons.pristine(file))
-    edit(tmp_path / "02_recurrence.py", "    j = torch", "    while True: pass\n    j = torch")
-    edit(tmp_path / "02_recurrence.py", "return T - 1 - token", "return T - token")
-    edit(tmp_path / "04_rel_shift.py", "def rel_shift_by_index", "def by_index")
-    (tmp_path / "05_full_model.py").write_text("import einops\n")
-    lesson = blank.Lesson(BY_NAME["rel_shift"], tmp_path / "04_rel_shift.py")
-    lesson.write(lesson.stub())
-    status, out = pytest_in(ROOT, "-q", XL_CODE=os.path.relpath(tmp_path, ROOT))
-    counted = sum(exercise.file[:2] in ("02", "04", "05") for exercise in EXERCISES)
-    assert status == 1 and f"{counted - 2} failed" in out and "Traceback" not in out
-    said = " ".join(out.split())
-    for words in (f"code under test: {tmp_path / '04_rel_shift.py'}", "only rules ran",
-                  "rel_shift is blank", "reach: one too far", "an endless loop?",
-                  "there is no rel_shift_by_index in 04_rel_shift.py",
-                  "layer: 05_full_model.py: ModuleNotFoundError in line 1 (import einops): No"):
-        assert words in said
-    assert last_line(out) == (f"2 of {counted} exercises solved ({COUNT - counted} more are not in "
-                              "XL_CODE); next: causal_mask (02)")
-    status, out = pytest_in(ROOT / "tests", XL_CODE="../support")
-    assert status == 4 and last_line(out).startswith("ERROR: XL_CODE: ../support holds no lesson")
-
 
 ROAMS = """import os, shutil
 for name in os.listdir("."):
@@ -260,15 +205,34 @@ os.chdir("..")
 
 
 @pytest.mark.slow
-def test_a_lesson_that_writes_deletes_and_changes_directory_leaves_the_project_alone(tmp_path):
-    """By relative paths, when it is imported and when it is called."""
-    project = copy_of_project(tmp_path)
-    text, first = lessons.pristine("04_rel_shift"), "    *batch, T, K = x.shape\n"
-    text = text.replace(first, textwrap.indent(ROAMS, "    ") + first)
-    before, theirs = content_of(project), tmp_path / "04_rel_shift.py"
-    theirs.write_text(ROAMS + text)
-    (tmp_path / "tmp").mkdir()
-    status, out = pytest_in(project, XL_CODE="../04_rel_shift.py", TMPDIR=str(tmp_path / "tmp"))
-    assert status == 0 and last_line(out).startswith("2 of 2 exercises solved")
-    assert content_of(project) == before and theirs.exists()
-    assert not list((tmp_path / "tmp").iterdir())
+def test_xl_code_judges_the_files_of_somebody_else(tmp_path):
+    """Right, wrong, endless, renamed and blank ones, and a lesson that cannot be imported; what is
+    missing is not counted, and nothing that is handed in falls back to ours.  One that writes,
+    deletes and changes directory by relative paths, when it is imported and when it is called,
+    leaves the project and the rest alone."""
+    project, theirs, other = copy_of_project(tmp_path), tmp_path / "anna", tmp_path / "tmp"
+    theirs.mkdir(), other.mkdir()
+    for file in ("02_recurrence", "04_rel_shift"):
+        (theirs / f"{file}.py").write_text(ROAMS + lessons.pristine(file))
+    edit(theirs / "02_recurrence.py", "    j = torch", "    while True: pass\n    j = torch")
+    edit(theirs / "02_recurrence.py", "return T - 1 - token", "return T - token")
+    roams = textwrap.indent(ROAMS, "    ")
+    edit(theirs / "02_recurrence.py", "    joined = ", f"{roams}    joined = ")
+    edit(theirs / "04_rel_shift.py", "def rel_shift_by_index", "def by_index")
+    (theirs / "05_full_model.py").write_text("import einops\n")
+    lesson = blank.Lesson(BY_NAME["rel_shift"], theirs / "04_rel_shift.py")
+    lesson.write(lesson.stub())
+    before = content_of(project), content_of(theirs)
+    status, out, last = pytest_in(project, XL_CODE="../anna", TMPDIR=str(other))
+    counted = sum(exercise.file[:2] in ("02", "04", "05") for exercise in EXERCISES)
+    assert status == 1 and f"{counted - 2} failed" in out
+    for words in (f"code under test: {theirs / '04_rel_shift.py'}", "only rules ran",
+                  "rel_shift is blank", "reach: one too far", "an endless loop?",
+                  "there is no rel_shift_by_index in 04_rel_shift.py",
+                  "layer: 05_full_model.py: ModuleNotFoundError in line 1 (import einops): No"):
+        assert words in out
+    assert last == (f"2 of {counted} exercises solved ({COUNT - counted} more are not in XL_CODE); "
+                    "next: causal_mask (02)")
+    assert (content_of(project), content_of(theirs)) == before and not list(other.iterdir())
+    status, _, last = pytest_in(project / "tests", XL_CODE="../support")
+    assert status == 4 and last.startswith("ERROR: XL_CODE: ../support holds no lesson")
