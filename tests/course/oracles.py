@@ -33,14 +33,6 @@ def segments(stream, T, start=0):
 
 # ---- lesson 2: what is visible ------------------------------------------------------------------
 
-def last_rows(memory, h, M):
-    """The memory as a queue of rows, from which the oldest one goes while there are more than M."""
-    queue = [*memory.detach().unbind(1), *h.detach().unbind(1)]
-    while len(queue) > M:
-        queue.pop(0)
-    return torch.stack(queue, 1) if queue else h[:, :0].detach()
-
-
 def tokens_seen(t, N, T, M):
     """All tokens of the stream that prediction t can depend on: step down layer by layer."""
     tokens = {t}

@@ -1,56 +1,21 @@
 """Stand-ins for models and modules, which note how they are called."""
 import math
-from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import torch
 import torch.nn as nn
-from torch.overrides import TorchFunctionMode
-
-
-# ---- a device that every machine has ------------------------------------------------------------
-
-# may be given tensors of two devices
-MOVES = ("to", "type_as", "copy_", "__getitem__", "__setitem__")
-
-
-class Elsewhere(TorchFunctionMode):
-    """A device of its own, on the CPU: knows which tensors would stand there, those that were made
-    there or moved there, and all that was computed from them."""
-
-    device = torch.device("cpu", 0)  # the CPU's other name: cpu:0
-
-    def __init__(self):
-        super().__init__()
-        self.there = {}  # id -> tensor, kept alive, so that no id is used twice
-        self.mixed = False  # were tensors of two devices computed with?
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function == torch.Tensor.device.__get__:
-            return self.device if id(args[0]) in self.there else args[0].device
-        given = [*args, *(kwargs or {}).values()]
-        given += [z for part in given if isinstance(part, (list, tuple)) for z in part]
-        tensors = [z for z in given if isinstance(z, torch.Tensor)]
-        # a single number of the CPU goes with any device
-        found = {id(z) in self.there for z in tensors if z.dim() or id(z) in self.there}
-        named = any(isinstance(z, (torch.device, str)) and str(z) == "cpu:0" for z in given)
-        if len(found) == 2 and not named and function.__name__ not in MOVES:
-            self.mixed = True
-        result = function(*args, **(kwargs or {}))
-        rows = isinstance(result, Iterator)  # that a loop goes over
-        result = tuple(result) if rows else result
-        for z in result if isinstance(result, (list, tuple)) else [result]:
-            if isinstance(z, torch.Tensor) and (named or True in found):
-                self.there[id(z)] = z
-        return iter(result) if rows else result
 
 
 def on_the_device(call):
-    """Does `call(device)` give a tensor that stands there, made without one from another device?"""
-    with Elsewhere() as elsewhere:
-        result = call(elsewhere.device)
-    return id(result) in elsewhere.there and not elsewhere.mixed
+    """Does `call(device)` return a tensor that is there, made without one of another device?
+
+    The device is meta, where nothing is computed: there torch refuses tensors of two devices.
+    """
+    try:
+        return call(torch.device("meta")).device.type == "meta"
+    except RuntimeError:
+        return False
 
 
 # ---- models -------------------------------------------------------------------------------------
@@ -70,15 +35,6 @@ class CountingModel:
         now = nn.functional.one_hot(x, 3).double()
         before = torch.zeros(len(x), 3).double() if memory is None else memory
         return self.weight * (before[:, None] + now), before + now.sum(1)
-
-
-def stream_losses(model, x, y, T):
-    """Lesson 2's, so that a mistake there is none in what calls it: (B, n) -> (B, n) nats."""
-    memory, losses = None, []
-    for a, b in zip(x.split(T, 1), y.split(T, 1)):
-        logits, memory = model(a, memory)
-        losses.append(-logits.log_softmax(-1).gather(-1, b[..., None])[..., 0])
-    return torch.cat(losses, 1)
 
 
 # ---- modules ------------------------------------------------------------------------------------
@@ -133,22 +89,17 @@ class Adder(nn.Module):
     the very next token.
     """
 
-    def __init__(self, V=1000, breaks_at=None):
+    def __init__(self, V=1000):
         super().__init__()
-        self.config, self.breaks_at = SimpleNamespace(vocab_size=V), breaks_at
-        self.u = nn.Parameter(torch.zeros(1))
-        self.lengths, self.memories = [], []  # of each call: how many tokens, after what
-        self.modes, self.gradients = [], []  # of each call: training?  Gradients?
+        self.config, self.u = SimpleNamespace(vocab_size=V), nn.Parameter(torch.zeros(1))
+        self.lengths, self.memories, self.gradients = [], [], []  # of each call
 
     def forward(self, x, memory=None, y=None, last_only=False):
         if x.dim() != 2:
             raise ValueError(f"the model reads tokens (B, T), got {tuple(x.shape)}")
         self.lengths.append(x.shape[1])
         self.memories.append(memory)
-        self.modes.append(self.training)
         self.gradients.append(torch.is_grad_enabled())
-        if len(self.lengths) == self.breaks_at:
-            raise RuntimeError("on purpose")
         V, sums = self.config.vocab_size, x.cumsum(1) + (0 if memory is None else memory)
         logits = 20.0 * nn.functional.one_hot(sums % V, V)
         return logits[:, -1:] if last_only else logits, sums[:, -1:]
@@ -187,7 +138,6 @@ class Ledger(nn.Module):
         self.W, self.u = (nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(2))
         self.bad, self.others = bad, others
         self.synced, self.backward_in = [], []  # of each no_sync `last`; where backward() ran
-        self.config = SimpleNamespace(vocab_size=10, n_layer=1, d_model=1, mem_len=2)
         self.calls, self.open = [], []  # open: the `with` blocks that run now
         self.W.register_hook(self.backward_runs)
 
@@ -201,10 +151,7 @@ class Ledger(nn.Module):
             raise ValueError(f"the memory is that of {len(memory[0])} lanes, x has {len(x)}")
         if x.dtype != torch.int64:
             raise ValueError(f"x must be int64, got {x.dtype}")
-        new_memory = [x[:, -1:, None].double()]
-        if y is None:
-            return self.W * torch.ones(*x.shape, self.config.vocab_size), new_memory  # logits
-        return self.losses(memory, y), new_memory
+        return self.losses(memory, y), [x[:, -1:, None].double()]
 
     def losses(self, memory, y):
         """(B, T)"""
@@ -236,11 +183,10 @@ class Ledger(nn.Module):
     @contextmanager
     def evaluating(self, model, recipe):
         """In the place of train.evaluating."""
-        training, config = model.training, model.config
+        training = model.training
         model.eval()
         with Block("evaluating", self.open):
             yield
-        model.config = config
         model.train(training)
 
 
