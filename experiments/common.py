@@ -72,7 +72,7 @@ def make_flags(name, about, scales):
 
 
 def begin(given, name):
-    """Complete the flags: dataset, folder, its lock.  Return them and the corpus.  ValueError."""
+    """Complete the flags: dataset and folder.  Return them and the corpus.  ValueError."""
     if len(set(given.seeds)) < len(given.seeds) or not all(
             0 <= seed <= validate.MOST for seed in given.seeds):
         raise ValueError(f"--seeds must be different, from 0 to {validate.MOST}, got {given.seeds}")
@@ -82,7 +82,6 @@ def begin(given, name):
     folder = f"{name}-{given.scale}-{Path(given.dataset).stem}"
     given.out = Path(given.out or lesson_1.RUNS / folder)
     given.out.mkdir(parents=True, exist_ok=True)
-    given.lock = checkpoint.lock(given.out)  # until this process ends
     return given, corpus
 
 
