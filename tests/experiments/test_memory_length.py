@@ -9,38 +9,33 @@ import pytest
 import torch
 
 memory_length, common = import_module("memory_length"), import_module("common")
-corpora, lesson_5 = import_module("support.corpora"), import_module("05_full_model")
 
 
-def test_the_best_loss_is_that_of_a_counter_who_knows_the_rule():
-    """ln 8 for a kind whose distance is too far, the entropy of a copy for the others."""
-    tokens, n = corpora.draw_copies(60_000, 4).long(), len(corpora.DISTANCES)
-    right = corpora.KEPT + (1 - corpora.KEPT) / corpora.EACH
-    for c in (23, 24, 47, 48, 72, 95, 96, 200):
-        total = 0.0
-        for kind, d in enumerate(corpora.DISTANCES):
-            places = torch.arange(200 + kind, 60_000, n)
-            same = tokens[places] == tokens[places - d]
-            wrong = (1 - right) / (corpora.EACH - 1)
-            losses = torch.where(same, -math.log(right), -math.log(wrong))
-            total += (losses.mean().item() if d <= c else math.log(corpora.EACH)) / n
-        assert memory_length.best_loss(c) == pytest.approx(total, abs=0.01), c
+def test_the_best_loss_is_that_of_one_who_knows_the_rule():
+    """ln 8 for each of four distances that is too far, the entropy of a copy for the others."""
+    copied = -0.9125 * math.log(0.9125) - 7 * 0.0125 * math.log(0.0125)
+    for c, known in ((23, 0), (24, 1), (71, 2), (96, 4)):
+        wanted = (known * copied + (4 - known) * math.log(8)) / 4
+        assert memory_length.best_loss(c) == pytest.approx(wanted)
 
 
-def test_each_model_is_read_at_all_lengths(monkeypatch, unread, notes):
-    """Without a clamp and with its own, M + T - 1; as trained; and with same_length and as many
-    keys, M + T / 2.
-    """
-    asked, (*_, study) = [], memory_length.SCALES["tiny"]
-    monkeypatch.setattr(common, "memory_losses", lambda model, tokens, before, segment, **lengths: (
-        asked.append((segment, lengths)), torch.full((2, 30), float(len(asked))))[1])
-    model = lesson_5.TransformerXL(lesson_5.CONFIGS["tiny"])
+def test_each_model_has_its_memory_and_is_read_at_all_lengths(
+        monkeypatch, unread, notes, tmp_path):
+    """Without a clamp and with M + T - 1; with same_length and M + T / 2 keys, and as trained."""
+    asked = []
+
+    def note(reader, tokens, before, segment, **lengths):
+        asked.append((reader.config.n_layer, reader.config.mem_len, segment, lengths))
+        return torch.ones(2, 30)
+
+    monkeypatch.setattr(common, "memory_losses", note)
     unread("test")
-    found = memory_length.evaluate(model, study, corpora.load(notes), 5)
-    T, L = study.recipe.segment, study.lengths
-    both = [(64, {"mem_len": length, "same_length": True, "clamp_len": clamp})
-            for clamp in (0, 5 + T - 1) for length in L]
-    assert asked == [*both, (T, {"mem_len": 5 + T // 2, "same_length": True}), (T, {})]
-    n = len(L)
-    assert found == (dict(zip(L, range(1, n + 1))), dict(zip(L, range(n + 1, 2 * n + 1))),
-                     2 * n + 2, 2 * n + 1)
+    assert memory_length.main(["--scale", "tiny", "--dataset", str(notes), "--seeds", "0", "--out",
+                               str(tmp_path)]) == 0
+    wanted = []
+    for N, M in ((1, 0), (1, 8), (2, 0), (2, 8)):  # T is 8
+        both = [{"mem_len": length, "same_length": True, "clamp_len": clamp}
+                for clamp in (0, M + 7) for length in (1, 4, 8, 16)]
+        wanted += [(N, M, 64, lengths) for lengths in both]
+        wanted += [(N, M, 8, {"mem_len": M + 4, "same_length": True}), (N, M, 8, {})]
+    assert asked == wanted
