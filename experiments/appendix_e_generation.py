@@ -1,10 +1,9 @@
 """Appendix E of the paper: do the names of a prompt recur in the text generated after it?
 
-The problem.  Section 4.4 and appendix E show samples that keep to their subject for 1,000 tokens,
-drawn from the 40 best symbols after a prompt of 512 test tokens.  A sample can convince by chance.
-
-The idea.  A prompt introduces names.  A model that reads the last T tokens cannot know those last
-seen before them; one with a memory can.  How many recur in each of these texts?
+Section 4.4 and appendix E show samples that keep to their subject for 1,000 tokens, drawn from the
+40 best symbols after a prompt of 512 test tokens.  A sample can convince by chance.  But a prompt
+introduces names, and a model that reads the last T tokens cannot know those last seen before them;
+one with a memory can.  How many recur in each of these texts?
 
     with memory        one token after the other is read; M is --memory, or that of evaluation
     without memory     same weights and seeds, but each token from the last T alone, all read again;
@@ -41,10 +40,8 @@ TOP_K = 40  # the paper's
 IDENTIFIER = re.compile(r"\b[A-Za-z_]\w{3,}", re.ASCII)
 
 
-# ---- the measures: a text is a str with a character for each byte, or a list of words -----------
-
 def as_text(tokens, vocab):
-    """Tokens (n,) -> n characters, or n words."""
+    """Return tokens (n,) as n characters, or n words."""
     if isinstance(vocab[0], int):
         return corpora.as_bytes(tokens, vocab).decode("latin-1")
     return [vocab[token] for token in tokens.tolist()]
@@ -58,7 +55,7 @@ def names(text):
 
 
 def recurring(prompt, before, new, left_out):
-    """Which names of a prompt, except `left_out`, recur in the new text -> [(age, whether)].
+    """Return [(age, whether it recurs in the new text)] for the names of a prompt but `left_out`.
 
     The new text continues `before`; a name that begins there is not new.
 
@@ -72,14 +69,14 @@ def recurring(prompt, before, new, left_out):
 
 
 def shares(pairs, T):
-    """Of (age, whether) the share that recur: of all, age below T, age from T; NaN of none."""
+    """Return the share of (age, whether) that recur: all, age below T, from T; NaN of none."""
     parts = ([again for age, again in pairs if youngest <= age < oldest]
              for youngest, oldest in ((0, math.inf), (0, T), (T, math.inf)))
     return [mean(part) if part else math.nan for part in parts]
 
 
 def measure(prompts, texts, frequent, T):
-    """Texts after their prompts -> shares of their own names, and the same by chance."""
+    """Return the shares of the prompts' own names that recur, and of others', by chance."""
     own, others = [], []
     for before, new in zip(prompts, texts):
         own += recurring(before, before, new, frequent)
@@ -108,12 +105,10 @@ def measure_all(prompts, new, corpus, T):
     return rows
 
 
-# ---- samples ------------------------------------------------------------------------------------
-
 @torch.no_grad()
 def continued(model, prompts, given, seed, T=0):
-    """Prompts (B, P) -> what the model writes after them, (B, n_tokens): with the memory of its
-    config or, T above 0, each token from the last T alone.
+    """Continue prompts (B, P) -> (B, n_tokens): with the memory of the model's config or, T above
+    0, each token from the last T alone.
     """
     text, x, memory = prompts, prompts, None
     generator = torch.Generator(prompts.device).manual_seed(seed)
@@ -137,8 +132,6 @@ def sample(model, prompts, recipe, given):
             new["without memory"].append(continued(reader, prompts, given, seed, recipe.segment))
     return new
 
-
-# ---- the experiment -----------------------------------------------------------------------------
 
 def prompts_of(corpus, given):
     """Return prompts (B, P) of the test split, and how they continue there, (B, n).  ValueError if

@@ -1,9 +1,8 @@
-"""What the experiments share: their flags, training that goes on, losses after so many tokens.
+"""What the experiments share: flags, training that resumes, losses at a context length.
 
-An experiment trains some models, each with several seeds, and compares them.  Each model is a run
-like train.py's, with a folder of its own in that of the experiment (--out), and is saved every
-minute: after a stop the same command goes on.  Evaluation is in float32, since the thresholds of
-the measures are finer than the rounding of bf16.
+An experiment trains some models with several seeds each and compares them.  Each model is a run
+like train.py's, in its own folder within the experiment's (--out), saved every minute: the same
+command resumes it.  Evaluation is in float32: the thresholds of the measures are finer than bf16.
 """
 import math
 import statistics
@@ -35,8 +34,8 @@ class Study:
 
     config: lesson_5.Config  # the corpus decides vocab_size
     recipe: presets.Recipe
-    lengths: tuple  # attention lengths or memories that are tried, in tokens, ascending
-    count: int  # pieces of text that are read side by side in evaluation ...
+    lengths: tuple  # attention or memory lengths to try, in tokens, ascending
+    count: int  # excerpts that are read side by side in evaluation ...
     n: int  # ... and predictions in each
 
 
@@ -86,9 +85,7 @@ def begin(given, name):
 
 
 def exit_status(experiment):
-    """Make of experiment(argv) a main(argv=None) that returns the exit status: 0, 1 after one line
-    for a mistake, 130 after Ctrl-C.
-    """
+    """Turn experiment(argv) into main(argv=None) that returns 0, 1 for an error, 130 for Ctrl-C."""
     name = Path(experiment.__code__.co_filename).name
 
     def main(argv=None):
@@ -109,8 +106,8 @@ def exit_status(experiment):
 # ---- training -----------------------------------------------------------------------------------
 
 def fit(path, make, corpus, recipe, optimizer=None, reader=None):
-    """Train the model that make() returns, or what is left of it, in the folder `path` -> its Job,
-    the model in eval mode.
+    """Train the model that make() returns, or resume it, in the folder `path` -> its Job, the model
+    in eval mode.
 
     optimizer(model) and reader(optimizer) are for a Job that has its own.  ValueError if another
     run is there; KeyboardInterrupt, and all is saved, after a signal.
@@ -168,23 +165,23 @@ def evaluating_with(model, **changes):
         model.config = config
 
 
-def pieces(tokens, before, count, n, device):
-    """Cut count pieces of text (count, before + n + 1) out of tokens (N,), evenly spread.
+def excerpts(tokens, before, count, n, device):
+    """Take count excerpts (count, before + n + 1) of the tokens (N,), evenly spread.
 
-    The first `before` tokens of a piece are context, the next n are inputs whose predictions count.
-    ValueError if the text is too short for pieces whose counted parts do not overlap.
+    The first `before` tokens are context, the next n are inputs whose predictions count.
+    ValueError if the text is too short for excerpts whose counted parts do not overlap.
     """
     need = before + count * n + 1
     if len(tokens) < need:
         raise ValueError(f"the split to evaluate has {len(tokens):,} tokens, {need:,} are needed")
-    last = len(tokens) - (before + n + 1)  # where the last piece begins
+    last = len(tokens) - (before + n + 1)  # start of the last excerpt
     starts = (last * i // max(1, count - 1) for i in range(count))
     parts = [tokens[start : start + before + n + 1] for start in starts]
     return torch.stack(parts).long().to(device)
 
 
 def memory_losses(model, tokens, before, segment, **changes):
-    """Read pieces (B, before + n + 1) with a memory -> losses (B, n), the context not counted.
+    """Read excerpts (B, before + n + 1) with a memory -> losses (B, n), without the context's.
 
     In segments of T = segment; changes are those of the config, such as mem_len=512,
     same_length=True.  The model may be a Reader.
@@ -199,7 +196,7 @@ def memory_losses(model, tokens, before, segment, **changes):
 
 
 def window_losses(model, tokens, before, L):
-    """The same without a memory: from windows of L tokens, the last quarter of each counted.
+    """Read them without a memory, from windows of L tokens; the last quarter of each is counted.
 
     So a prediction is made from L - L // 4 + 1 to L tokens.
     """

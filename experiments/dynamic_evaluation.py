@@ -18,9 +18,9 @@ segments of the training text:
     sgd    W <- W - rate * g                   the norm of g clipped to 1
     rms    W <- W - rate * g / (s + epsilon) + decay * s / mean(s) * (W_0 - W)
 
-The second is the authors': all weights move about equally fast, but those that hardly ever had a
-gradient (of rare words) do not leap, and those on which the loss depends most are pulled back most
-to where training had left them (at most all the way).  mean(s) is that of the tensors' means.
+The second is the authors': all weights move about equally fast, except those that hardly ever had a
+gradient (of rare words), and those on which the loss depends most are pulled back most to where
+training had left them (at most all the way).  mean(s) is that of the tensors' means.
 
 The defaults were found on validation text: on that of the default run (results.md), and the rates
 of a look on that of pretrained/, which has trained for longer and would forget what it knows.
@@ -44,8 +44,6 @@ NAMES = {"static": "static evaluation", "sgd": "dynamic evaluation, sgd",
          "rms": "dynamic evaluation, rms"}
 
 
-# ---- one step -----------------------------------------------------------------------------------
-
 def sgd_step(weights, rate):
     """Plain gradient descent; the gradients' norm, over all weights, is at most 1."""
     torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -55,7 +53,7 @@ def sgd_step(weights, rate):
 
 
 def paces(s, rate, epsilon, decay):
-    """How fast each weight of the rms step follows its gradient, and how fast it goes back."""
+    """Return the pace at which each weight follows its gradient, and that at which it returns."""
     mean = sum(z.mean() for z in s) / len(s)
     return ([rate / (z + epsilon) for z in s],
             [(decay * z / mean).clamp(max=1) for z in s])  # not beyond W_0
@@ -67,8 +65,6 @@ def rms_step(weights, trained, forward, back):
         for W, W_0, pace, pull in zip(weights, trained, forward, back):
             W += pull * (W_0 - W) - pace * W.grad
 
-
-# ---- reading ------------------------------------------------------------------------------------
 
 def segments_with_gradients(model, tokens, given, recipe, label):
     """Read tokens (n,) and yield for each segment its losses (T,) in nats; the gradients of their
@@ -114,8 +110,6 @@ def dynamic_losses(step, model, corpus, given, recipe):
             W.copy_(W_0)
     return torch.cat(losses)
 
-
-# ---- the experiment -----------------------------------------------------------------------------
 
 @common.exit_status
 def main(argv):

@@ -15,8 +15,8 @@ In the paper (16 layers, WikiText-103) (a) is almost uniform, (b) like the whole
     python experiments/figures5_to_7_attention.py    of the model in pretrained/, in seconds
     python experiments/figures5_to_7_attention.py --checkpoint runs/stdlib-laptop --memory 640
 
-M 640 is the paper's.  The text is the validation split of the model's own corpus, read with
-same_length on the CPU.  One model is described and nothing compared: other seeds, other heads.
+M 640 is the paper's.  The text is the validation split of the model's corpus.  One model is
+described and nothing compared: other seeds, other heads.
 """
 import sys
 from dataclasses import replace
@@ -35,14 +35,12 @@ from common import corpora, lesson_1, train
 
 lesson_4 = import_module("04_rel_shift")
 NAME = "figures5_to_7_attention"
-PIECES, SEGMENT = 8, 64  # places of the split that are read side by side; tokens at a time
+EXCERPTS, SEGMENT = 8, 64  # places of the split that are read side by side; tokens at a time
 PARTS = {"whole": "k-", "(a) alone": "C0:", "(b) alone": "C1--", "(d) alone": "C2-."}
 
 
-# ---- attention by distance ----------------------------------------------------------------------
-
 def terms(q, k, k_R, u, v):
-    """What lesson 4's relative_score adds up, from its arguments: (a) to (d), each divided by
+    """Return the terms of lesson 4's relative_score, (a) to (d), from its arguments, divided by
     sqrt(C), (4, B, H, T, K).
 
     q (B, H, T, C), k (B, H, K, C), k_R (H, K, C) by descending distance, u, v (H, C).
@@ -73,7 +71,7 @@ def averages(model, tokens, n):
     past, counted = (part.split(SEGMENT, dim=1) for part in tokens.long().tensor_split([-n], dim=1))
     parts = [*past, *counted]
     for i, x in enumerate(train.progress(parts, "reading segment", len(parts))):
-        if i == len(past):  # lesson 5 hands out no scores: take what it makes them from
+        if i == len(past):  # lesson 5 returns no scores: compute them from its arguments
             for number, layer in enumerate(model.layers):
                 layer.attention.attend = partial(look, number, layer.attention.attend)
         _, memory = model(x, memory, last_only=True)  # logits of one token are enough
@@ -83,13 +81,11 @@ def averages(model, tokens, n):
 
 
 def measures(p, whole):
-    """Of p (..., M + 1): entropy in bits, mean distance in tokens, and how far it is from the
-    whole, as total variation (the share of p that lies elsewhere there): (..., 3)."""
+    """Return (..., 3) for p (..., M + 1): entropy in bits, mean distance in tokens, and total
+    variation from the whole (the share of p that is elsewhere there)."""
     entropy, distances = torch.special.entr(p).sum(-1) / log(2), torch.arange(p.shape[-1])
     return torch.stack([entropy, p @ distances.to(p), (p - whole).abs().sum(-1) / 2], dim=-1)
 
-
-# ---- figures ------------------------------------------------------------------------------------
 
 def draw_heads(p, names):
     """Figure 5: p (heads, M + 1), a row for each head."""
@@ -151,14 +147,12 @@ def draw_terms(p, names):
     return figure
 
 
-# ---- the experiment -----------------------------------------------------------------------------
-
 def position_of(given, n):
     """The position to show, if the flags fit a split of n tokens; else ValueError."""
     M, queries = given.memory, given.queries
     if M < 1 or queries < 1:
         raise ValueError(f"--memory and --queries must be at least 1, got {M} and {queries}")
-    if n <= (need := PIECES * (M + ceil(queries / PIECES))):
+    if n <= (need := EXCERPTS * (M + ceil(queries / EXCERPTS))):
         raise ValueError(f"--memory {M} and --queries {queries} need {need + 1:,} tokens of the "
                          f"validation split, it has {n:,}")
     position = n // 2 if given.position is None else given.position
@@ -195,14 +189,14 @@ def main(argv):
     given.out.mkdir(parents=True, exist_ok=True)
     model.config = replace(config, mem_len=M, same_length=True, clamp_len=recipe.eval_clamp_len)
 
-    n = ceil(given.queries / PIECES)
-    pieces = lesson_1.lanes(tokens, PIECES)[:, : M + n]
-    p = averages(model, pieces, n).flatten(1, 2)  # (4, N * H, M + 1)
+    n = ceil(given.queries / EXCERPTS)
+    excerpts = lesson_1.lanes(tokens, EXCERPTS)[:, : M + n]
+    p = averages(model, excerpts, n).flatten(1, 2)  # (4, N * H, M + 1)
     numbers = measures(p, p[0])  # (4, N * H, 3)
     wide = numbers[0, :, 1].topk(min(3, p.shape[1])).indices.tolist()
     names = [f"layer {i // H + 1} head {i % H + 1}" for i in range(p.shape[1])]
     print(f"{content.path}: step {content['state']['step']:,}, {corpus.name}\n"
-          f"{PIECES * n:,} queries of the validation split, each with M = {M} tokens before it")
+          f"{EXCERPTS * n:,} queries of the validation split, each with M = {M} tokens before it")
     report(numbers, names, wide, M)
 
     first = max(0, position - config.n_layer * M)  # N layers reach N * M tokens back

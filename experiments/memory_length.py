@@ -1,21 +1,17 @@
-"""What the paper leaves open: how much memory, in training and after, and how deep a model?
+"""Left open by the paper: how much memory, in training and after, and how deep a model?
 
-Memory has two lengths, that of training and that of evaluation, and N layers pass on what they have
-read, so depth lengthens the reach as well.  For models of several depths, trained with several
-memory lengths, this draws the loss over the memory length of evaluation: where is the gain, and
-where does it end?  Two options of the authors' code are tried with it:
-
-    clamp_len      distances above those of training count as the largest of training, M + T - 1
-                   (in the authors' scripts it is between a quarter and 0.58 of evaluation's M + T)
-    same_length    every query sees M + 1 keys; without it the first of a segment sees M + 1 and
-                   the last M + T, so it is compared with a memory of M + T / 2
+For models of several depths, trained with several memory lengths, this draws the loss over the
+memory length of evaluation: where is the gain, and where does it end?  N layers reach N times as
+far.  It is read once as it is, and once with clamp_len: distances above those of training count as
+the largest of training, M + T - 1 (in the authors' scripts it is between a quarter and 0.58 of
+evaluation's M + T).
 
     python experiments/memory_length.py --dtype bf16         half an hour on two cores
     python experiments/memory_length.py --scale copies       where the gains are known to the token
     python experiments/memory_length.py --scale paper        WikiText-103; GPUs
 
-Lesson 5's model, losses in nats per token on the validation split.  "ends at" is the shortest
-memory within 0.002 nats of the best; N layers reach N M + 1 tokens back.
+Losses are nats per token of the validation split.  "ends at" is the shortest memory within 0.002
+nats of the best.
 """
 import math
 import statistics
@@ -55,32 +51,24 @@ def best_loss(c):
 
 
 def evaluate(model, study, corpus, M):
-    """Return mean losses in nats: {memory length: loss} without and with clamp; as trained; and
-    with same_length and as many keys.
-    """
+    """Return mean losses in nats, {memory length: loss}, without and with clamp."""
     before, T = study.lengths[-1], study.recipe.segment
-    tokens = common.pieces(corpus.valid, before, study.count, study.n, model.u.device)
+    tokens = common.excerpts(corpus.valid, before, study.count, study.n, model.u.device)
     reader = fast.prepared(model)
 
-    def loss(**changes):
-        return common.memory_losses(reader, tokens, before, **changes).mean().item()
-
-    by_length = [{length: loss(mem_len=length, same_length=True, clamp_len=clamp,
-                               segment=max(64, T)) for length in study.lengths}
-                 for clamp in (0, M + T - 1)]
-    same = loss(segment=T, mem_len=M + T // 2, same_length=True)
-    return *by_length, loss(segment=T), same
+    return [{length: common.memory_losses(reader, tokens, before, max(64, T), mem_len=length,
+                                          same_length=True, clamp_len=clamp).mean().item()
+             for length in study.lengths} for clamp in (0, M + T - 1)]
 
 
 def report(results, study, floor):
-    """Print a line for each model: what memory brings, where that ends, what the options bring."""
+    """Print a line for each model: what memory brings, and where that ends."""
     shortest, longest = study.lengths[0], study.lengths[-1]
     print("nats a token, mean ± half the range over the seeds; above best: with the longest "
           f"memory, M {longest}\n N  M in training{'best':>16}{f'gain over M {shortest}':>18}"
-          f"{'ends at M':>11}{'above best':>16}{'..., clamped':>16}"
-          f"{'same_length, keys as trained':>30}")
+          f"{'ends at M':>11}{'above best':>16}{'..., clamped':>16}")
     for (N, M), seeds in results.items():
-        free, clamped, trained, same = zip(*seeds)
+        free, clamped = zip(*seeds)
         best = [min(*a.values(), *b.values()) for a, b in zip(free, clamped)]
         gain = [min(a[shortest], b[shortest]) - low for a, b, low in zip(free, clamped, best)]
         above, above_clamped = ([z[longest] - low for z, low in zip(part, best)]
@@ -88,10 +76,8 @@ def report(results, study, floor):
         both = {length: min(z[length] for z in (mean_table(free), mean_table(clamped)))
                 for length in study.lengths}
         end = next(length for length, z in both.items() if z <= min(both.values()) + 0.002)
-        change = [a - b for a, b in zip(same, trained)]
         print(f"{N:2}{M:15}{common.spread(best):>16}{common.spread(gain):>18}{end:11}"
-              f"{common.spread(above):>16}{common.spread(above_clamped):>16}"
-              f"{common.spread(change):>30}")
+              f"{common.spread(above):>16}{common.spread(above_clamped):>16}")
     if floor:
         print("what M + 1 tokens tell: " + ", ".join(
             f"M {M}: {loss:.3f}" for M, loss in floor.items()))
@@ -104,7 +90,7 @@ def draw(results, study, floor, path, title):
     panels = figure.subplots(1, len(depths), sharey=True)
     for axes, depth in zip(panels, depths):
         models = {M: list(zip(*seeds)) for (N, M), seeds in results.items() if N == depth}
-        for color, (M, (free, clamped, *_)) in zip(COLORS, models.items()):
+        for color, (M, (free, clamped)) in zip(COLORS, models.items()):
             for part, style, name in ((free, "o-", ""), (clamped, "x:", ", clamped")):
                 for z in part:
                     axes.plot(*zip(*z.items()), style[1:], color=color, alpha=0.25)
@@ -133,7 +119,7 @@ def main(argv):
         common.make_flags(NAME, __doc__, SCALES).parse_args(argv), NAME)
     depths, memories, study = SCALES[given.scale]
     config = replace(study.config, vocab_size=len(corpus.vocab))
-    common.pieces(corpus.valid, study.lengths[-1], study.count, study.n, "cpu")  # long enough?
+    common.excerpts(corpus.valid, study.lengths[-1], study.count, study.n, "cpu")  # long enough?
 
     def make(N, M):
         return lesson_5.TransformerXL(replace(config, n_layer=N, mem_len=M)).to(given.device)

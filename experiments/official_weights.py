@@ -39,7 +39,7 @@ PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 
 
 
 def is_port(state):
-    """Whether the names are those of the port to `transformers`."""
+    """Return whether the names are those of the port to `transformers`."""
     return any(name.startswith("transformer.") for name in state)
 
 

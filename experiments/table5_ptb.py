@@ -1,8 +1,7 @@
 """Penn Treebank: the paper's 54.52 test perplexity with 24 million parameters (section 4.1).
 
-The paper says "variational dropout and weight average" and nothing more, and no script for it was
-published.  This is the published architecture, W_kR included, within 24.1 million parameters, with
-these two parts.
+The paper says "variational dropout and weight average" and no more, and published no script.  This
+is its architecture, W_kR included, within 24.1 million parameters, with these two parts.
 
     python experiments/table5_ptb.py                                      a small model
     python experiments/table5_ptb.py --scale paper --dtype bf16 --test    a GPU
@@ -13,10 +12,9 @@ off the neighbouring word.  Here it is at the input and the output, as in that w
 the layers, where it hurts (results.md), each element is dropped by itself.  The weight average is
 the mean of the weights after each step of the run's last part, at a constant rate.
 
-The model of a run is that average; its curve and the choice on the validation split, of the memory
-that evaluation has, are about it.  Only with --test is the test split read: as one lane,
-every token, once for each finished model.  result.json in its folder says what was chosen and read,
-and when.
+The model of a run is that average.  The memory of evaluation is chosen on the validation split.
+Only with --test is the test split read, once for each finished model; result.json in its folder
+says what was chosen and read, and when.
 """
 import json
 import sys
@@ -26,7 +24,6 @@ from dataclasses import dataclass, replace
 import common  # before torch
 
 import torch.nn as nn
-import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel
 
 from common import checkpoint, fast, lesson_5, log, presets, train
@@ -35,8 +32,6 @@ from training.optimizers import Optimizer, optimizer_of
 NAME = "table5_ptb"
 AVERAGE_FROM = 0.7  # fraction of the run where the weight average begins
 
-
-# ---- what is trained ----------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Dropouts:
@@ -48,35 +43,31 @@ class Dropouts:
     output: float  # of the last hidden state; one mask for all time steps
 
 
-RUN = presets.Recipe("ptb", steps=1, eval_segment=64)
+RECIPE = presets.Recipe("ptb", steps=1, eval_segment=64)
 # a model, how it is trained, its dropouts, and the memories of evaluation to choose from
 SCALES = {
     "tiny": (lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16, mem_len=8),
-             replace(RUN, batch=4, segment=8, steps=26, lr=3e-3, warmup=5, eval_mem_len=16,
+             replace(RECIPE, batch=4, segment=8, steps=26, lr=3e-3, warmup=5, eval_mem_len=16,
                      eval_every=10, eval_tokens=200),
              Dropouts(0.3, 0.1, 0.1, 0.3), (8, 16)),
     "small": (replace(presets.CONFIGS["laptop-words"], dropout=0.0, cutoffs=()),  # 6 epochs
-              replace(RUN, batch=16, segment=64, steps=5448, lr=2e-3, warmup=400, eval_mem_len=128,
-                      eval_every=908, eval_tokens=20_000),
+              replace(RECIPE, batch=16, segment=64, steps=5448, lr=2e-3, warmup=400,
+                      eval_mem_len=128, eval_every=908, eval_tokens=20_000),
               Dropouts(0.1, 0.1, 0.1, 0.2), (64, 128, 256, 512)),
     # 12 layers of 384 suit a GPU's multiples of 64; the authors' later code has 16 of 380
     "paper": (replace(presets.CONFIGS["ptb"], n_layer=12, d_model=384, n_head=6, d_head=64,
                       d_inner=1152, dropout=0.0, dropout_attention=0.0),  # 150 epochs
-              replace(RUN, batch=20, segment=70, steps=99_600, lr=3e-4, warmup=3000,
+              replace(RECIPE, batch=20, segment=70, steps=99_600, lr=3e-4, warmup=3000,
                       eval_segment=512, eval_mem_len=140, eval_every=1992, eval_tokens=0),
               Dropouts(0.6, 0.2, 0.2, 0.5), (70, 140, 280, 560, 1120))}
 
 
-class LockedDropout(nn.Module):
+class LockedDropout(nn.Dropout1d):
     """Dropout with one mask for all time steps of a call: (B, T, D), mask (B, 1, D)."""
-
-    def __init__(self, p):
-        super().__init__()
-        self.p = p
 
     def forward(self, z):
         """(B, T, D) -> (B, T, D), the mean kept; in evaluation z itself."""
-        return F.dropout1d(z.mT, self.p, self.training).mT
+        return super().forward(z.mT).mT
 
 
 def regularize(model, dropouts):
@@ -138,8 +129,6 @@ def fit(config, recipe, dropouts, corpus, path, device):
     return job.optimizer.mean.module.eval()
 
 
-# ---- evaluation ---------------------------------------------------------------------------------
-
 def mean_loss(model, tokens, recipe, M):
     """Return train.py's mean loss in nats over n tokens with a memory of M, in float32."""
     recipe = replace(recipe, eval_mem_len=M, dtype="float32")
@@ -178,9 +167,6 @@ def main(argv):
     given, corpus = common.begin(flags.parse_args(argv), NAME)
     config, recipe, dropouts, memories = SCALES[given.scale]
     config = replace(config, vocab_size=len(corpus.vocab))
-    print(f"{presets.count_parameters(config):,} parameters, {len(corpus.train):,} tokens of "
-          f"training, {recipe.steps:,} steps of {recipe.batch} lanes of {recipe.segment}, "
-          f"{given.dtype}", flush=True)
     for seed in given.seeds:
         path = given.out / f"recipe-{seed}"
         recipe = replace(recipe, seed=seed, dtype=given.dtype)

@@ -19,19 +19,15 @@ The model is lesson 5's, with its recurrence, encoding and loss to be switched:
     vaswani    a sinusoid of the position in the segment, added to the embedding   lesson 1
     al-rfou    a learned vector for each position, added to the input of each layer
 
-Shaw et al. (2018) learn K vectors, those of training; what is farther counts as the farthest.  Of
-Al-Rfou et al. (2018) the two auxiliary losses are missing, as in the paper's row.  Recurrence is a
-mem_len above 0.  It needs distances; one row, vaswani with recurrence, does without, and shows what
-temporal confusion costs (lesson 2).  Rows that the paper does not have show a dash in its columns.
+Of Al-Rfou et al. (2018) the two auxiliary losses are missing, as in the paper's row.  Recurrence is
+a mem_len above 0.  It needs distances; one row, vaswani with recurrence, does without, and shows
+what temporal confusion costs (lesson 2).  Rows that the paper does not have show a dash.
 
-Each model reads pieces of the validation split with many attention lengths L.  With recurrence each
+Each model reads excerpts of the validation text with many attention lengths L.  With recurrence a
 query sees L keys, itself included; without, a window of L tokens moves on by a quarter of L.
 "trained" is evaluated with the lengths of training (without recurrence: windows of T, which is
 kinder than segments of T); "best" is the best of all, "at" the shortest length within 0.001 nats of
-it, chosen on the same tokens.
-
-Losses are in nats a token.  "above" is how far a row lies above the first.  Its order compares with
-the paper's, its size does not: there a token is a word, about five bytes.
+it, chosen on the same tokens.  "above" is how far a row's loss is above that of the first.
 """
 import math
 import sys
@@ -113,7 +109,7 @@ SCALES = {
 # ---- the model: lesson 5's, with another encoding or loss ---------------------------------------
 
 class LearnedDistances(nn.Module):
-    """In the place of W_kR: a learned vector per head and distance; the last for all beyond."""
+    """Instead of W_kR: a learned vector per head and distance; the last for all beyond."""
 
     def __init__(self, distances, H, C):
         super().__init__()
@@ -180,7 +176,7 @@ def make(row, study, given, T=0):
 
 
 def stem(row):
-    """What the file of a row's model is called, before its seed."""
+    """Return the name of the folder of a row's model, before its seed."""
     return f"{'recurrence' if row.recurrence else 'none'}-{row.encoding}-{row.loss}"
 
 
@@ -193,7 +189,7 @@ def study_of(given, corpus):
 
 
 def without_order(corpus):
-    """The same corpus with its lines shuffled: validation once, training anew in each epoch."""
+    """Return the corpus with its lines shuffled: validation once, training in each epoch."""
     if corpus.separator is not None:
         return corpus  # One Billion Word is so already
     ends = [corpus.vocab.index(symbol) for symbol in (10, "<eos>") if symbol in corpus.vocab]
@@ -211,7 +207,7 @@ def evaluate(model, row, study, corpus, T):
     its positions.
     """
     before = study.lengths[-1]
-    tokens = common.pieces(corpus.valid, before, study.count, study.n, model.u.device)
+    tokens = common.excerpts(corpus.valid, before, study.count, study.n, model.u.device)
 
     def loss(L, segment, **changes):
         if row.recurrence:
@@ -223,7 +219,7 @@ def evaluate(model, row, study, corpus, T):
 
 
 def best_length(as_trained, losses):
-    """Return the best loss of an evaluation, and the shortest length within 0.001 nats of it."""
+    """Return the lowest loss of an evaluation, and the shortest length within 0.001 nats of it."""
     lowest = min(as_trained, *losses.values())
     return lowest, next((L for L, loss in losses.items() if loss <= lowest + 0.001), "trained")
 
@@ -258,7 +254,7 @@ def status(first, other, paper):
 
 
 def draw(points, results, path, title):
-    """Left: how far each row lies above the first.  Right: the loss over the attention length."""
+    """Left: how far each row is above the first.  Right: the loss over the attention length."""
     figure = Figure(figsize=(12, 1.8 + 0.32 * max(6, len(points))), layout="constrained")
     left, right = figure.subplots(1, 2)
     for row, above, _ in points:
@@ -292,7 +288,7 @@ def main(argv):
     rows = [row for row in ROWS if row.table in given.tables]
     shuffled = without_order(ordered) if 7 in given.tables else ordered
     for corpus in (ordered, shuffled):
-        common.pieces(corpus.valid, study.lengths[-1], study.count, study.n, "cpu")  # long enough?
+        common.excerpts(corpus.valid, study.lengths[-1], study.count, study.n, "cpu")
     print(f"{ordered.name}; segments of {study.recipe.segment}, {study.recipe.steps:,} steps of "
           f"{study.recipe.batch} lanes, seeds {given.seeds}, {given.dtype}")
     results, sizes = {row: [] for row in rows}, {}

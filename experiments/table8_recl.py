@@ -1,8 +1,8 @@
 """Table 8 of the paper, figures 3 and 4: how long is the context that a model makes use of?
 
-A plain test, after how many tokens the loss stops falling, is unfair to a model that is good with
-few tokens already.  The relative effective context length, RECL (section 4.3, appendix C), measures
-each model of a group against the best of the group at the shorter context, where that is worst.
+Where the loss stops falling is unfair to a model that is good with few tokens already.  The
+relative effective context length, RECL (section 4.3, appendix C), measures each model of a group
+against the best of the group at the shorter context, where that is worst.
 With l_i(c, t) = -ln p_i(x_t | the c tokens before), in nats:
 
     b(c, t)    = min_i l_i(c, t)                          the best model's loss at context c
@@ -12,20 +12,18 @@ With l_i(c, t) = -ln p_i(x_t | the c tokens before), in nats:
 
 Start with a small c; if a context of c' = c + step gains less than 1 percent, g_i < 0.01, the RECL
 of model i is c; otherwise continue from c'.  The paper does not say which step; its numbers are
-multiples of 100, except vanilla's 128, its T.  Only what improves counts (min), so even random
-changes from c to c' are a small gain, and g never falls below 0.
+multiples of 100, except vanilla's 128, its T.
 
 Five models with about the same number of parameters: ours; with Shaw's encoding; without
-recurrence; Al-Rfou's vanilla, which has positions for T tokens and gets the last T of a longer
-context; an LSTM (in the paper of another group).  The first three read with a memory, whose length,
-T to 16 T, is the best on the validation split; RECL is measured on the test split.
+recurrence; Al-Rfou's vanilla, which gets the last T of a longer context; an LSTM.  The first three
+read with a memory, whose length is chosen on the validation split; RECL is measured on test.
 
     python experiments/table8_recl.py --dtype bf16         half an hour beyond table 6's models
     python experiments/table8_recl.py --scale copies       where the length is known
     python experiments/table8_recl.py --scale paper        WikiText-103; GPUs
 
 What makes it cheap.  One pass over a window gives the losses after 1, 2, 3 ... tokens of context,
-all exact, since nothing stands before the window.  The windows begin a step apart:
+all exact, since there is nothing before the window.  The windows begin a step apart:
 
     window 0    [ step 1 ][ step 2 ][ step 3 ]
     window 1              [ step 1 ][ step 2 ][ step 3 ]
@@ -55,13 +53,11 @@ MODELS = {"ours": Row(8, True, "ours", "full", (700, 600, 500)),
           "lstm": Row(8, True, "lstm", "full", (400, 300, 200))}
 STYLES = dict(zip(MODELS, ("o-", "s-", "^:", "v:", "x--")))
 FRACTIONS = (0.1, 0.5, 1.0)
-# contexts; windows that are read side by side; stretches of the text, and windows in each.  Models
+# contexts; windows that are read side by side; spans of the text, and windows in each.  Models
 # and training are table 6's
 SCALES = {"tiny": (range(4, 25, 4), 8, 2, 20), "small": (range(32, 1025, 32), 100, 8, 500),
          "copies": (range(24, 145, 24), 100, 8, 250), "paper": (range(100, 1601, 100), 16, 8, 250)}
 
-
-# ---- the measure --------------------------------------------------------------------------------
 
 def hard_loss(losses, i, c, other, r):
     """f_i(c, other), in nats; c and other count among the contexts of losses.
@@ -74,7 +70,7 @@ def hard_loss(losses, i, c, other, r):
 
 
 def recl(losses, contexts, r, threshold=0.01):
-    """The RECL of each model, in tokens; the largest context stands for "at least that".
+    """Return the RECL of each model, in tokens; the largest context means "at least that".
 
     losses (models, contexts, positions) in nats, contexts ascending.  Two models and one position:
     the first gains from 200 tokens and no more, the second never.
@@ -94,8 +90,6 @@ def recl(losses, contexts, r, threshold=0.01):
     return lengths
 
 
-# ---- the models, and what they lose after so many tokens ----------------------------------------
-
 class LSTM(nn.Module):
     """The baseline with a state: two layers of torch's, as wide as `parameters` allow, tied."""
 
@@ -113,7 +107,7 @@ class LSTM(nn.Module):
         self.out = nn.Linear(width, D, bias=False)
 
     def forward(self, x, memory, y):
-        """As the other models; memory is a list of two states and two cells, each (B, width)."""
+        """Read like the others; memory is a list of two states and two cells, each (B, width)."""
         h = self.embedding(x) * self.config.d_model**0.5
         state = memory and tuple(torch.stack(z) for z in (memory[:2], memory[2:]))
         h, state = self.layers(h, state)
@@ -132,7 +126,7 @@ def make(name, study, given):
 def best_length(model, study, corpus):
     """Return the memory, T to 16 T tokens and the query itself, with the lowest validation loss."""
     T = study.recipe.segment
-    tokens = common.pieces(corpus.valid, 16 * T, study.count, study.n, model.u.device)
+    tokens = common.excerpts(corpus.valid, 16 * T, study.count, study.n, model.u.device)
     losses = {length: common.memory_losses(model, tokens, 16 * T, max(64, T), mem_len=length - 1,
                                            same_length=True).mean().item()
               for length in (T, 2 * T, 4 * T, 8 * T, 16 * T)}
@@ -165,8 +159,6 @@ def losses_by_context(model, tokens, contexts, attention, side_by_side):
     return torch.stack([table[I - 1 - i : I - 1 - i + P, i] for i in range(I)])
 
 
-# ---- the experiment -----------------------------------------------------------------------------
-
 def draw(losses, contexts, path, title):
     """Figures 3 and 4: losses are those of each seed, (models, contexts, positions)."""
     left, right = Figure(figsize=(11, 4), layout="constrained").subplots(1, 2)
@@ -185,13 +177,13 @@ def draw(losses, contexts, path, title):
     common.save_figure(left.figure, path)
 
 
-def stretches_of(corpus, contexts, stretches, W, device):
-    """Return stretches of the test split for W windows each.  ValueError if it is too short."""
+def spans_of(corpus, contexts, spans, W, device):
+    """Return spans of the test split for W windows each.  ValueError if it is too short."""
     need, n = contexts[0] * (W - 1) + contexts[-1] + 1, len(corpus.test)
-    if n < stretches * need:
-        raise ValueError(f"the test split has {n:,} tokens, {stretches * need:,} are needed")
+    if n < spans * need:
+        raise ValueError(f"the test split has {n:,} tokens, {spans * need:,} are needed")
     # i tokens later than it might, so that in the synthetic text each kind of token has its turn
-    starts = ((n - need) // stretches // 8 * 8 * i + i for i in range(stretches))
+    starts = ((n - need) // spans // 8 * 8 * i + i for i in range(spans))
     return [corpus.test[start : start + need].to(device) for start in starts]
 
 
@@ -214,9 +206,9 @@ def main(argv):
     flags = common.make_flags(NAME, __doc__, SCALES)
     given, corpus = common.begin(flags.parse_args(argv), NAME)
     study = table6_ablation.study_of(given, corpus)
-    contexts, side_by_side, stretches, W = SCALES[given.scale]
-    texts, T = stretches_of(corpus, contexts, stretches, W, given.device), study.recipe.segment
-    common.pieces(corpus.valid, 16 * T, study.count, study.n, "cpu")  # long enough?
+    contexts, side_by_side, spans, W = SCALES[given.scale]
+    texts, T = spans_of(corpus, contexts, spans, W, given.device), study.recipe.segment
+    common.excerpts(corpus.valid, 16 * T, study.count, study.n, "cpu")  # long enough?
     models, losses, lengths = {}, [], {name: [] for name in MODELS}
     for name, row in MODELS.items():  # for each name the models of all seeds
         models[name] = list(common.fit_seeds(lambda: make(name, study, given), corpus,

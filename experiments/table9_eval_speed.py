@@ -7,14 +7,12 @@ training/fast.py than lesson 5 as it is written, on your machine?
     python experiments/table9_eval_speed.py --what generate      one token after the other
     python experiments/table9_eval_speed.py --scale paper --dtype bf16 --device cuda --lanes 16
 
-Weights and tokens are random, memories are full.  The sides are measured turn by turn, so that all
-meet the same machine; a ratio is the median of the turns' ratios, with their range.  "plain" is
-lesson 5, "fast" the same model with training/fast.py, which gives the same losses.
+Weights and tokens are random, memories are full.  The sides are measured turn by turn; a ratio is
+the median of the turns' ratios.  "fast" is lesson 5 with training/fast.py, "plain" without.
 
-The window.  A model without memory gives each prediction a long context only by reading all of it
-again (Al-Rfou et al. 2018).  Ours reads segments of 128 tokens and keeps a memory of that length.
-The window is as fast as it can be: fused causal attention, and of the last layer only the last
-position.  The paper gives ratios on one GPU.
+The window.  Without a memory each prediction has a long context only if all of it is read again
+(Al-Rfou et al. 2018).  Ours reads segments of 128 tokens with a memory of that length.  The window
+is as fast as it can be: fused causal attention, and of the last layer only the last position.
 """
 import sys
 import time
@@ -35,15 +33,13 @@ PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times
 SEGMENT = 128  # T beside a window
 SMALL = lesson_5.Config(256, n_layer=4, d_model=256, n_head=4, d_head=64, d_inner=1024,
                         dropout=0.1, mem_len=128)
-RUN = presets.Recipe(steps=1, eval_segment=64)
+RECIPE = presets.Recipe(steps=1, eval_segment=64)
 SCALES = {"tiny": presets.MODELS["tiny"],
-          "small": (SMALL, replace(RUN, batch=8)),
+          "small": (SMALL, replace(RECIPE, batch=8)),
           "medium": (replace(SMALL, n_layer=12, d_model=512, n_head=8, d_inner=2048),
-                     replace(RUN, batch=4)),
+                     replace(RECIPE, batch=4)),
           "enwik8-12L": presets.MODELS["enwik8-12L"], "paper": presets.MODELS["enwik8-24L"]}
 
-
-# ---- the sides: each is a function that does what is measured -----------------------------------
 
 def trainer(config, recipe, plain, device):
     """Return a function that makes one training step."""
@@ -102,8 +98,6 @@ def window(config, recipe, given):
 
     return predict
 
-
-# ---- what is measured ---------------------------------------------------------------------------
 
 def measure(config, recipe, given):
     """Return {side: [milliseconds per token in each turn]}, after a turn that warms up."""

@@ -14,7 +14,7 @@ from helpers import randomized, run_examples
 from training import presets
 
 generation, lesson_5 = import_module("appendix_e_generation"), import_module("05_full_model")
-RUN = presets.Recipe(segment=5, steps=1, dtype="bf16", eval_mem_len=9, eval_clamp_len=7)
+RECIPE = presets.Recipe(segment=5, steps=1, dtype="bf16", eval_mem_len=9, eval_clamp_len=7)
 CONFIG = lesson_5.Config(23, n_layer=3, d_model=16, n_head=2, d_head=8, d_inner=16, mem_len=4)
 
 
@@ -40,7 +40,8 @@ def test_each_token_is_sampled_after_what_its_kind_may_read(memory, P):
     for weight in (model.u, model.v, *(layer.attention.W_q.weight for layer in model.layers)):
         weight.data *= 0.05  # all keys count alike, so each token that is read changes the logits
     given = SimpleNamespace(n_tokens=25, device="cpu", seeds=[5, 4])
-    new = generation.sample(model, prompt, RUN, given)[f"with{'' if memory else 'out'} memory"][1]
+    kind = "with memory" if memory else "without memory"
+    new = generation.sample(model, prompt, RECIPE, given)[kind][1]
     text, draws = torch.cat([prompt, new], dim=1), torch.Generator().manual_seed(4)
     if memory:
         model.config = replace(CONFIG, mem_len=9, clamp_len=7, same_length=True)

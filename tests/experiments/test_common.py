@@ -49,9 +49,9 @@ def test_gomp_spincount_is_set_before_torch_is_imported(path):
     assert names[0] == ("train" if path.stem == "common" else "common")
 
 
-def test_pieces_are_spread_and_carry_their_context():
-    """Three pieces of 4 predictions after 2 tokens of context: at both ends and in the middle."""
-    found = common.pieces(torch.arange(27), 2, 3, 4, "cpu")
+def test_excerpts_are_spread_and_carry_their_context():
+    """Three excerpts of 4 predictions after 2 tokens of context: at both ends and in the middle."""
+    found = common.excerpts(torch.arange(27), 2, 3, 4, "cpu")
     assert found.tolist() == [[0, 1, 2, 3, 4, 5, 6], [10, 11, 12, 13, 14, 15, 16],
                               [20, 21, 22, 23, 24, 25, 26]]
 
@@ -60,7 +60,7 @@ def test_pieces_are_spread_and_carry_their_context():
 def test_a_memory_is_what_one_pass_over_the_piece_sees(segment):
     """With same_length any cut gives the one pass's losses, after the context."""
     model = randomized(table6.AblationModel(CONFIG, 4, "shaw")).eval()
-    tokens = common.pieces(torch.randint(7, (60,)), 9, 2, 10, "cpu")
+    tokens = common.excerpts(torch.randint(7, (60,)), 9, 2, 10, "cpu")
     found = common.memory_losses(model, tokens, 9, segment, mem_len=4, same_length=True)
     assert model.config == CONFIG
     model.config = replace(CONFIG, mem_len=4, same_length=True)
@@ -72,7 +72,7 @@ def test_a_memory_is_what_one_pass_over_the_piece_sees(segment):
 def test_a_window_gives_its_last_quarter(L, stride):
     """Each prediction from a window of its own, cut out by hand; 10 is no multiple of 3."""
     model = randomized(table6.AblationModel(replace(CONFIG, mem_len=0), 4, "vaswani")).eval()
-    tokens = common.pieces(torch.randint(7, (60,)), 12, 2, 10, "cpu")
+    tokens = common.excerpts(torch.randint(7, (60,)), 12, 2, 10, "cpu")
     found = common.window_losses(model, tokens, 12, L)
     assert found.shape == (2, 10)
     for j in range(10):

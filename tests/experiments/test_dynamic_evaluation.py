@@ -14,7 +14,7 @@ from training import presets
 
 dynamic, lesson_5 = import_module("dynamic_evaluation"), import_module("05_full_model")
 GIVEN = SimpleNamespace(segment=8, memory=16, sgd_rate=0.1, rms_rate=1e-3, epsilon=1e-5, decay=1e-3)
-V, RUN = 8, presets.RECIPES["tiny"]
+V, RECIPE = 8, presets.RECIPES["tiny"]
 NOISE = torch.randint(V, (2000,), generator=torch.Generator().manual_seed(1))
 
 
@@ -40,7 +40,7 @@ def test_nothing_is_learned_before_it_is_predicted(step, model):
     text, n = NOISE[:3].repeat(100), 53  # in the middle of a segment
     changed = text.clone()
     changed[n] = (changed[n] + 1) % V
-    one, other = (dynamic.dynamic_losses(step, model, corpus_of(z), GIVEN, RUN)
+    one, other = (dynamic.dynamic_losses(step, model, corpus_of(z), GIVEN, RECIPE)
                   for z in (text, changed))
     assert one[: n - 1].equal(other[: n - 1]) and len(one) == 299
     assert (one[n - 1 :] != other[n - 1 :]).all()
@@ -70,7 +70,7 @@ def test_the_steps_are_as_written():
 def test_s_is_the_root_of_the_mean_square_on_the_training_text(model):
     """Of the gradients of each segment's mean loss, with the memory of --memory."""
     given = SimpleNamespace(segment=8, memory=4)
-    s = dynamic.gradient_sizes(model, corpus_of(NOISE[:50]), given, RUN)
+    s = dynamic.gradient_sizes(model, corpus_of(NOISE[:50]), given, RECIPE)
     squares, memory, x = 0, None, NOISE[:17]
     model.config = replace(model.config, mem_len=4, same_length=True)
     for a in (0, 8):

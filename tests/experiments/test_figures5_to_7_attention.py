@@ -59,8 +59,8 @@ def test_what_is_shown_is_what_was_read(run_folder, unread, tmp_path, monkeypatc
                       "--position", "333", "--out", str(tmp_path)]) == 0
     model, recipe, corpus, _ = maps.common.open_run(run_folder, "data")
     model.config = replace(model.config, mem_len=20, same_length=True, clamp_len=6)
-    pieces = lesson_1.lanes(corpus.valid, 8)[:, :27]
-    p = maps.averages(model, pieces, 7)[0].flatten(0, 1)  # 7 queries each
+    excerpts = lesson_1.lanes(corpus.valid, 8)[:, :27]
+    p = maps.averages(model, excerpts, 7)[0].flatten(0, 1)  # 7 queries each
     assert_close(shown["draw_heads"][0], p, "figure 5")
     distance = p @ torch.arange(21.0).double()
     wide = sorted(range(4), key=lambda i: -distance[i])[:3]

@@ -80,7 +80,7 @@ def test_the_length_is_chosen_on_valid_and_the_contexts_are_of_test(unread, note
     """The memory, T to 16 T with the query, that has the lowest loss."""
     test = common.corpora.load(notes).test
     unread("valid")
-    one, other = table8.stretches_of(common.corpora.load(notes), CONTEXTS, 2, 3, "cpu")
+    one, other = table8.spans_of(common.corpora.load(notes), CONTEXTS, 2, 3, "cpu")
     assert one.equal(test[: 2 * 100 + 400 + 1]) and len(other) == len(one)
     monkeypatch.undo()
     unread("test")
