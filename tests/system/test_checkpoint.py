@@ -134,6 +134,7 @@ def end_of(act):
     """The exit status of act() in a process of its own; 99 if it comes to its end."""
     child = os.fork()
     if not child:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # `pytest &` ignores it
         try:
             act()
         except KeyboardInterrupt:
