@@ -144,6 +144,18 @@ def test_lesson_4_is_lesson_3_forward_and_gradient(T, m):
         assert_close(a, b, f"gradient into {name}")
 
 
+@pytest.mark.parametrize("T, m", SHAPES)
+def test_lesson_5s_attention_is_lesson_3s_by_lesson_4s_score(T, m):
+    """With the same weights the attention of lesson 5 and that of lesson 3 are equal."""
+    fast = lesson.RelativeAttention(SMALL).double()
+    slow = lesson_3.RelativeAttention(6, 3, 4).double()
+    slow.load_state_dict(fast.state_dict())
+    h, memory, u, v = (torch.randn(z, dtype=torch.float64) for z in (
+        (2, T, 6), (2, m, 6), (3, 4), (3, 4)))
+    found = fast(h, memory, lesson.distance_encoding(m + T, 6), u, v, ~visible(T, m))
+    assert_close(found, slow(h, memory, u, v), "attention against lesson 3's")
+
+
 # ---- the two golden equalities ------------------------------------------------------------------
 
 def largest_difference(model, x, *all_cuts):
