@@ -101,6 +101,7 @@ def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, capsys, finishe
 
 @pytest.mark.parametrize("flags, wanted", [
     (["--steps", "14", "--eval-every", "7"], [5, 7, 12, 14, 14]),
+    (["--steps", "40", "--eval-every", "0"], [*range(4, 41, 4), 40]),
     (["--minutes", "33.6", "--eval-every", "99", "--save-minutes", "24"], [11, 14, 14])])
 def test_a_run_is_saved_by_the_minutes_of_training(text, tmp_path, monkeypatch, flags, wanted):
     """At least every ten, unless --save-minutes says otherwise; a validation begins them anew, and
