@@ -165,9 +165,9 @@ def test_from_the_archive_to_the_test_score(kind, unit, sizes, tmp_path, monkeyp
     """`--dataset NAME`: unpacked, trained, tested; and from the folder tested again and sampled.
     laptop-words has a band from word 2,000 on, which goes."""
     draw, names = random.Random(0), ("train", "valid", "test")
-    texts = {name: "".join(f"{' '.join(draw.choices('abcd', k=6))}\n" for _ in range(60)).encode()
-             for name in names}
-    (tmp_path / "a.zip").write_bytes(data := zipped(texts))
+    lines = [" ".join(draw.choices("abcd", k=6)) for _ in range(60)]
+    data = zipped({name: ("\n".join(lines) + "\n").encode() for name in names})
+    (tmp_path / "a.zip").write_bytes(data)
     (tmp_path / "vocab").write_bytes(VOCABULARY)
     monkeypatch.setitem(corpora.SOURCES, "new", Source(
         kind, (), 0, published("a.zip", data), tuple(map(File, names)), vocabulary=File("vocab")))
