@@ -55,8 +55,8 @@ class Lesson:
             raise ValueError(f"{self.path.name} is not UTF-8 text (byte {error.start}); save it as "
                              "UTF-8, then run this again") from None
         except SyntaxError as error:
-            raise ValueError(f"{lessons.sentence(error, self.path)}; mend that line first, "
-                             "nothing was changed") from None
+            raise ValueError(f"{lessons.sentence(error, self.path)}; fix that line first, nothing "
+                             "was changed") from None
         except KeyError:
             raise ValueError(f"there is no {exercise.function} in {self.path.name}; give it its "
                              "name back, nothing was changed") from None
@@ -99,10 +99,9 @@ def write_whole(path, text):
 
 def exercise_called(name):
     """The exercise of this name, or of this function; ValueError with the closest match."""
-    for exercise in EXERCISES:
-        if name in (exercise.name, exercise.function):
-            return exercise
-    known = [*BY_NAME, *(e.function for e in EXERCISES)]
+    known = {e.function: e for e in EXERCISES} | BY_NAME
+    if name in known:
+        return known[name]
     close = difflib.get_close_matches(name, known, 1, 0.4)
     raise ValueError(f"no exercise is called {name!r}" + (f"; did you mean {close[0]}?" if close
                      else "") + " (blank.py --list shows all)")
@@ -167,13 +166,12 @@ def show_list():
     from course import rules  # which imports torch
     print("testing all exercises ...", end="", file=sys.stderr, flush=True)
     lessons.import_lessons()
-    rows = [(e.name, e.lesson, str(e.lines), str(e.minutes), "*" * e.level, rules.state(e.name)[0],
-             f"{e.idea}; needs {e.before}") for e in EXERCISES]
+    states = [rules.state(exercise.name)[0] for exercise in EXERCISES]
     print("\r" + " " * 40, end="\r", file=sys.stderr, flush=True)
-    rows = [("exercise", "lesson", "lines", "minutes", "level", "state", "idea"), *rows]
-    widths = [max(len(row[n]) for row in rows) for n in range(6)]
-    for row in rows:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[6]]))
+    print(f"{'exercise':<20}lesson  lines  minutes  level  state    idea")
+    for e, state in zip(EXERCISES, states):
+        print(f"{e.name:<20}{e.lesson:<8}{e.lines:<7}{e.minutes:<9}{'*' * e.level:<7}{state:<9}"
+              f"{e.idea}; needs {e.before}")
     hours = sum(exercise.minutes for exercise in EXERCISES) / 60
     print(f"all together about {hours:.0f} hours (estimates: no class has measured them yet)")
     print(*lessons.broken.values(), rules.progress_line(), sep="\n")

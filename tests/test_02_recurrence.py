@@ -1,9 +1,6 @@
 """Lesson 2: the rules of update_memory, causal_mask, reach and stream_losses.
 
     pytest -k update_memory     the rules of one exercise, in the order of this file
-    pytest -k causal_mask
-    pytest -k reach
-    pytest -k stream_losses
 """
 import pytest
 import torch

@@ -1,7 +1,6 @@
-"""Lesson 4: the rules of the two shifts: every row moves left by its own amount.
+"""Lesson 4: the rules of rel_shift_by_index and rel_shift: every row moves left by its own amount.
 
-    pytest -k rel_shift_by_index      the rules of one exercise, in the order of this file
-    pytest -k rel_shift
+    pytest -k rel_shift      the rules of one exercise, in the order of this file
 
 Cells of the future are never compared, because the causal mask hides them: they are `...` here.
 """

@@ -1,11 +1,7 @@
-"""Lesson 5: the rules of four parts of the model, and of generation.
+"""Lesson 5: the rules of attention_mask, distance_encoding, relative_attention, layer, sample_top_k
+and generate.
 
     pytest -k attention_mask          the rules of one exercise, in the order of this file
-    pytest -k distance_encoding
-    pytest -k relative_attention
-    pytest -k layer
-    pytest -k sample_top_k
-    pytest -k generate
 
 Oracles replace lesson 4's part of the attention, lesson 1's sinusoid and, in generate,
 sample_top_k, so that no other exercise must be solved.

@@ -1,7 +1,6 @@
 """train.py: the rules of train_step and evaluate.
 
     pytest -k train_step      the rules of one exercise, in the order of this file
-    pytest -k evaluate
 """
 import math
 from contextlib import suppress

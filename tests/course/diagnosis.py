@@ -83,33 +83,29 @@ def outcome_of_mistake(rule, mistake):
     return outcomes[key]
 
 
+def alike_under(rule, mistake, mine):
+    """Does this mistake keep the rule as well, or break it by the same wrong answer?"""
+    theirs = outcome_of_mistake(rule, mistake)
+    return theirs is mine if None in (theirs, mine) else mine.is_like(theirs)
+
+
 # ---- which mistake is it? -----------------------------------------------------------------------
 
 def misconception(rule, function, mine):
     """The sentence of the mistake that answers as this function does, or "".
 
-    If several do, those stay that do so under the other rules, too.  A mistake is an edit of the
+    If several do, it is the one that does so under most other rules.  A mistake is an edit of the
     shipped function: if that breaks this rule as well, the lesson was edited, and no mistake fits.
     """
     shipped = mistakes.function_from(rule.exercise, solution(BY_NAME[rule.exercise]))
     if mine.kind() == "rule" or outcome_of(rule, shipped) is not None:
         return ""
-    alike = []
-    for mistake in filter(mistakes.applies, mistakes.mistakes_for(rule.exercise)):
-        theirs = outcome_of_mistake(rule, mistake)
-        if theirs is not None and mistake.sentence and mine.is_like(theirs):
-            alike.append(mistake)
-    for other in rules_of(rule.exercise):
-        if len({mistake.sentence for mistake in alike}) < 2:
-            break
-        here = outcome_of(other, function)
-        left = []
-        for mistake in alike:
-            theirs = outcome_of_mistake(other, mistake)
-            both_hold = here is None and theirs is None
-            if both_hold or (here and theirs and here.is_like(theirs)):
-                left.append(mistake)
-        alike = left or alike
+    alike = [mistake for mistake in filter(mistakes.applies, mistakes.mistakes_for(rule.exercise))
+             if mistake.sentence and alike_under(rule, mistake, mine)]
+    if len({mistake.sentence for mistake in alike}) > 1:
+        all_mine = [(other, outcome_of(other, function)) for other in rules_of(rule.exercise)]
+        alike.sort(key=lambda mistake: -sum(
+            alike_under(other, mistake, here) for other, here in all_mine))
     return alike[0].sentence if alike else ""
 
 

@@ -18,7 +18,7 @@ import traceback
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from importlib.util import spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from course.exercises import LESSONS, ROOT, find
@@ -26,7 +26,6 @@ from course.exercises import LESSONS, ROOT, find
 TESTS = ROOT / "tests"
 PRISTINE = TESTS / "course" / "pristine"  # of lessons that are blank: as they were before that
 under_test = {file: ROOT / f"{file}.py" for file in LESSONS}  # the files that are judged
-imported_from = {}  # lesson -> the file that an import of it runs: that one, or ours
 broken = {}  # lesson -> one sentence, if it cannot be imported
 home = None  # the temporary folder in which somebody else's code runs, if it is under test
 MEMORY = 4 << 30  # bytes that it may have, over what torch itself takes
@@ -114,13 +113,11 @@ def note(**facts):
 
 # ---- the lessons, imported in order -------------------------------------------------------------
 
-class LessonFinder:
-    """Finds a lesson where `imported_from` says, by its name, for every import."""
-
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        """The spec that import asks for; None for all other names."""
-        return spec_from_file_location(name, imported_from[name]) if name in LESSONS else None
+def load(file, path):
+    """Import a lesson from this path, under its own name, so that every later import takes it."""
+    spec = spec_from_file_location(file, path)
+    sys.modules[file] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[file])
 
 
 def raised(error, file):
@@ -143,20 +140,18 @@ def sentence(error, path):
 
 def import_lessons(up_to=LESSONS[-1]):
     """Import all six, or those up to one.  ValueError if one is broken and nothing can stand in."""
-    imported_from.update({file: shipped_file(file) for file in LESSONS} | under_test)
-    sys.meta_path.insert(0, LessonFinder)
     for file in LESSONS[: LESSONS.index(up_to) + 1]:
         note(importing=file)
         go_home()
+        path = under_test.get(file, shipped_file(file))
         try:
             with time_limit(60):  # the first one imports torch
-                import_module(file)
+                load(file, path)
         except (Exception, SystemExit) as error:
-            broken[file] = sentence(error, imported_from[file])
-            if imported_from[file] == shipped_file(file):
+            broken[file] = sentence(error, path)
+            if path == shipped_file(file):
                 raise ValueError(broken[file]) from None
-            imported_from[file] = shipped_file(file)
-            import_module(file)
+            load(file, shipped_file(file))
     note(imported=up_to)
 
 
