@@ -9,8 +9,7 @@
 submissions/ holds for each student a folder with lesson files, or with the archive that blank.py
 --submit packs, or that archive alone; or the flat download of a learning platform
 (smithanna_123_456_04_rel_shift-1.py; of several the last upload counts).  Only the six lesson files
-are taken, and only what a student handed in can give points: our own lesson stands in for a missing
-or broken one, but scores nothing.
+are taken, and only what a student handed in can give points.
 
 For each submission pytest runs the rules in a process that imports these files in place of ours,
 in a temporary folder, with limits of time, memory and file size.  If that process hangs or dies,
@@ -28,7 +27,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import textwrap
 import time
 import zipfile
 from collections import Counter
@@ -233,11 +231,10 @@ def table(rows):
         marks = row.marks()
         points = f"{marks.count('1')}/{len(names)}"
         lines.append(f"{row.name:<30} {points:>6} " + "".join(f"{mark:>3}" for mark in marks))
-        lines += textwrap.wrap(row.sentences()[0], 96, initial_indent="    ",
-                               subsequent_indent="      ")
+        lines.append(f"    {row.sentences()[0]}")
     legend = ", ".join(f"{i}={name}" for i, name in enumerate(names, 1))
-    meaning = "1 solved, 0 wrong, b blank, - not handed in."
-    return "\n".join([*lines, "", *textwrap.wrap(f"{meaning}  {legend}", 100), HONEST])
+    lines += ["", "1 solved, 0 wrong, b blank, - not handed in", legend, HONEST]
+    return "\n".join(lines)
 
 
 def summary(rows):
@@ -249,8 +246,7 @@ def summary(rows):
         solved = f"{sum(state == 'solved' for state, _ in found)}/{len(found)}"
         wrong = Counter(first_sentence(message) for state, message in found if state == "failing")
         often = [f"{count} x {text.partition(': ')[2]}" for text, count in wrong.most_common(1)]
-        lines += textwrap.wrap(" ".join([f"{name:<20} {solved:>6} ", *often]), 100,
-                               subsequent_indent=" " * 29)
+        lines.append(f"{name:<20} {solved:>6}  {''.join(often)}")
     return "\n".join(lines)
 
 

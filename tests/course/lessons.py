@@ -54,17 +54,17 @@ def lesson_of(path):
 
 
 def find_lessons(place):
-    """{lesson: path} of the lesson files in a folder, or in the one folder below it that has some;
-    or of one file.  Of several copies the last one counts.  ValueError: one sentence."""
+    """{lesson: path} of the lesson files in a folder, or in the one folder below it that has some.
+    Of several copies the last one counts.  ValueError: one sentence."""
     place = Path(place)
     if not place.exists():
         raise ValueError(f"{place} does not exist; name the folder with the student's files")
-    if place.is_file() and place.suffix != ".py":
-        raise ValueError(f"{place.name} is neither a folder nor a lesson file; unpack archives")
-    paths = [place] if place.is_file() else [
-        path for path in place.rglob("*.py")
-        if not any(map(is_hidden, path.relative_to(place).parts))]
-    paths = sorted(filter(lesson_of, paths), key=copy_number)
+    if not place.is_dir():
+        raise ValueError(f"{place.name} is not a folder; unpack archives, and put the files of one "
+                         "student into a folder")
+    paths = [path for path in place.rglob("*.py")
+             if lesson_of(path) and not any(map(is_hidden, path.relative_to(place).parts))]
+    paths.sort(key=copy_number)
     depth = min((len(path.parts) for path in paths), default=0)
     folders = sorted({path.parent for path in paths if len(path.parts) == depth})
     if len(folders) > 1:
