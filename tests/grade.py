@@ -113,7 +113,10 @@ async def run_rules(folder, names, seconds):
         status = process.returncode
     finally:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # and all that it has started
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)  # and all that it has started
+            else:  # Windows
+                process.kill()
         await process.wait()
     how = f"still running after {seconds} seconds" if status is None else (
         f"ended the process (status {status})")  # -n: by signal n

@@ -167,8 +167,9 @@ def test_a_mistake_is_named_whatever_stands_in_the_cells_that_it_leaves_open():
     assert diagnosis_of("rel_shift_by_index", moved_by_i).startswith("row i is moved by i")
 
 
-def test_a_difference_is_said_as_it_is():
-    """What two digits do not show, and the shape of a row."""
+def test_a_difference_is_seen_and_said_as_it_is():
+    """NaN is no number; what two digits do not show; the shape of a row."""
+    assert same([torch.nan], [torch.nan]) and not same([torch.nan], [1.0])
     wanted = torch.arange(4.0, dtype=torch.float64).view(2, 2)
     for by, words in ((3e-5, " wrong, by 3e-05 at most,"), (0.5, " wrong, the")):
         assert f"4 of 4 entries are{words}" in diagnosis.counted(same(wanted + by, wanted))
