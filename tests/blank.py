@@ -197,7 +197,7 @@ def students_page(text, exam):
     before it says where answers are."""
     page = text.split("## For students\n")[1].split("## For teachers\n")[0]
     if exam:
-        page = page.split("Any right solution passes")[0]
+        page = page.split("Any correct solution passes")[0]
     return f"# Transformer-XL, from scratch: the exercises\n{page.rstrip()}\n"
 
 

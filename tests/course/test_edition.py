@@ -110,7 +110,7 @@ def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
     assert blank.main(["--all", str(folder), "--exam", "--only", "layer, reach"]) == 0
     assert not list(folder.rglob("pristine")) + list(folder.rglob("mistakes_*"))
     page = (folder / "README.md").read_text()
-    assert "To hand in" in page and "hold the answers" not in page
+    assert "To hand in" in page and "contain the answers" not in page
     for name in NAMES:
         lesson = blank.Lesson(BY_NAME[name], folder / f"{BY_NAME[name].file}.py")
         assert lesson.is_blank() == (name in ("layer", "reach"))
