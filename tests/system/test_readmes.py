@@ -10,7 +10,8 @@ from training.flags import chosen, parse
 
 READMES = [ROOT / name for name in ("README.md", "training/README.md", "tests/README.md",
                                     "tests/course/answers.md", "experiments/results.md",
-                                    "experiments/questions.md", "pretrained/README.md")]
+                                    "experiments/questions.md", "experiments/tuning.md",
+                                    "pretrained/README.md")]
 SOURCES = "--nnodes --nproc-per-node --max-restarts --index-url" + "".join(  # torchrun's, pip's
     path.read_text(encoding="utf-8") for pattern in (
         "*.py", "training/*.py", "experiments/*.py", "tests/[bcg]*.py", "tests/system/[cf]*.py")
