@@ -17,8 +17,7 @@ one with a memory can.  How many recur in each of these texts?
 Rules.  A name is an identifier of four characters or more, or a word like that, not among the 500
 most common of the training split (its first ten million tokens).  A prompt's names count once each,
 at the age of the last: the tokens between it and the prompt's end (from T on, no part of it is
-among the last T).  What touches an end of the prompt may be incomplete and does not count.  Shares
-are over the names of all prompts.
+among the last T).  What touches an end of the prompt may be incomplete and does not count.
 """
 import math
 import re

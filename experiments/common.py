@@ -183,8 +183,7 @@ def excerpts(tokens, before, count, n, device):
 def memory_losses(model, tokens, before, segment, **changes):
     """Read excerpts (B, before + n + 1) with a memory -> losses (B, n), without the context's.
 
-    In segments of T = segment; changes are those of the config, such as mem_len=512,
-    same_length=True.  The model may be a Reader.
+    T is segment; changes are those of the config, such as mem_len=512.  The model may be a Reader.
     """
     memory, losses = None, []
     parts = math.ceil((tokens.shape[1] - 1) / segment)
@@ -211,6 +210,11 @@ def window_losses(model, tokens, before, L):
     losses = torch.cat(losses).view(len(tokens), len(ends), stride)
     last = n - (len(ends) - 1) * stride  # the last window shares tokens with the one before
     return torch.cat([losses[:, :-1].flatten(1), losses[:, -1, stride - last :]], dim=1)
+
+
+def nats_per_token(corpus):
+    """Return the unit of the losses, as a figure names it."""
+    return f"nats per {'byte' if corpus.unit == 'bpc' else 'word'}"
 
 
 def save_figure(figure, path):

@@ -5,11 +5,10 @@
                                                         runs of `python train.py`; the whole split
     ... --checkpoint RUN --segment 16 --memory 256 --epsilon 1e-3 --decay 1e-3    of --dataset ptb
 
-Krause et al. 2018, https://arxiv.org/abs/1709.07432; with Transformer-XL, 2019,
-https://arxiv.org/abs/1904.08378.  The test split is read once in each way, in order, in segments of
-T tokens, with a memory of M.  Each segment is predicted and its losses are counted; only then the
-weights take one gradient step on the mean of these losses.  So nothing is learned before it is
-predicted.  Afterwards the weights are what they were.
+Krause et al. 2018, https://arxiv.org/abs/1709.07432, and 2019, https://arxiv.org/abs/1904.08378.
+The test split is read once in each way, in segments of T tokens with a memory of M.  The losses of
+a segment are counted; only then the weights take one gradient step on their mean.  So nothing is
+learned before it is predicted.  Afterwards the weights are what they were.
 
 Two steps are compared.  g is the gradient of the segment that was just read, W_0 the trained
 weights, s the root of the mean square that the gradient of each weight has on the first 200
@@ -22,8 +21,8 @@ The second is the authors': all weights move about equally fast, except those th
 gradient (of rare words), and those on which the loss depends most are pulled back most to where
 training had left them (at most all the way).  mean(s) is that of the tensors' means.
 
-The defaults were found on validation text: on that of the default run (results.md), and the rates
-of a look on that of pretrained/, which has trained for longer and would forget what it knows.
+The defaults were found on validation text (tuning.md): for the default run of train.py, and the
+rates of a look for pretrained/, which those of the default run would ruin.
 """
 import math
 import sys

@@ -10,7 +10,6 @@ A query's attention is a probability for each of the M + 1 keys that it sees, at
                 from (a), (b) or (d) alone, beside the whole; the paper leaves out (c), and so do we
 
 An average hides what a single query picks: (a) can be peaked for each and yet uniform over all.
-In the paper (16 layers, WikiText-103) (a) is almost uniform, (b) like the whole, (d) flatter.
 
     python experiments/figures5_to_7_attention.py    of the model in pretrained/, in seconds
     python experiments/figures5_to_7_attention.py --checkpoint runs/stdlib-laptop --memory 640

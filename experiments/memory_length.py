@@ -3,8 +3,7 @@
 For models of several depths, trained with several memory lengths, this draws the loss over the
 memory length of evaluation: where is the gain, and where does it end?  N layers reach N times as
 far.  It is read once as it is, and once with clamp_len: distances above those of training count as
-the largest of training, M + T - 1 (in the authors' scripts it is between a quarter and 0.58 of
-evaluation's M + T).
+the largest of training, M + T - 1.
 
     python experiments/memory_length.py --dtype bf16         half an hour on two cores
     python experiments/memory_length.py --scale copies       where the gains are known to the token
@@ -64,7 +63,7 @@ def evaluate(model, study, corpus, M):
 def report(results, study, floor):
     """Print a line for each model: what memory brings, and where that ends."""
     shortest, longest = study.lengths[0], study.lengths[-1]
-    print("nats a token, mean ± half the range over the seeds; above best: with the longest "
+    print("nats per token, mean ± half the range over the seeds; above best: with the longest "
           f"memory, M {longest}\n N  M in training{'best':>16}{f'gain over M {shortest}':>18}"
           f"{'ends at M':>11}{'above best':>16}{'..., clamped':>16}")
     for (N, M), seeds in results.items():
@@ -83,32 +82,32 @@ def report(results, study, floor):
             f"M {M}: {loss:.3f}" for M, loss in floor.items()))
 
 
-def draw(results, study, floor, path, title):
+def draw(results, study, floor, path, nats):
     """A panel for each depth: loss over the memory length, a color for each memory of training."""
     depths = list(dict.fromkeys(N for N, _ in results))
-    figure = Figure(figsize=(4 * len(depths) + 1, 4), layout="constrained")
+    figure = Figure(figsize=(1 + 3 * len(depths), 3.8), layout="constrained")
     panels = figure.subplots(1, len(depths), sharey=True)
     for axes, depth in zip(panels, depths):
         models = {M: list(zip(*seeds)) for (N, M), seeds in results.items() if N == depth}
-        for color, (M, (free, clamped)) in zip(COLORS, models.items()):
-            for part, style, name in ((free, "o-", ""), (clamped, "x:", ", clamped")):
-                for z in part:
-                    axes.plot(*zip(*z.items()), style[1:], color=color, alpha=0.25)
-                axes.plot(*zip(*mean_table(part).items()), style, color=color, markersize=4,
-                          label=f"trained with M {M}{name}")
+        for color, (M, parts) in zip(COLORS, models.items()):
+            for tables, style, name in zip(parts, ("-", ":"), ("", ", clamped")):
+                low, high = ([pick(z[L] for z in tables) for L in study.lengths]
+                             for pick in (min, max))
+                axes.fill_between(study.lengths, low, high, color=color, alpha=0.12, linewidth=0)
+                axes.plot(study.lengths, mean_table(tables).values(), style, color=color,
+                          linewidth=2, label=f"trained with M {M}{name}")
         if floor:
             axes.step(*zip(*floor.items()), color="black", where="post",
                       label="what M + 1 tokens tell")
-        axes.set(xscale="log", title=f"N = {depth} layers, {title}",
-                 xlabel="M at evaluation (log scale)")
+        axes.set(xscale="log", title=f"{depth} layer{'s' * (depth > 1)}", xlabel="M at evaluation")
         ticks = (23, 47, 71, 95, 128) if floor and 95 in study.lengths else study.lengths[1::2]
-        axes.set_xticks(ticks, ticks, fontsize=8)
+        axes.set_xticks(ticks, ticks)
         axes.minorticks_off()
         axes.grid(axis="y", alpha=0.4)
-    panels[0].set(ylabel=f"nats a token{' (not from 0)' * (not floor)}")
+    panels[0].set(ylabel=f"{nats}{' (not from 0)' * (not floor)}")
     if floor:
         panels[0].set(ylim=(-0.1, 3.5))
-    panels[0].legend(fontsize=8)
+    panels[0].legend(fontsize=9)
     common.save_figure(figure, path)
 
 
@@ -133,7 +132,7 @@ def main(argv):
           f"{recipe.batch} lanes, seeds {given.seeds}, {given.dtype}")
     floor = {M: best_loss(M + 1) for M in study.lengths} if given.dataset == "copies" else {}
     report(results, study, floor)
-    draw(results, study, floor, given.out / "memory_length.png", corpus.name.split(" (")[0])
+    draw(results, study, floor, given.out / "memory_length.png", common.nats_per_token(corpus))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
     python experiments/official_weights.py model.bin --model wt103-large
 
-The problem.  A model is the published one if the published weights give the published number in it.
-The official PyTorch code (and the port to `transformers`, now retired, which adds the prefix
-`transformer.`) names, stacks and orders the same tensors in another way:
+A model is the published one if the published weights give the published number.  The official code
+(and its port to `transformers`, now retired, with the prefix `transformer.`) has other names:
 
     theirs                                        ours
     layers.n.dec_attn.qkv_net.weight (3 HC, D)    W_q, W_kE, W_v

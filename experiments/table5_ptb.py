@@ -7,14 +7,12 @@ is its architecture, W_kR included, within 24.1 million parameters, with these t
     python experiments/table5_ptb.py --scale paper --dtype bf16 --test    a GPU
 
 Variational dropout (Gal & Ghahramani 2016; Merity, Keskar and Socher 2017, 4.2) draws one mask for
-all time steps of a segment: a feature that is dropped is absent for all of it, and cannot be read
-off the neighbouring word.  Here it is at the input and the output, as in that work on LSTMs; inside
-the layers, where it hurts (results.md), each element is dropped by itself.  The weight average is
-the mean of the weights after each step of the run's last part, at a constant rate.
-
-The model of a run is that average.  The memory of evaluation is chosen on the validation split.
-Only with --test is the test split read, once for each finished model; result.json in its folder
-says what was chosen and read, and when.
+all time steps of a segment, so a dropped feature cannot be read off the neighbouring word.  Here it
+is at the input and the output; inside the layers, where it hurts (tuning.md), each element is
+dropped by itself.  The weight average is the mean of the weights after each step of the run's last
+part, at a constant rate; it is the run's model.  The memory of evaluation is chosen on the
+validation split.  Only with --test is the test split read, once for each finished model;
+result.json in its folder says what was chosen and read, and when.
 """
 import json
 import sys

@@ -226,7 +226,7 @@ def best_length(as_trained, losses):
 
 def report(table, rows, results, sizes):
     """Print one table beside the paper's -> [(row, above the first in nats by seed, paper's)]."""
-    print(f"\ntable {table}, nats a token: mean ± half the range over the seeds\n"
+    print(f"\ntable {table}, nats per token: mean ± half the range over the seeds\n"
           f"{'recurrence':11}{'encoding':9}{'loss':5}{'parameters':>11}{'trained':>15}{'best':>15}"
           f"{'at':>8}{'above row 1':>17} | paper, ppl{'best':>8}{'at':>5}  order")
     lowest = {row: [best_length(*result)[0] for result in results[row]] for row in rows}  # by seed
@@ -250,31 +250,32 @@ def status(first, other, paper):
     """Return how the losses of the seeds compare with the paper, which has `other` so far above."""
     if max(first) < min(other) or max(other) < min(first):
         return "same" if (mean(other) > mean(first)) == (paper > 0) else "reversed"
-    return "inconclusive"
+    return "bounded"
 
 
-def draw(points, results, path, title):
+def draw(points, results, path, title, nats):
     """Left: how far each row is above the first.  Right: the loss over the attention length."""
-    figure = Figure(figsize=(12, 1.8 + 0.32 * max(6, len(points))), layout="constrained")
+    figure = Figure(figsize=(11, 1.2 + 0.3 * max(7, len(points))), layout="constrained")
     left, right = figure.subplots(1, 2)
+    limit = 1.2 * max(0.05, *(max(above) for _, above, paper in points if paper is not None))
     for row, above, _ in points:
-        color = COLORS[row.encoding]
-        left.plot(above, [str(row)] * len(above), "o", color=color, alpha=0.7)
+        style = {"color": COLORS[row.encoding], "marker": "o" if row.recurrence else "^",
+                 "fillstyle": "full" if row.loss == "full" else "none"}
+        left.plot(above, [str(row)] * len(above), linestyle="", **style)
+        if min(above) > limit:
+            left.text(limit, str(row), f"{mean(above):.2f} → ", ha="right", va="center")
         by_length = common.mean_table([table for _, table in results[row]])
-        right.plot(*zip(*by_length.items()), "o-" if row.recurrence else "^:", color=color,
-                   markersize=4, fillstyle="full" if row.loss == "full" else "none",
-                   linewidth=2.5 if row.recurrence and row.loss == "full" else 1, label=str(row))
+        right.plot(*zip(*by_length.items()), linestyle="-" if row.recurrence else ":", **style)
     left.invert_yaxis()
-    left.set(title=title, xlabel="nats a token above the first row; a dot for each seed")
+    left.set(title=title, xlim=(None, limit), xlabel=f"{nats} above the first row; a mark per seed")
     left.grid(axis="x", alpha=0.4)
     lowest = min(min(z.values()) for row, *_ in points for _, z in results[row])
-    highest = max(0.05, *(max(above) for _, above, paper in points if paper is not None))
-    ticks = list(results[points[0][0]][0][1])[1::2]  # al-rfou has only the lengths of training
-    right.set(xlabel="attention length (log scale)", ylabel="nats a token (not from 0)",
-              xscale="log", xticks=ticks, xticklabels=ticks, title="mean of the seeds",
-              ylim=(lowest - 0.1 * highest, lowest + 2 * highest))
+    lengths = list(results[points[0][0]][0][1])  # al-rfou has only the lengths of training
+    right.set(title="mean of the seeds, same marks", ylabel=f"{nats} (not from 0)",
+              ylim=(lowest - 0.1 * limit, lowest + 1.7 * limit), xscale="log",
+              xlabel="attention length (log scale)")
+    right.set_xticks(lengths, lengths, rotation=60)
     right.minorticks_off()
-    right.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     common.save_figure(figure, path)
 
 
@@ -308,7 +309,7 @@ def main(argv):
         of_table = [row for row in rows if row.table == table]
         points = report(table, of_table, results, sizes)
         draw(points, results, given.out / f"table{table}.png",
-             f"table {table}, {corpus.name.split(' (')[0]}")
+             f"table {table}, {corpus.name.split(' (')[0]}", common.nats_per_token(corpus))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ With l_i(c, t) = -ln p_i(x_t | the c tokens before), in nats:
     g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
 
 Start with a small c; if a context of c' = c + step gains less than 1 percent, g_i < 0.01, the RECL
-of model i is c; otherwise continue from c'.  The paper does not say which step; its numbers are
-multiples of 100, except vanilla's 128, its T.
+of model i is c; otherwise continue from c'.  The paper does not say which step: perhaps 100.
 
 Five models with about the same number of parameters: ours; with Shaw's encoding; without
 recurrence; Al-Rfou's vanilla, which gets the last T of a longer context; an LSTM.  The first three
@@ -53,8 +52,7 @@ MODELS = {"ours": Row(8, True, "ours", "full", (700, 600, 500)),
           "lstm": Row(8, True, "lstm", "full", (400, 300, 200))}
 STYLES = dict(zip(MODELS, ("o-", "s-", "^:", "v:", "x--")))
 FRACTIONS = (0.1, 0.5, 1.0)
-# contexts; windows that are read side by side; spans of the text, and windows in each.  Models
-# and training are table 6's
+# contexts; windows read side by side; spans of the text; windows in each.  Training is table 6's
 SCALES = {"tiny": (range(4, 25, 4), 8, 2, 20), "small": (range(32, 1025, 32), 100, 8, 500),
          "copies": (range(24, 145, 24), 100, 8, 250), "paper": (range(100, 1601, 100), 16, 8, 250)}
 
@@ -161,17 +159,20 @@ def losses_by_context(model, tokens, contexts, attention, side_by_side):
 
 def draw(losses, contexts, path, title):
     """Figures 3 and 4: losses are those of each seed, (models, contexts, positions)."""
-    left, right = Figure(figsize=(11, 4), layout="constrained").subplots(1, 2)
+    left, right = Figure(figsize=(10, 4), layout="constrained").subplots(1, 2)
+    shown = []
     for i, (name, style) in enumerate(STYLES.items()):
         gains = [[exp(hard_loss(z, i, c, c, 0.1)) - exp(hard_loss(z, i, c, c + 1, 0.1))
                   for c in range(len(contexts) - 1)] for z in losses]
         left.plot(contexts[:-1], [mean(z) for z in zip(*gains)], style, markersize=4, label=name)
         perplexities = [z[i].double().mean(-1).exp().tolist() for z in losses]
-        right.plot(contexts, [mean(z) for z in zip(*perplexities)], style, markersize=4)
+        curve = [mean(z) for z in zip(*perplexities)]
+        right.plot(contexts, curve, style, markersize=4)
+        shown += curve * (name != "vanilla")  # which would flatten the others
     left.set(xlabel=f"context c (tokens), to c + {contexts[0]}", xlim=(0, None), ylim=(0, None),
-             ylabel="gain in perplexity a token", title=f"figure 3: hardest tenth, {title}")
-    right.set(xlabel="context (tokens)", ylabel="perplexity a token (not from 0)", xlim=(0, None),
-              title=f"figure 4: all positions, {title}")
+             ylabel="gain in perplexity", title=f"figure 3: hardest tenth, {title}")
+    right.set(xlabel="context (tokens)", ylabel="perplexity (not from 0)", xlim=(0, None),
+              title="figure 4: all positions", ylim=(0.95 * min(shown), 1.3 * max(shown)))
     left.legend()
     right.grid(axis="y", alpha=0.4)
     common.save_figure(left.figure, path)

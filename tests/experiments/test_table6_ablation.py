@@ -131,5 +131,5 @@ def test_order_is_compared_with_the_papers(capsys):
     assert points[1][1] == pytest.approx([0.2, 0.25])
     lines = capsys.readouterr().out.splitlines()
     assert "1.250 ± 0.050" in lines[4]  # the mean, and half the range
-    assert [line.split()[-1] for line in lines[3:6]] == ["-", "same", "inconclusive"]
+    assert [line.split()[-1] for line in lines[3:6]] == ["-", "same", "bounded"]
     assert table6.status([1.0, 1.1], [0.8, 0.9], 0.1) == "reversed"
