@@ -173,7 +173,7 @@ def test_a_file_is_evaluated_and_refused_in_one_line(tmp_path, monkeypatch, caps
     assert f"test {nats / math.log(2):.4f} bpc (" in capsys.readouterr().out
     text.write_text("another text " * 50)
     for content, why in ((state, "another vocabulary"), ({"a": 3}, "not a state dict"),
-                         (model, "not a state dict"), (None, "cannot be read")):
+                         (model, "whole pickled model"), (None, "cannot be read")):
         torch.save(content, path) if content else path.unlink()
         assert official.main(argv) == 1
         (line,) = capsys.readouterr().err.splitlines()
