@@ -4,14 +4,19 @@ You need to know PyTorch's modules, a training loop, and a transformer's attenti
 learn how a text is read in lanes, and what forgetting costs.  15 minutes (an estimate).
 
 The problem.  A language model predicts each token from all tokens before it.  A book is
-too long to be read at once, so Al-Rfou et al. (2018) cut the text into segments of T
-tokens and train on each as if nothing stood before it.  Boundaries fall anywhere, and
-the first tokens of a segment lack context: the paper (Dai et al., "Transformer-XL", ACL
-2019) calls it *context fragmentation*.  The usual cure at evaluation is a *sliding
-window*: move on by one token, read the whole window again, keep its last prediction.
-Then every prediction has T tokens of context, but it costs T times the work.
+too long to be read at once, so Al-Rfou et al. (2018) split the text into segments of T
+tokens and train on each as if no text came before it.  Boundaries are at arbitrary
+tokens, and the first tokens of a segment lack context: the paper (Dai et al.,
+"Transformer-XL", ACL 2019) calls this *context fragmentation*.  The usual fix at
+evaluation is a *sliding window*: advance one token, process the whole window again,
+keep its last prediction.  Every prediction then has T tokens of context, at T times the
+cost.
 
-    python 01_vanilla_segments.py      trains for less than a minute, prints, draws
+The thread.  Lessons 2 to 4 change this model, one thing at a time.  Each trains it on
+the same bytes, with the same BUDGET, and evaluates it on the same bytes, so the losses
+can be compared.  Each lesson prints its loss below those of the lessons before it.
+
+    python 01_vanilla_segments.py      15 seconds: trains, prints, plots
 
 Letters used in every file:  B lanes (the rows of a batch), T segment length, D model
 width, H heads, C width of a head, N layers, V vocabulary, FF width inside the
@@ -30,16 +35,18 @@ from support.progress import progress
 
 RUNS = Path(__file__).resolve().parent / "runs"  # where figures go
 BATCH = 64  # segments or windows that are evaluated together
+TRAIN, VALID = 518_000, 200_000  # bytes that all lessons train on, and evaluate on
+BUDGET = {"B": 32, "T": 32, "steps": 500, "lr": 5e-3}  # of training, in all lessons
 
 
 # ---- the data: one stream, B lanes, segments of T ------------------------------------
 
 def lanes(tokens, B):
-    """Cut one stream into B lanes, (n,) -> (B, L + 1), L = (n - 1) // B inputs each.
+    """Split one stream into B lanes, (n,) -> (B, L + 1), L = (n - 1) // B inputs each.
 
-    The B lanes are the batch: lane b starts where lane b - 1 stops.  The last column of
-    a lane is only a target, and the next lane's first input, because the target of each
-    input is the next token *of the stream*.  Up to B - 1 tokens at the end are unused.
+    The lanes are the rows of the batch: lane b starts where lane b - 1 ends.  The last
+    token of a lane is only a target; it is also the next lane's first input, as every
+    target is the next token *of the stream*.  Up to B - 1 tokens at the end are unused.
     Raises ValueError if no lane has an input.
 
     >>> lanes(torch.arange(23), 2)
@@ -55,11 +62,11 @@ def lanes(tokens, B):
 
 
 def segments(stream, T, start=0):
-    """Cut lanes (B, L + 1) into x, y (B, T): inputs and their next tokens, in order.
+    """Split lanes (B, L + 1) into x, y (B, T): inputs and their next tokens, in order.
 
-    Row b of one segment goes on where row b of the segment before stopped, as lesson 2
-    will need it; the last may be shorter.  Tokens become int64, for nn.Embedding.
-    An interrupted run goes on from column `start`.  Raises ValueError when T < 1.
+    Row b of each segment continues row b of the previous segment, as lesson 2 requires;
+    the last segment may be shorter.  Tokens become int64, for nn.Embedding.  The first
+    segment begins at column `start`, above 0 for a resumed run.  ValueError if T < 1.
 
     >>> for x, y in segments(lanes(torch.arange(23), 2), 4):
     ...     print(x.tolist(), y.tolist())
@@ -82,7 +89,7 @@ def segments(stream, T, start=0):
 def sinusoid(position, D):
     """Encode positions (n,) as D/2 sines, then D/2 cosines -> (n, D), float64.
 
-    The frequencies are 10000^(-2k/D), k = 0, 1, ...  ValueError when D is odd.
+    The frequencies are 10000^(-2k/D), k = 0, 1, ...  Raises ValueError if D is odd.
     """
     if D % 2:
         raise ValueError(f"the sinusoid needs an even width, got {D}")
@@ -93,7 +100,7 @@ def sinusoid(position, D):
 
 
 class Attention(nn.Module):
-    """Multi-head attention: position i looks at positions 0..i of its own segment."""
+    """Multi-head attention: position i attends to positions 0..i of its segment."""
 
     def __init__(self, D, H, C):
         super().__init__()
@@ -110,7 +117,7 @@ class Attention(nn.Module):
         q = self.W_q(h).view(B, T, self.H, self.C).transpose(1, 2)  # (B, H, T, C)
         k = self.W_k(h).view(B, T, self.H, self.C).transpose(1, 2)  # (B, H, T, C)
         value = self.W_v(h).view(B, T, self.H, self.C).transpose(1, 2)  # (B, H, T, C)
-        # score_ij = q_i . k_j / sqrt(C) for j <= i: a later token must not help
+        # score_ij = q_i . k_j / sqrt(C) for j <= i; later keys are masked
         score = q @ k.transpose(-1, -2) / math.sqrt(self.C)  # (B, H, T, T)
         mask = torch.ones(T, T, dtype=torch.bool, device=h.device).triu(1)  # the future
         probability = score.masked_fill(mask, float("-inf")).softmax(-1)
@@ -129,13 +136,13 @@ class Layer(nn.Module):
         self.norm_2 = nn.LayerNorm(D)
 
     def forward(self, h, *context):
-        """(B, T, D) -> (B, T, D).  Context: nothing here, the memory in lesson 2."""
+        """(B, T, D) -> (B, T, D).  Context: none here, the memory in lesson 2."""
         h = self.norm_1(h + self.attention(h, *context))
         return self.norm_2(h + self.feed_forward(h))
 
 
 class VanillaTransformer(nn.Module):
-    """A causal model with absolute positions and no idea of what came before x."""
+    """A causal model with absolute positions; it knows nothing that came before x."""
 
     def __init__(self, V, N=2, D=128, H=4, FF=512):
         super().__init__()
@@ -147,31 +154,40 @@ class VanillaTransformer(nn.Module):
 
     def forward(self, x):
         """Tokens (B, T) int64 -> logits (B, T, V)."""
-        # weights of about .02 would drown in U, of about .7; times sqrt(D) they are .23
-        E = self.embedding(x) * math.sqrt(self.D)  # (B, T, D), the embedded tokens
         position = torch.arange(x.shape[1], device=x.device)  # *within the segment*
+        E = self.embedding(x) * math.sqrt(self.D)  # (B, T, D), the embedded tokens
         U = sinusoid(position, self.D).to(E)  # (T, D), in the dtype of E
+        # elements of U are near .7, embedding weights near .02: sqrt(D) makes them .23
         h = E + U
         for layer in self.layers:
             h = layer(h)
-        return h @ self.embedding.weight.T  # the output layer is the embedding (tied)
+        return h @ self.embedding.weight.T  # tied: the embedding is the output layer
 
 
 def token_losses(logits, y):
-    """-ln p(y) of every token in nats: (..., V), (...) -> (...), here (B, T)."""
+    """Return -ln p(y) of every token, in nats: (..., V), (...) -> (...)."""
     losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none")
     return losses.view(y.shape)
 
 
 def bits(losses):
-    """The mean of losses in nats, in bits: a float."""
+    """Return the mean of losses in nats as a float in bits."""
     return losses.mean().item() / math.log(2)
 
 
 # ---- training and the two ways to evaluate -------------------------------------------
 
-def fit(model, tokens, B, T, steps, lr=5e-3):
-    """Train.  The rate rises towards lr (high: a small model), then falls to 0."""
+def load_text():
+    """Load text of Python's library: -> train (TRAIN,), valid (VALID,), vocab.
+
+    A token is the index of a byte in vocab, the list of the bytes that occur.
+    """
+    corpus = load("stdlib")
+    return corpus.train[:TRAIN], corpus.valid[:VALID], corpus.vocab
+
+
+def fit(model, tokens, B, T, steps, lr):
+    """Train with Adam.  The learning rate warms up towards lr, then decays to 0."""
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     batches = list(segments(lanes(tokens, B), T))
     for step in progress(range(steps), "training step", steps):
@@ -180,14 +196,14 @@ def fit(model, tokens, B, T, steps, lr=5e-3):
         loss = token_losses(model(x), y).mean()
         optimizer.zero_grad()
         loss.backward()
-        # a gradient longer than .25 is shortened to it: no wild steps
+        # scales a gradient of a norm above .25 down to it: no step is extreme
         nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         optimizer.step()
 
 
 @torch.no_grad()
 def one_pass_losses(model, tokens, T):
-    """Evaluate as trained, each segment alone: (n,) -> (S, T) nats, S segments."""
+    """Evaluate each segment alone, as trained: (n,) -> (number of segments, T) nats."""
     # unfold takes T + 1 tokens from 0, T, 2T, ...: x, and one more for the last target
     parts = tokens.long().unfold(0, T + 1, T).split(BATCH)  # (BATCH, T + 1) each
     losses = [token_losses(model(part[:, :-1]), part[:, 1:])
@@ -196,9 +212,9 @@ def one_pass_losses(model, tokens, T):
 
 
 @torch.no_grad()
-def sliding_window_losses(model, tokens, T, every=1):
-    """Predict tokens T, T + every, ..., each from the T before: (n,) -> (W,) nats."""
-    parts = tokens.long().unfold(0, T + 1, every).split(BATCH)  # from 0, every, ...
+def sliding_window_losses(model, tokens, T, stride=1):
+    """Predict tokens T, T + stride, ..., each from the T before it: (n,) -> nats."""
+    parts = tokens.long().unfold(0, T + 1, stride).split(BATCH)  # from 0, stride, ...
     losses = [token_losses(model(part[:, :-1])[:, -1], part[:, -1])  # the last alone
               for part in progress(parts, "window", len(parts))]
     return torch.cat(losses)
@@ -206,57 +222,70 @@ def sliding_window_losses(model, tokens, T, every=1):
 
 # ---- the lesson ----------------------------------------------------------------------
 
-def show_fragmentation(model, tokens, T):
-    """Each segment alone: print and return the mean loss by position, (T,) bits."""
-    by_position = one_pass_losses(model, tokens, T).mean(0) / math.log(2)
-    print(f"segments of {T} bytes, each alone: {by_position.mean():.2f} bits per byte")
-    print(f"  the first of a segment {by_position[0]:.2f}, the second "
-          f"{by_position[1]:.2f}, the later half {by_position[T // 2 :].mean():.2f}")
+def show_fragmentation(losses):
+    """Print and return the mean by position of losses (segments, T) in nats: bits."""
+    by_position = losses.mean(0) / math.log(2)  # (T,)
+    later = by_position[len(by_position) // 2 :].mean()
+    print(f"by position in the segment: first byte {by_position[0]:.2f} bits, "
+          f"second {by_position[1]:.2f}, later half {later:.2f}")
     return by_position
 
 
-def show_sliding_window(model, tokens, T):
-    """The cure and its price, on the same tokens: return the window's mean in bits."""
-    tokens = tokens[: (len(tokens) - 1) // T * T + 1]  # whole segments, a target more
-    every = 17  # a sample that meets all positions: 17 and T share no factor
-    window = sliding_window_losses(model, tokens, T, every)  # tokens T, T + every, ...
-    one_pass = one_pass_losses(model, tokens, T).flatten()  # [k] is that of token k + 1
-    same = one_pass[T - 1 :: every]  # tokens T, T + every, ...
-    print(f"sliding window: {bits(window):.2f} bits per byte")
-    print(f"  the same {len(window)} bytes in one pass: {bits(same):.2f}")
-    return bits(window)
+def show_sliding_window(model, tokens, losses):
+    """Print and return what a window gains over losses (segments, T), in bits."""
+    T = losses.shape[1]
+    stride = 17  # coprime to T: the sample covers all positions of a segment
+    window = sliding_window_losses(model, tokens[: losses.numel() + 1], T, stride)
+    one_pass = losses.flatten()[T - 1 :: stride]  # tokens T, T + 17, ..., as the window
+    print(f"the same {len(window)} bytes in segments {bits(one_pass):.2f} bits, "
+          f"by a sliding window {bits(window):.2f}")
+    return bits(one_pass) - bits(window)
 
 
 def save(figure, name):
-    """Write a figure into the folder runs/, and say so."""
+    """Write a figure into the folder runs/ and print its path."""
     RUNS.mkdir(exist_ok=True)
     figure.savefig(RUNS / name, dpi=120)
     print(f"figure: {RUNS.name}/{name}")
 
 
-def draw(by_position, window):
-    """The loss at each position of a segment, beside that of the sliding window."""
+def show_thread(results):
+    """Print {name: bits per byte} of the models so far, and plot them as bars."""
+    print("bits per byte: the same training, the same bytes to evaluate on")
+    for name, loss in results.items():
+        print(f"  {name:38} {loss:.2f}")
+    axes = Figure(figsize=(7, 2.5), layout="constrained").subplots()
+    bars = axes.barh(list(results), list(results.values()))
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.set(xlabel="bits per byte (lower is better)", xlim=(0, 4))
+    axes.invert_yaxis()  # the first on top
+    save(axes.figure, "thread.png")
+
+
+def plot_positions(by_position, gain):
+    """Plot the loss at each position of a segment, and the mean of the window."""
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
     axes.plot(by_position.tolist(), ".-", label="each segment alone")
-    axes.axhline(window, color="C1", label=f"window, mean (work x {len(by_position)})")
+    axes.axhline(by_position.mean().item() - gain, color="C1",
+                 label=f"sliding window, mean (at {len(by_position)} times the cost)")
     axes.set(xlabel="position in the segment", ylabel="loss (bits per byte)",
-             ylim=(0, None), title="The first tokens of every segment pay")
+             ylim=(0, None), title="The first tokens of a segment lack context")
     axes.legend()
     save(axes.figure, "01_fragmentation.png")
 
 
 def main():
-    """Train the baseline; show what fragmentation costs, and what the cure costs."""
+    """Train the baseline; show the loss by position, and what a window gains."""
     torch.manual_seed(0)
-    T = 32
-    # the text of Python's own library; a token is a byte's place in corpus.vocab, the
-    # list of the bytes that occur; .train, .valid and .test are uint8 tensors (n,)
-    corpus = load("stdlib")
-    model = VanillaTransformer(len(corpus.vocab))
-    fit(model, corpus.train[:1_030_000], B=64, T=T, steps=500)
-    by_position = show_fragmentation(model, corpus.valid[:300_000], T)
-    window = show_sliding_window(model, corpus.valid[:300_000], T)
-    draw(by_position, window)
+    train, valid, vocab = load_text()
+    model = VanillaTransformer(len(vocab))
+    fit(model, train, **BUDGET)
+    losses = one_pass_losses(model, valid, BUDGET["T"])
+    by_position = show_fragmentation(losses)
+    gain = show_sliding_window(model, valid, losses)
+    plot_positions(by_position, gain)
+    show_thread({"lesson 1: each segment alone": bits(losses),
+                 "lesson 1: sliding window": bits(losses) - gain})
 
 
 if __name__ == "__main__":
@@ -264,21 +293,23 @@ if __name__ == "__main__":
 
 # Ask yourself (answers: tests/course/answers.md, which your teacher has)
 #   1. Why does the loss fall within a segment, if all positions share the weights?
-#   2. Position 0 predicts from one byte.  Could it beat counted pairs of bytes?
+#   2. Position 0 predicts from one byte.  Could it beat a table of counted byte pairs?
 # Change and watch
-#   1. T = 8, then 128 in main: what becomes of the loss and the work of both ways?
+#   1. T = 8, then 128 in BUDGET: how do the losses and the cost of both ways change?
 #   2. Write h = E for h = E + U: which positions get worse, and why not all?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
-#     segments of 32 bytes, each alone: 2.45 bits per byte
-#       the first of a segment 3.70, the second 2.97, the later half 2.35
-# The first is predicted from one byte, the second from two: they pay, and the mean with
-# them.  That is context fragmentation.
+#     by position in the segment: first byte 3.77 bits, second 3.12, later half 2.68
+# The first is predicted from one byte, the second from two: their high losses raise the
+# mean.  This is context fragmentation.
 #
-#     sliding window: 2.39 bits per byte
-#       the same 17644 bytes in one pass: 2.46
-# The window mends it: each of these bytes is now predicted from 32 before it.  (They
-# are other bytes than the later halves above; with these it cannot be compared.)  For
-# each of them 32 tokens went through the model, in one pass one.
+#     the same 11761 bytes in segments 2.78 bits, by a sliding window 2.75
+# The window fixes this: it predicts each of these bytes from the 32 before it.  But it
+# processes 32 tokens per prediction, one pass only one.
 #
 #     figure: runs/01_fragmentation.png
+#     bits per byte: the same training, the same bytes to evaluate on
+#       lesson 1: each segment alone           2.75
+#       lesson 1: sliding window               2.72
+#     figure: runs/thread.png
+# These are the two losses that the next lessons have to improve.

@@ -1,40 +1,41 @@
 """Lesson 2. Memory: cache a segment, stop the gradient, reuse it (paper, 3.2).
 
 You need lesson 1.  You learn how the past becomes keys and values, how far back each
-layer can then see, and why absolute positions break.  20 minutes (an estimate).
+layer can then attend, and why absolute positions break.  20 minutes (an estimate).
 
 The problem.  Lesson 1's model forgets everything at each segment boundary.
 
-The one new idea.  Each layer keeps its *input*, the hidden states h of a segment.  When
-it reads the next segment, it puts them in front, for keys and values only:
+The one new idea.  Each layer caches its *input*, the hidden states h of a segment.  For
+the next segment it prepends them to the input, for keys and values only:
 
-    h~ = [SG(memory) ; h]         SG is stop-gradient, [x ; y] joins x and y along time
+    h~ = [SG(memory) ; h]         SG: stop gradient; [ ; ]: concatenated along time
     q = h W_q   k = h~ W_k   value = h~ W_v
 
-The past is not run through the layers again and gets no gradient, so training stays
-affordable; but information flows, and each layer reaches M further back.
+Cached states are not recomputed and get no gradient, so training stays affordable; but
+information still flows, and each layer reaches M tokens further back.
 
                             segment 1     segment 2     segment 3     T = M = 4, N = 2
     h2, made by layer 2     .  .  .  .    .  .  .  .    .  .  .  P
     h1, made by layer 1     .  .  .  .   [a  x  x  x]   x  x  x  x
     h0, the embeddings     [b  x  x  x]   x  .  .  .    .  .  .  .
 
-To make P, layer 2 reads a and the x in its row (its memory in brackets): 7 tokens back.
-To make a, one segment earlier, layer 1 read b and the x in its row: 11 back from P.
+To compute P, layer 2 attends to a and every x in row h1 (its memory in brackets): 7
+tokens back.  To compute a, in the segment before, layer 1 attended to b and every x in
+row h0: b is 11 tokens before P.
 
-What it breaks: absolute positions.  Exchange token x, at position 3 of the memory, and
-token y, at position 3 of the segment:
+What it breaks: absolute positions.  Swap token p, at position 3 of the memory, and
+token q, at position 3 of the segment:
 
-    the key at position 3 of the memory     W_k (E_x + U_3)   becomes   W_k (E_y + U_3)
-    the key at position 3 of the segment    W_k (E_y + U_3)   becomes   W_k (E_x + U_3)
+    the key at position 3 of the memory     W_k (E_p + U_3)   becomes   W_k (E_q + U_3)
+    the key at position 3 of the segment    W_k (E_q + U_3)   becomes   W_k (E_p + U_3)
 
-A later query sees both, and attention sums over keys in whatever order: no later output
-of the layer changes.  The paper calls it *temporal confusion*.
+Later queries see both keys, and attention ignores the order of keys: no later output of
+the layer changes.  The paper calls this *temporal confusion*.
 
-    python 02_recurrence.py      a few seconds: exact zeros, exact counts, one figure
+    python 02_recurrence.py      20 seconds: exact zeros, exact counts, the thread
 
 New letters:  M the longest memory, m <= M its length so far, K = m + T keys.  NEW marks
-what the model adds to lesson 1's.
+what the code adds to lesson 1's.
 """
 import math
 from importlib import import_module
@@ -43,16 +44,19 @@ import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
 
+from support.progress import progress
+
 lesson_1 = import_module("01_vanilla_segments")  # `import` takes no leading digit
+BEFORE = {"lesson 1: each segment alone": 2.75, "lesson 1: sliding window": 2.72}
 
 
 # ---- the two new functions -----------------------------------------------------------
 
 def update_memory(memory, h, M):
-    """First in, first out: the last M hidden states of [memory ; h], detached.
+    """Return the last M hidden states of [memory ; h], detached: first in, first out.
 
-    (B, m, D), (B, T, D) -> (B, min(M, m + T), D).  Until M tokens were read the memory
-    is shorter than M; it is never filled up with zeros.
+    (B, m, D), (B, T, D) -> (B, min(M, m + T), D).  Until M tokens have been read the
+    memory is shorter than M; it is never padded with zeros.
 
     >>> old, new = torch.tensor([[[1.], [2.], [3.]]]), torch.tensor([[[4.], [5.]]])
     >>> update_memory(old, new, 3).flatten().tolist()
@@ -64,7 +68,7 @@ def update_memory(memory, h, M):
 
 
 def causal_mask(T, m, device=None):
-    """Which keys a query must *not* see: (T, m + T) bool.
+    """Return a mask (T, m + T), True where a query must *not* attend to a key.
 
     The first m keys are memory, so query i is itself key m + i; later keys are future.
 
@@ -100,7 +104,7 @@ class Attention(lesson_1.Attention):
 class RecurrentTransformer(nn.Module):
     """Lesson 1's model, each layer's input remembered; positions are still absolute."""
 
-    def __init__(self, V, N=2, D=128, H=4, FF=512, M=64):
+    def __init__(self, V, N=2, D=128, H=4, FF=512, M=32):
         super().__init__()
         self.D = D
         self.M = M                                                                 # NEW
@@ -115,7 +119,7 @@ class RecurrentTransformer(nn.Module):
         position = torch.arange(x.shape[1], device=x.device)
         U = lesson_1.sinusoid(position, self.D).to(E)
         h = E + U
-        if memory is None:  # no past: memories of length 0                        # NEW
+        if memory is None:  # nothing cached yet: memories of length 0             # NEW
             memory = [h[:, :0]] * len(self.layers)                                 # NEW
         new_memory = []  # for the next call; this one reads the past              # NEW
         for layer, past in zip(self.layers, memory):                               # NEW
@@ -125,23 +129,23 @@ class RecurrentTransformer(nn.Module):
 
 
 def reach(N, T, M):
-    """How many tokens back the last token of a segment can see through N layers.
+    """Return how many tokens back the last token of a segment reaches in N layers.
 
-    The earliest token that a layer reads stands M before the *start of the segment*;
-    the layer below goes on from that token.  If T divides M: N * M + T - 1.
+    A layer attends to tokens from M before the *start of the segment*; the layer below
+    does so from the earliest of these.  If T divides M: N * M + T - 1.
 
     >>> reach(1, 4, 4), reach(2, 4, 4), reach(3, 4, 0)
     (7, 11, 3)
     """
     token = T - 1  # of the segment that starts at 0; with T = M = 4: 3, -4, -8, ...
     for _ in range(N):
-        segment_start = token - token % T  # in Python -3 % 4 is 1: -3 is in -4 ... -1
+        segment_start = token - token % T  # also below 0: in Python -5 % 4 is 3
         token = segment_start - M
     return T - 1 - token
 
 
 def stream_losses(model, x, y, T):
-    """Read (B, n) in segments of T, handing the memory on -> losses (B, n) in nats."""
+    """Read x (B, n) in segments of T, carrying the memory over -> (B, n) in nats."""
     memory = None
     losses = []
     for x_T, y_T in zip(x.split(T, dim=1), y.split(T, dim=1)):
@@ -150,67 +154,99 @@ def stream_losses(model, x, y, T):
     return torch.cat(losses, dim=1)
 
 
-@torch.no_grad()
-def change_by_distance(N, T=8, M=8, n_segments=7):
-    """Change the first token: how far does each loss of the stream move?  (n,) nats."""
-    torch.manual_seed(N)
-    model = RecurrentTransformer(V=11, N=N, D=16, H=2, FF=32, M=M).double()
-    x, y = torch.randint(11, (2, 1, n_segments * T))  # any targets will do
-    other = x.clone()
-    other[0, 0] = (x[0, 0] + 1) % 11
-    return (stream_losses(model, x, y, T) - stream_losses(model, other, y, T)).abs()[0]
+# ---- training and evaluation ---------------------------------------------------------
+
+def fit(model, tokens, B, T, steps, lr):
+    """Train as in lesson 1, carrying the memory from each segment to the next."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    batches = list(lesson_1.segments(lesson_1.lanes(tokens, B), T))
+    for step in progress(range(steps), "training step", steps):
+        if step % len(batches) == 0:
+            memory = None  # the text starts (again): nothing came before it       # NEW
+        x, y = batches[step % len(batches)]
+        optimizer.param_groups[0]["lr"] = lr * min((step + 1) / 50, 1 - step / steps)
+        logits, memory = model(x, memory)                                          # NEW
+        loss = lesson_1.token_losses(logits, y).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        optimizer.step()
 
 
 @torch.no_grad()
-def confusion(model, T, j, k):
-    """Exchange token j in memory, token k in the segment: how do later losses move?"""
-    stream = torch.arange(2 * T)[None]  # two segments, no token occurs twice
-    other = stream.clone()
-    other[0, [j, T + k]] = stream[0, [T + k, j]]
-    y = stream  # any targets will do
-    move = stream_losses(model, stream, y, T) - stream_losses(model, other, y, T)
-    return move[:, T + max(j, k) + 1 :].abs().max().item()
+def bits_per_token(model, tokens, B, T):
+    """Return the mean loss, in bits, over B lanes read in segments of T."""
+    stream = lesson_1.lanes(tokens.long(), B)
+    losses = stream_losses(model, stream[:, :-1], stream[:, 1:], T)
+    return lesson_1.bits(losses)
 
 
 # ---- the lesson ----------------------------------------------------------------------
 
 def show_stopped_gradient(T, M, D=32):
-    """One layer reads segment 2 after segment 1: where do gradients go?"""
+    """Print the gradients of one layer's output into this segment and the one before.
+    """
     layer = lesson_1.Layer(Attention(D, H=2, C=16), D, FF=64)
-    first = torch.randn(1, T, D, requires_grad=True)  # hidden states of segment 1
-    second = torch.randn(1, T, D, requires_grad=True)
-    memory = update_memory(first[:, :0], first, M)
-    number = layer(second, memory)[0, -1, 0]  # any one number that the layer gives
-    into_1, into_2 = torch.autograd.grad(number, [first, second], allow_unused=True)
-    print(f"gradient into segment 2: up to {into_2.abs().max():.2f}")
-    largest = None if into_1 is None else into_1.abs().max().item()
+    h_1 = torch.randn(1, T, D, requires_grad=True)  # hidden states of segment 1
+    h_2 = torch.randn(1, T, D, requires_grad=True)
+    memory = update_memory(h_1[:, :0], h_1, M)
+    output = layer(h_2, memory)[0, -1, 0]  # any element will do
+    grad_1, grad_2 = torch.autograd.grad(output, [h_1, h_2], allow_unused=True)
+    print(f"gradient into segment 2: up to {grad_2.abs().max():.2f}")
+    largest = None if grad_1 is None else grad_1.abs().max().item()
     print(f"gradient into segment 1: {largest}")
 
 
-def show_reach(T, M):
-    """Count how far one token shows through 1 to 4 layers -> the changes (5, n).
+@torch.no_grad()
+def change_by_distance(N, T=8, M=8, n_segments=6):
+    """Return how much each loss changes with token 0 of the stream: (n,) nats."""
+    torch.manual_seed(N)
+    model = RecurrentTransformer(V=11, N=N, D=16, H=2, FF=32, M=M).double()
+    x = torch.randint(11, (1, n_segments * T))
+    y = torch.randint(11, (1, n_segments * T))  # any targets will do
+    other = x.clone()
+    other[0, 0] = (x[0, 0] + 1) % 11
+    return (stream_losses(model, x, y, T) - stream_losses(model, other, y, T)).abs()[0]
 
-    It begins a segment, and what it reaches ends one: so far does the end look back.
+
+def show_reach(T, M):
+    """Print the farthest token that token 0 affects -> changes (5, n), a row a model.
+
+    Token 0 begins a segment, and the farthest token that it affects ends one: the
+    distance between them is what reach() returns.
     """
-    print(f"token 0 changed, T = {T}, M = {M}: the farthest token whose loss moves is")
-    changes = [change_by_distance(4, T, M=0)]  # no memory, as in lesson 1
-    for N in (1, 2, 3, 4):
-        changes.append(change_by_distance(N, T, M))
-        farthest = int(changes[N].nonzero().max())
-        print(f"  N = {N}: {farthest}, and reach() says {reach(N, T, M)}")
+    print(f"token 0 changed, T = {T}, M = {M}: farthest token whose loss changes")
+    changes = []
+    for N, memory_length in ((4, 0), (1, M), (2, M), (3, M), (4, M)):
+        changes.append(change_by_distance(N, T, memory_length))
+        farthest = int(changes[-1].nonzero().max())
+        print(f"  N = {N}, M = {memory_length}: {farthest:2}, "
+              f"reach() predicts {reach(N, T, memory_length):2}")
     return torch.stack(changes)
 
 
+@torch.no_grad()
+def change_after_swap(model, T, j, k):
+    """Swap memory token j and segment token k -> largest change of a later loss, nats.
+    """
+    stream = torch.arange(2 * T)[None]  # two segments, no token occurs twice
+    other = stream.clone()
+    other[0, [j, T + k]] = stream[0, [T + k, j]]
+    y = stream  # any targets will do
+    change = stream_losses(model, stream, y, T) - stream_losses(model, other, y, T)
+    return change[:, T + max(j, k) + 1 :].abs().max().item()
+
+
 def show_confusion(T, M):
-    """One layer cannot tell memory from segment where the positions are the same."""
+    """Print that one layer confuses memory and segment tokens of the same position."""
     model = RecurrentTransformer(V=50, N=1, D=32, H=2, FF=64, M=M).double()
-    print("one layer; a token in memory, one in the segment exchanged: losses move")
-    print(f"  by {confusion(model, T, 3, 3):.0e} if both stood at position 3")
-    print(f"  by {confusion(model, T, 3, 4):.0e} if they stood at positions 3 and 4")
+    print("one layer, a memory and a segment token swapped: later losses change")
+    print(f"  by {change_after_swap(model, T, 3, 3):.0e} if both were at position 3")
+    print(f"  by {change_after_swap(model, T, 3, 4):.0e} if at positions 3 and 4")
 
 
 def draw(changes, T, M):
-    """The changes (5, n) by distance, logarithmic; white is exactly 0."""
+    """Plot the changes (5, n) by distance, logarithmic; white is exactly 0."""
     n = changes.shape[1]
     axes = Figure(figsize=(8, 3), layout="constrained").subplots()
     image = axes.imshow(changes.where(changes != 0, torch.nan).log10().numpy(),
@@ -224,22 +260,27 @@ def draw(changes, T, M):
 
 
 def main():
-    """Exact zeros across the boundary, the reach, and the confusion that remains."""
+    """Exact zeros across the boundary, the reach, the confusion, and what it costs."""
     torch.manual_seed(0)
     T = M = 8
     show_stopped_gradient(T, M)
     changes = show_reach(T, M)
-    show_confusion(T, M)
     draw(changes, T, M)
+    show_confusion(T, M)
+    train, valid, vocab = lesson_1.load_text()
+    model = RecurrentTransformer(len(vocab))
+    fit(model, train, **lesson_1.BUDGET)
+    loss = bits_per_token(model, valid, B=32, T=32)
+    lesson_1.show_thread(BEFORE | {"lesson 2: memory, absolute positions": loss})
 
 
 if __name__ == "__main__":
     main()
 
 # Ask yourself (answers: tests/course/answers.md, which your teacher has)
-#   1. Why does a layer remember its input, and not its output?
+#   1. Why does a layer cache its input, and not its output?
 #   2. Gradients stop at the boundary.  How can W_k and W_v learn to use the memory?
-#   3. Could two layers notice the exchange at position j?  Through which hidden states?
+#   3. Could two layers notice the swap at position j?  Through which hidden states?
 # Change and watch
 #   1. T, M = 8, 16 in main, n_segments=10 in change_by_distance: how far is a step?
 #   2. Let the memory keep its gradient: which printed line changes, and which do not?
@@ -247,20 +288,28 @@ if __name__ == "__main__":
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
 #     gradient into segment 2: up to 0.87
 #     gradient into segment 1: None
-# None is more than a gradient of 0: autograd finds no way back into segment 1.
+# None is more than a gradient of 0: autograd finds no path into segment 1.
 #
-#     token 0 changed, T = 8, M = 8: the farthest token whose loss moves is
-#       N = 1: 15, and reach() says 15
-#       N = 2: 23, and reach() says 23
-#       N = 3: 31, and reach() says 31
-#       N = 4: 39, and reach() says 39
-# Each layer adds M = 8: 15, 23, 31, 39.  All losses after these move by exactly 0.
-#
-#     one layer; a token in memory, one in the segment exchanged: losses move
-#       by 0e+00 if both stood at position 3
-# 0, or about 1e-16, which is rounding: the same keys in another order.
-#
-#       by 1e-04 if they stood at positions 3 and 4
-# At another position it is noticed.
-#
+#     token 0 changed, T = 8, M = 8: farthest token whose loss changes
+#       N = 4, M = 0:  7, reach() predicts  7
+#       N = 1, M = 8: 15, reach() predicts 15
+#       N = 2, M = 8: 23, reach() predicts 23
+#       N = 3, M = 8: 31, reach() predicts 31
+#       N = 4, M = 8: 39, reach() predicts 39
 #     figure: runs/02_reach.png
+# Each layer adds M = 8.  All losses after these tokens change by exactly 0.
+#
+#     one layer, a memory and a segment token swapped: later losses change
+#       by 0e+00 if both were at position 3
+#       by 3e-05 if at positions 3 and 4
+# 0, or about 1e-16, is rounding error: the same keys in another order.
+#
+#     bits per byte: the same training, the same bytes to evaluate on
+#       lesson 1: each segment alone           2.75
+#       lesson 1: sliding window               2.72
+#       lesson 2: memory, absolute positions   3.39
+#     figure: runs/thread.png
+# The memory makes the loss worse than no memory.  (It is not the learning rate: at
+# .001, .0025 and .01 the loss is 3.45, 3.34 and 3.59.)  The swap explains it: which
+# token comes just before the query?  Two keys have that position, one in the segment
+# and one in the memory, and attention cannot tell them apart.

@@ -1,40 +1,41 @@
 """Lesson 3. Relative positions: the score with four terms (paper, 3.3).
 
 You need lessons 1 and 2.  You learn the equation of Transformer-XL term by term, and
-that a cut changes nothing if positions are distances.  25 minutes (an estimate).
+why segmentation changes nothing if positions are distances.  25 minutes (an estimate).
 
-The problem.  In lesson 2 a token in memory and one in the segment share a position.
-Counting on through the whole text would reach positions that were never trained.
+The problem.  In lesson 2 a memory token and a segment token can share a position.
+Numbering the whole text instead would reach positions never seen in training.
 
 The one new idea.  A query need not know *where* a key is, only *how far back*: distance
 i - j goes into the score, and no position is added to the embedding.  Layer 1's score
-in lesson 2 is a product of two sums, so it has four terms (vectors are columns here):
+in lesson 2 is a product of two sums, so it has four terms.  E_i is the embedded token
+at position i, q_i = W_q E_i its query, k_j = W_k E_j a key (vectors are columns here):
 
     (W_q (E_i + U_i)) . (W_k (E_j + U_j))  =  (a) + (b) + (c) + (d)
 
         absolute             relative (here)         asks
     (a) W_q E_i . W_k E_j    q_i . k_j               does key j fit this query?
     (b) W_q E_i . W_k U_j    q_i . (W_kR R_(i-j))    does this query want that distance?
-    (c) W_q U_i . W_k E_j    u   . k_j               is key j important to all?
+    (c) W_q U_i . W_k E_j    u   . k_j               is key j important to all queries?
     (d) W_q U_i . W_k U_j    v   . (W_kR R_(i-j))    is that distance important to all?
 
-  * U_j, where key j stands, becomes R_(i-j), how far back: a fixed sinusoid.
-  * W_q U_i, where the query stands, no longer matters.  But (c) and (d), what is
-    important whoever asks, shall stay: learned u (for content), v (for distance).
-  * Content and position get projections of their own: k_j = W_kE h_j, and W_kR.  In
-    higher layers h stands for E.  Lesson 2 adds U once; here every layer gets R.
-  * Shaw et al. (2018) have (a) and (b) only, and learn a vector for each distance: at
+  * U_j, the key's position, becomes R_(i-j), its distance: also a fixed sinusoid.
+  * W_q U_i, the query's own position, no longer matters.  Learned vectors replace it so
+    that (c) and (d) still score keys for all queries: u (content), v (distance).
+  * Content and distance are projected separately: W_k becomes W_kE, and W_kR is new.
+    Higher layers have h in place of E.  Lesson 2 adds U once; here all layers use R.
+  * Shaw et al. (2018) have (a) and (b) only, and learn one vector per distance: at
     first those of 7 and 8 are unrelated, while R_7 and R_8 are alike from the start.
 
-In code i counts the queries of the segment: query i is key m + i, and i - j becomes
-m + i - j.  With T = 3 queries, m = 2 keys of memory (a dot is in the future):
+In code i indexes the segment's queries, j all keys: query i is key m + i, and the
+distance is m + i - j.  For T = 3 queries, m = 2 memory keys (a dot: the future):
 
                            key j   0  1  2  3  4
     query 0, which is key 2        2  1  0  .  .
     query 1, which is key 3        3  2  1  0  .
     query 2, which is key 4        4  3  2  1  0
 
-    python 03_relative_attention.py      half a minute: equalities, training, heat maps
+    python 03_relative_attention.py      25 seconds: equalities, the thread, heat maps
 
 New letters, the paper's:  R (K, D), where row n encodes distance n; W_kE, W_kR, u, v.
 """
@@ -46,20 +47,20 @@ import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
 
-from support.corpora import decode, load
-from support.progress import progress
+from support.corpora import decode
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_2 = import_module("02_recurrence")
+BEFORE = lesson_2.BEFORE | {"lesson 2: memory, absolute positions": 3.39}
 
 
 # ---- the four terms, twice -----------------------------------------------------------
 
 def four_terms(q, k, R, W_kR, u, v):
-    """The equation, one entry at a time, for one head in NumPy -> (4, T, K).
+    """Compute the equation, one element at a time, for one head in NumPy: -> (4, T, K).
 
     q (T, C), k (K, C), R (K, D) by distance, W_kR (C, D), u, v (C,).  Query i is key
-    m + i, after m = K - T keys of memory.  Future keys get NaN.  Nothing is scaled yet.
+    m + i, after m = K - T memory keys.  Future keys get NaN.  Nothing is scaled yet.
     """
     T, C = q.shape
     K = k.shape[0]
@@ -76,11 +77,11 @@ def four_terms(q, k, R, W_kR, u, v):
 
 
 def four_terms_all_pairs(q, k, R, W_kR, u, v):
-    """The same for all heads at once in torch, R spelled out for every pair (i, j).
+    """Compute the same for all heads in torch, with R expanded to all pairs (i, j).
 
     q (B, H, T, C), k (B, H, K, C), R (K, D), W_kR (H, C, D), u, v (H, C) ->
-    (4, B, H, T, K).  Future cells must be masked: there (a) and (c) hold a future key's
-    score, (b) and (d) that of distance 0.
+    (4, B, H, T, K).  Future cells must be masked: there (a) and (c) hold the score of a
+    future key, (b) and (d) the score of distance 0.
     """
     T = q.shape[2]
     K = k.shape[2]
@@ -88,7 +89,7 @@ def four_terms_all_pairs(q, k, R, W_kR, u, v):
     j = torch.arange(K, device=q.device)
     distance = (K - T + i - j).clamp(min=0)  # (T, K), the future clamped to 0
     R_ij = R[distance]  # (T, K, D): for each pair its row of R
-    # einsum names each axis (i for T, j for K) and sums over those not named after ->
+    # einsum names each axis (i for T, j for K) and sums over the axes absent after ->
     k_R_ij = torch.einsum("hcd,ijd->hijc", W_kR, R_ij)  # (H, T, K, C): each projected
     term_a = q @ k.transpose(-1, -2)  # (B, H, T, K): q_i . k_j
     term_b = torch.einsum("bhic,hijc->bhij", q, k_R_ij)  # (B, H, T, K): q_i . k_R_ij
@@ -107,8 +108,8 @@ class RelativeAttention(nn.Module):
         self.H = H
         self.C = C
         self.W_q = nn.Linear(D, H * C, bias=False)
-        self.W_kE = nn.Linear(D, H * C, bias=False)  # keys of tokens: W_k until now
-        self.W_kR = nn.Linear(D, H * C, bias=False)  # keys of distances           # NEW
+        self.W_kE = nn.Linear(D, H * C, bias=False)  # content keys: W_k until now
+        self.W_kR = nn.Linear(D, H * C, bias=False)  # distance keys               # NEW
         self.W_v = nn.Linear(D, H * C, bias=False)
         self.W_o = nn.Linear(H * C, D, bias=False)
 
@@ -121,8 +122,13 @@ class RelativeAttention(nn.Module):
         k = self.W_kE(h_tilde).view(B, K, self.H, self.C).transpose(1, 2)
         distance = torch.arange(K, device=h.device)                                # NEW
         R = lesson_1.sinusoid(distance, D).to(h)  # (K, D)                         # NEW
+        # the matrix, not the layer: the equation applies it to the R of each pair
         W_kR = self.W_kR.weight.view(self.H, self.C, D)                            # NEW
         return four_terms_all_pairs(q, k, R, W_kR, u, v)                           # NEW
+
+    def score(self, h, memory, u, v):
+        """The sum of the terms, (B, H, T, K); lesson 4 computes it another way."""
+        return self.terms(h, memory, u, v).sum(0)                                  # NEW
 
     def forward(self, h, memory, u, v):
         """(B, T, D), (B, m, D), u, v (H, C) -> (B, T, D)."""
@@ -130,7 +136,7 @@ class RelativeAttention(nn.Module):
         m = memory.shape[1]
         h_tilde = torch.cat([memory, h], dim=1)  # (B, K, D)
         value = self.W_v(h_tilde).view(B, m + T, self.H, self.C).transpose(1, 2)
-        score = self.terms(h, memory, u, v).sum(0)  # (B, H, T, K)                 # NEW
+        score = self.score(h, memory, u, v)  # (B, H, T, K)                        # NEW
         score = score / math.sqrt(self.C)  # the authors divide; the paper does not
         mask = lesson_2.causal_mask(T, m, h.device)
         probability = score.masked_fill(mask, float("-inf")).softmax(-1)
@@ -141,14 +147,14 @@ class RelativeAttention(nn.Module):
 class RelativeTransformer(nn.Module):
     """The first small Transformer-XL: no absolute positions, u and v for all layers."""
 
-    def __init__(self, V, N=2, D=128, H=4, FF=512, M=32):
+    def __init__(self, V, N=2, D=128, H=4, FF=512, M=32, attention=RelativeAttention):
         super().__init__()
         self.D = D
         self.M = M
         C = D // H
         self.embedding = nn.Embedding(V, D)
         self.layers = nn.ModuleList(
-            lesson_1.Layer(RelativeAttention(D, H, C), D, FF) for _ in range(N))
+            lesson_1.Layer(attention(D, H, C), D, FF) for _ in range(N))           # NEW
         self.u = nn.Parameter(0.02 * torch.randn(H, C))                            # NEW
         self.v = nn.Parameter(0.02 * torch.randn(H, C))                            # NEW
         nn.init.normal_(self.embedding.weight, std=0.02)
@@ -166,52 +172,29 @@ class RelativeTransformer(nn.Module):
         return h @ self.embedding.weight.T, new_memory
 
 
-def fit(model, tokens, B, T, steps, lr=5e-3):
-    """Lesson 1's training loop with the memory handed on from segment to segment."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    batches = list(lesson_1.segments(lesson_1.lanes(tokens, B), T))
-    for step in progress(range(steps), "training step", steps):
-        if step % len(batches) == 0:
-            memory = None  # the text begins (again): no past                      # NEW
-        x, y = batches[step % len(batches)]
-        optimizer.param_groups[0]["lr"] = lr * min((step + 1) / 50, 1 - step / steps)
-        logits, memory = model(x, memory)                                          # NEW
-        loss = lesson_1.token_losses(logits, y).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
-        optimizer.step()
-
-
-@torch.no_grad()
-def bits_per_token(model, tokens, B, T):
-    """Mean loss over B lanes, read in segments of T with the memory handed on: bits."""
-    stream = lesson_1.lanes(tokens.long(), B)
-    losses = lesson_2.stream_losses(model, stream[:, :-1], stream[:, 1:], T)
-    return lesson_1.bits(losses)
-
-
 # ---- the lesson ----------------------------------------------------------------------
 
 def show_loops_against_pairs(T=3, m=4, C=5, D=6):
-    """The equation entry by entry and all pairs at once: the same terms (B = H = 1)."""
-    shapes = (1, 1, T, C), (1, 1, m + T, C), (m + T, D), (1, C, D), (1, C), (1, C)
-    arguments = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-    loops = torch.tensor(four_terms(*(z.squeeze().numpy() for z in arguments)))
-    pairs = four_terms_all_pairs(*arguments)[:, 0, 0]  # (4, T, K)
-    seen = ~lesson_2.causal_mask(T, m)
-    difference = (loops - pairs)[:, seen].abs().max()
-    print(f"loops against pairs, {int(seen.sum())} visible cells: {difference:.0e}")
+    """Print the difference of the two versions of the terms, for one lane and head."""
+    shapes = (T, C), (m + T, C), (m + T, D), (C, D), (C,), (C,)
+    q, k, R, W_kR, u, v = (torch.randn(z, dtype=torch.float64) for z in shapes)
+    loops = torch.tensor(four_terms(*(z.numpy() for z in (q, k, R, W_kR, u, v))))
+    pairs = four_terms_all_pairs(
+        q[None, None], k[None, None], R, W_kR[None], u[None], v[None])[:, 0, 0]
+    visible = ~lesson_2.causal_mask(T, m)
+    difference = (loops - pairs)[:, visible].abs().max()
+    print(f"loops against pairs, {int(visible.sum())} visible cells: {difference:.0e}")
 
 
 @torch.no_grad()
 def show_segments_against_one_pass():
-    """With relative positions a cut changes nothing if M holds the whole past."""
+    """Print that segmentation changes no loss if M covers all that came before."""
     print("4 segments with memory against one pass, largest difference of losses:")
     for name, kind in (("absolute (lesson 2)", lesson_2.RecurrentTransformer),
                        ("relative (lesson 3)", RelativeTransformer)):
         model = kind(50, D=32, H=2, M=64).double()
-        x, y = torch.randint(50, (2, 1, 64))  # any targets will do
+        x = torch.randint(50, (1, 64))
+        y = torch.randint(50, (1, 64))  # any targets will do
         parts = lesson_2.stream_losses(model, x, y, T=16)
         whole = lesson_2.stream_losses(model, x, y, T=64)
         print(f"  {name}: {(parts - whole).abs().max():.0e}")
@@ -219,7 +202,7 @@ def show_segments_against_one_pass():
 
 @torch.no_grad()
 def draw_terms(model, tokens, vocab, T):
-    """Heat maps of layer 1's four terms in head 1: T tokens after T of memory."""
+    """Plot layer 1's four terms in head 1: T queries after T memory tokens."""
     attention = model.layers[0].attention
     h = model.embedding(tokens.long()[None]) * math.sqrt(model.D)  # layer 1's input
     terms = attention.terms(h[:, T:], h[:, :T], model.u, model.v)[:, 0, 0]  # (4, T, K)
@@ -228,30 +211,35 @@ def draw_terms(model, tokens, vocab, T):
     text = list(decode(tokens, vocab).replace(" ", "·").replace("\n", "¶"))
     names = ("(a) content", "(b) content-dependent position", "(c) global content",
              "(d) global position")
-    figure = Figure(figsize=(11, 6.5), layout="compressed")
+    figure = Figure(figsize=(11, 7), layout="compressed")
+    figure.suptitle("Parts of the score; note that each has a color scale of its own")
     for axes, name, term in zip(figure.subplots(2, 2).flat, names, terms):
-        limit = term.abs().nan_to_num().max().item()  # a scale for each term
+        limit = term.abs().nan_to_num().max().item()
         image = axes.imshow(term.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
-        figure.colorbar(image, ax=axes, shrink=0.8, label="part of the score")
+        figure.colorbar(image, ax=axes, shrink=0.8)
         axes.set_xticks(range(2 * T), text, fontsize=11, family="monospace")
         axes.set_yticks(range(T), text[T:], fontsize=11, family="monospace")
-        axes.set(title=name, ylabel="query", xlabel="key: memory, then the segment")
+        axes.set(title=f"{name}: up to {limit:.2g}", ylabel="query",
+                 xlabel="key: memory, then the segment")
         axes.axvline(T - 0.5, color="black", linewidth=0.8)
     lesson_1.save(figure, "03_four_terms.png")
 
 
 def main():
-    """Loops against pairs, segments against one pass, and the terms on real text."""
+    """Loops against pairs, segments against one pass, the thread, and the terms."""
     torch.manual_seed(0)
     show_loops_against_pairs()
     show_segments_against_one_pass()
-    corpus = load("stdlib")
-    model = RelativeTransformer(len(corpus.vocab), M=32)
-    fit(model, corpus.train[:520_000], B=32, T=32, steps=500)
-    for model.M in (32, 0):  # with a memory, and the same weights without
-        bits = bits_per_token(model, corpus.valid[:200_000], B=32, T=32)
-        print(f"after 500 steps on text, M = {model.M:2}: {bits:.2f} bits per byte")
-    draw_terms(model, corpus.valid[5000:5032], corpus.vocab, T=16)
+    train, valid, vocab = lesson_1.load_text()
+    torch.manual_seed(0)  # lesson 4 starts from the same weights
+    model = RelativeTransformer(len(vocab))
+    lesson_2.fit(model, train, **lesson_1.BUDGET)
+    draw_terms(model, valid[5000:5032], vocab, T=16)
+    loss = lesson_2.bits_per_token(model, valid, B=32, T=32)
+    lesson_1.show_thread(BEFORE | {"lesson 3: memory, relative positions": loss})
+    model.M = 0
+    loss = lesson_2.bits_per_token(model, valid, B=32, T=32)
+    print(f"lesson 3's weights, evaluated without a memory: {loss:.2f}")
 
 
 if __name__ == "__main__":
@@ -266,20 +254,26 @@ if __name__ == "__main__":
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
 #     loops against pairs, 18 visible cells: 2e-15
-# Rounding: all pairs at once are the equation.
+# This is rounding error: both compute the same terms.
 #
 #     4 segments with memory against one pass, largest difference of losses:
 #       absolute (lesson 2): 3e-01
-# In lesson 2 a segment's positions begin at 0 again, in one pass they go on.
-#
 #       relative (lesson 3): 9e-16
-# Rounding: a distance is the same, however the text is cut.
-#
-#     after 500 steps on text, M = 32: 2.45 bits per byte
-#     after 500 steps on text, M =  0: 2.66 bits per byte
-# The memory is worth 0.2 bits: the same weights, the same bytes.  (With lesson 1's 2.45
-# the first line cannot be compared: this model has read half as many bytes.)
+# In lesson 2 each segment restarts at position 0; one pass continues to 63.  A distance
+# is the same however the text is segmented.
 #
 #     figure: runs/03_four_terms.png
-# (c) is made of columns: no query is in it.  (d) is made of diagonals: a number for
-# each distance, whatever the text.
+# (c) is constant in each column: it ignores the query.  (d) is constant along each
+# diagonal: one value per distance, for any text.
+#
+#     bits per byte: the same training, the same bytes to evaluate on
+#       lesson 1: each segment alone           2.75
+#       lesson 1: sliding window               2.72
+#       lesson 2: memory, absolute positions   3.39
+#       lesson 3: memory, relative positions   2.46
+#     figure: runs/thread.png
+# Relative positions repair the memory: 0.3 bits better than no memory, and better than
+# the window.  That is the paper: recurrence needs relative positions.
+#
+#     lesson 3's weights, evaluated without a memory: 2.67
+# So most of the gain is what the memory holds.

@@ -23,16 +23,21 @@ def axes(monkeypatch):
 
 
 def test_curves_and_bars(axes, monkeypatch):
-    lesson_1.draw(torch.tensor([5.0, 4.0, 3.0]), 2.5)
-    lesson_4.draw((8, 16), [3, 7], [1, 2])
-    monkeypatch.setattr(lesson_3, "bits_per_token", lambda model, *given: model.config.mem_len)
-    lesson_5.show_what_the_past_is_worth(lesson_5.TransformerXL(lesson_5.CONFIGS["tiny"]), "", 64)
+    lesson_1.plot_positions(torch.tensor([5.0, 4.0, 3.0]), 1.5)
+    times = iter([3, 1, 7, 2])
+    monkeypatch.setattr(lesson_4, "milliseconds", lambda function: next(times))
+    lesson_4.show_cost((8, 16))
+    monkeypatch.setattr(lesson_2, "bits_per_token", lambda model, *_, **__: model.config.mem_len)
+    lesson_5.show_loss_by_memory_length(lesson_5.TransformerXL(lesson_5.CONFIGS["tiny"]), "")
+    lesson_1.show_thread({"a": 3.0, "b": 2.0})
     lines = [[(line.get_label(), *map(list, line.get_data())) for line in a.lines] for a in axes]
     assert lines[0] == [("each segment alone", [0, 1, 2], [5, 4, 3]),
-                        ("window, mean (work x 3)", [0, 1], [2.5, 2.5])]
-    assert lines[1] == [("every pair (lesson 3)", [8, 16], [3, 7]), ("the shift", [8, 16], [1, 2])]
+                        ("sliding window, mean (at 3 times the cost)", [0, 1], [2.5, 2.5])]
+    assert lines[1] == [("for all pairs", [8, 16], [3, 7]), ("by the shift", [8, 16], [1, 2])]
     labels = [int(z.get_text()) for z in axes[2].get_xticklabels()]
-    assert labels == [bar.get_height() for bar in axes[2].patches] == [1, 4, 16, 64, 256]
+    assert labels == [bar.get_height() for bar in axes[2].patches] == [1, 4, 16, 64, 256, 512]
+    assert [z.get_text() for z in axes[3].get_yticklabels()] == ["a", "b"]
+    assert [bar.get_width() for bar in axes[3].patches] == [3.0, 2.0]
 
 
 def test_lesson_2_has_a_row_for_each_depth_and_white_for_exact_zeros(axes):
@@ -58,17 +63,25 @@ def test_lesson_3_has_the_four_terms_scaled_and_masked(axes):
 
 
 @pytest.mark.parametrize("lesson, trainer, shows", [
-    (lesson_1, lesson_1, ["show_fragmentation", "show_sliding_window"]),
-    (lesson_3, lesson_3, ["bits_per_token", "draw_terms"]),
-    (lesson_5, lesson_3, ["show_what_the_past_is_worth"])], ids=["1", "3", "5"])
-def test_a_main_trains_on_train_and_shows_valid(lesson, trainer, shows, monkeypatch, axes):
+    (lesson_1, lesson_1, ["one_pass_losses", "show_sliding_window"]),
+    (lesson_2, lesson_2, ["bits_per_token"]), (lesson_3, lesson_2, ["draw_terms"]),
+    (lesson_4, lesson_2, []), (lesson_5, lesson_2, [])], ids="12345")
+def test_a_main_trains_on_train_and_evaluates_on_valid(lesson, trainer, shows, monkeypatch, axes):
     """A test split does not even exist: nothing reads it."""
-    read = []
-    monkeypatch.setattr(lesson, "load", lambda name: SimpleNamespace(
-        vocab=bytes(range(128)), train=torch.ones(700_000), valid=torch.full((300_000,), 2.0)))
-    for owner, name in (trainer, "fit"), *((lesson, name) for name in shows):
+    read = set()
+    corpus = SimpleNamespace(vocab=bytes(range(128)), train=torch.ones(700_000),
+                             valid=torch.full((300_000,), 2.0))
+    monkeypatch.setattr(lesson_1, "load", lambda name: corpus)
+    monkeypatch.setattr(lesson_5, "with_vocabulary", lambda *_: corpus)
+    monkeypatch.setattr(lesson_4, "show_cost", lambda lengths: None)
+    for owner, name in {(trainer, "fit"), (lesson_2, "bits_per_token"),
+                        *((lesson, name) for name in shows)}:
         monkeypatch.setattr(owner, name, lambda model, tokens, *rest, name=name, **more: (
-            read.append((name, *tokens.unique().tolist())), torch.tensor(1))[1])
-    monkeypatch.setattr(lesson, "draw", lambda *given: None, raising=False)
+            read.add((name, *tokens.unique().tolist())), 1.0)[1])
+    if lesson is lesson_1:
+        monkeypatch.setattr(lesson, "one_pass_losses", lambda model, tokens, T: (
+            read.add(("one_pass_losses", *tokens.unique().tolist())), torch.ones(4, 32))[1])
     lesson.main()
-    assert set(read) == {("fit", 1), *((name, 2) for name in shows)}
+    assert read - {("fit", 1)} == {(name, 2) for name in shows or ["bits_per_token"]} | (
+        set() if lesson is lesson_1 else {("bits_per_token", 2)})
+    assert lesson is lesson_5 or ("fit", 1) in read

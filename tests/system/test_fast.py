@@ -391,8 +391,8 @@ EDITS = {  # file, old text, new text
     "the mask": ("05_full_model.py", "    return distance < 0\n", "    return distance < -1\n"),
     "GELU": ("05_full_model.py", "nn.ReLU()", "nn.GELU()"),
     "pre-norm": ("05_full_model.py", "self.attention(h, ", "self.attention(self.norm_1(h), "),
-    "a bias": ("05_full_model.py", "self.W_q = initialized(nn.Linear(D, self.H * self.C, "
-               "bias=False))", "self.W_q = initialized(nn.Linear(D, self.H * self.C))"),
+    "a bias": ("05_full_model.py", "self.W_q = initialize(nn.Linear(D, self.H * self.C, "
+               "bias=False))", "self.W_q = initialize(nn.Linear(D, self.H * self.C))"),
     "a dropout": ("05_full_model.py", "R = self.dropout_R(", "R = nn.Dropout(0.5)("),
     "another u": ("05_full_model.py", "memory[n], R, u[n]", "memory[n], R, v[n]"),
     "the last row": ("04_rel_shift.py", "x[..., 1:, :].reshape", "x[..., :-1, :].reshape"),

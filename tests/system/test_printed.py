@@ -60,9 +60,20 @@ def test_a_lesson_prints_what_it_says(name, monkeypatch, tmp_path, capsys):
     import_module(name).main()
     printed = capsys.readouterr().out.splitlines()
     assert differing(block((ROOT / f"{name}.py").read_text()), printed) == []
-    figure = printed[-1].removeprefix("figure: ")
-    assert (tmp_path / figure).stat().st_size > 0
-    assert (ROOT / "figures" / (tmp_path / figure).name).is_file(), "the READMEs show a copy"
+    for figure in re.findall("figure: runs/(.*)", "\n".join(printed)):
+        assert (tmp_path / "runs" / figure).stat().st_size > 0
+        assert (ROOT / "figures" / figure).is_file(), "the READMEs show a copy"
+
+
+def test_a_lesson_begins_its_thread_with_the_lines_of_the_one_before():
+    """Its BEFORE is what that lesson prints; the slow test compares the block with the run."""
+    thread = []
+    for name in LESSONS[:4]:
+        text, before = (ROOT / f"{name}.py").read_text(), thread
+        thread = [line for line in block(text) if line.startswith("   lesson ")]
+        assert thread[: len(before)] == before and len(thread) > len(before)
+        repeated = getattr(import_module(name), "BEFORE", {})
+        assert [f"   {key:38} {loss:.2f}" for key, loss in repeated.items()] == before
 
 
 @pytest.mark.parametrize("told, printed, same", [
