@@ -212,7 +212,7 @@ def draw_terms(model, tokens, vocab, T):
     names = ("(a) content", "(b) content-dependent position", "(c) global content",
              "(d) global position")
     figure = Figure(figsize=(11, 7), layout="compressed")
-    figure.suptitle("Parts of the score; note that each has a color scale of its own")
+    figure.suptitle("The parts of the score, each with its own color scale")
     for axes, name, term in zip(figure.subplots(2, 2).flat, names, terms):
         limit = term.abs().nan_to_num().max().item()
         image = axes.imshow(term.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
@@ -234,7 +234,7 @@ def main():
     torch.manual_seed(0)  # lesson 4 starts from the same weights
     model = RelativeTransformer(len(vocab))
     lesson_2.fit(model, train, **lesson_1.BUDGET)
-    draw_terms(model, valid[5000:5032], vocab, T=16)
+    draw_terms(model, valid[5000:5024], vocab, T=12)
     loss = lesson_2.bits_per_token(model, valid, B=32, T=32)
     lesson_1.show_thread(BEFORE | {"lesson 3: memory, relative positions": loss})
     model.M = 0
