@@ -34,8 +34,8 @@ def lesson(file, **bodies):
     text = lessons.pristine(file)
     for name, body in bodies.items():
         first = lessons.solution(BY_NAME[name]).split(":\n", 1)[1].splitlines()[0]
-        assert text.count(first) == 1, first
-        text = text.replace(first, textwrap.indent(body, "    ") + "\n" + first)
+        assert text.count("\n" + first) == 1, first
+        text = text.replace("\n" + first, "\n" + textwrap.indent(body, "    ") + "\n" + first)
     return text
 
 

@@ -56,7 +56,7 @@ def test_both_ways_are_shown_in_bits_and_on_the_same_tokens(capsys, n, T, count)
     assert printed[:5] == pytest.approx([first, second, later, wanted, wanted], abs=0.006)
 
 
-# ---- lessons 2 and 3: bits per token, terms ------------------------------------------------------------
+# ---- lessons 2 and 3: bits per token, terms -----------------------------------------------------
 
 def test_the_terms_of_all_pairs_are_the_four_terms():
     """Each of the four terms, not divided by sqrt(C), for all lanes and heads."""

@@ -322,7 +322,7 @@ PARTS = [(lesson_1, "sinusoid"), (lesson_2, "update_memory"), (lesson_4, "rel_sh
          (lesson_5.RelativeAttention, "attend"), (lesson_5.RelativeAttention, "forward"),
          (lesson_5.Layer, "__init__"), (lesson_5.Layer, "forward"),
          (lesson_5.TiedEmbedding, "logits"), (lesson_5.TransformerXL, "distances"),
-         (lesson_5.TransformerXL, "attention_mask"), (lesson_5.TransformerXL, "forward")]
+         (lesson_5.TransformerXL, "mask"), (lesson_5.TransformerXL, "forward")]
 
 
 @pytest.mark.parametrize("owner, name", PARTS, ids=lambda z: getattr(z, "__name__", z))
