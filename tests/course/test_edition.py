@@ -34,13 +34,14 @@ def edition(tmp_path_factory):
 # ---- what a student reads -----------------------------------------------------------------------
 
 def test_the_edition_leaves_out_what_is_not_for_students(edition):
-    """All other tests, the experiments, answers in words, and the other form of each solution."""
+    """All other tests, the experiments, answers in words, and each solution in another form."""
     found = {path.relative_to(edition).as_posix() for path in edition.rglob("*") if path.is_file()}
     assert found - {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*")} <= {
         f"tests/course/pristine/{lesson}.py" for lesson in LESSONS}
     assert not [name for name in found if re.search(
         r"^(experiments|figures)/|^tests/(maths|system|experiments|classroom|grade|README)"
         r"|course/(test_|right|plain_reader|answers)", name)]
+    assert (edition / blank.FAST).read_text() == (ROOT / blank.PLAIN).read_text()
 
 
 def squeezed(text):
