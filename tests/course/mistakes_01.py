@@ -5,28 +5,27 @@ YIELD = f"{X}{Y}        yield x, y"
 TABLE = {}
 TABLE["lanes"] = (
     ("the lanes do not share a token: the target of a lane's last input is the first token of the "
-     "next lane, which begins at b * L",
+     "next lane, so lane b begins at b * L",
      ("b * L : (b + 1) * L + 1", "b * (L + 1) : (b + 1) * (L + 1)")),
-    ("the last column is missing: the last input of a lane has its target in the next lane, so a "
-     "lane is L + 1 tokens and shares one with its neighbour",
+    ("the last column is missing: the target of a lane's last input is in the next lane, so a "
+     "lane has L + 1 tokens and shares one with the next lane",
      ("tokens[b * L : (b + 1) * L + 1]", "tokens[b * L : (b + 1) * L]")),
-    ("the tokens are dealt out in turn, so every lane is a text that nobody wrote: a lane is one "
+    ("you assigned the tokens to the lanes in turn, so no lane is a text; each lane must be one "
      "contiguous piece of the stream",
      ("tokens[b * L : (b + 1) * L + 1]", "tokens[b::B][: L + 1]")),
-    ("the lanes are right, but stand as columns: (B, L + 1) has a lane in each row",
+    ("the lanes are correct but are columns: (B, L + 1) has one lane per row",
      ("torch.stack(rows)", "torch.stack(rows, dim=1)")),
-    ("these are lanes of different lengths: L is (n - 1) // B, rounded down, so that the last "
-     "lane has a target, too", ("(len(tokens) - 1) // B", "len(tokens) // B")),
-    ("one lane after the other stands in a single row: (B, L + 1) has a lane in each row",
+    ("the lanes have different lengths: L is (n - 1) // B, rounded down, so that the last lane "
+     "also has a target", ("(len(tokens) - 1) // B", "len(tokens) // B")),
+    ("you concatenated the lanes into a single row: (B, L + 1) has one lane per row",
      ("torch.stack(", "torch.cat(")),
-    ("B = 0 must be refused with a ValueError, before anything is divided by it",
-     (" if B > 0 else 0", "")),
-    ("the lanes stand as columns: (B, L + 1) has a lane in each row, and each is L + 1 tokens, "
-     "the last of them a target only", """
+    ("B = 0 must raise a ValueError before anything is divided by it", (" if B > 0 else 0", "")),
+    ("the lanes are columns: (B, L + 1) has one lane per row, and each has L + 1 tokens, of which "
+     "the last is only a target", """
 def lanes(tokens, B):
     return tokens[: len(tokens) // B * B].view(B, -1).t()
 """),
-    ("this is one long row, or a stream that is not cut: each lane is a row of its own, (B, L + "
+    ("this is one long row, or a stream that was not split: each lane is a separate row, (B, L + "
      "1)", """
 def lanes(tokens, B):
     return tokens[: (len(tokens) - 1) // B * B]
@@ -38,9 +37,9 @@ def segments(stream, T, start=0): pass
 """),
     ("use `yield`, not `return`: the segments are made one at a time",
      (YIELD, f"{X}{Y}        return x, y")),
-    ("this cuts the lanes, not the columns: each segment holds a piece of ALL lanes",
+    ("you split the lanes, not the columns: each segment has a piece of ALL lanes",
      (YIELD, "yield stream[t:end].long(), stream[t + 1 : end + 1].long()")),
-    ("x and y have changed places: y is what comes after x",
+    ("x and y are swapped: y is what follows x",
      (YIELD, "yield stream[:, t + 1 : end + 1].long(), stream[:, t:end].long()")),
     ("the targets are not shifted: y is x itself, and the model would learn to copy",
      ("t + 1 : end + 1", "t:end")),
@@ -48,9 +47,9 @@ def segments(stream, T, start=0): pass
      ("t + 1 : end + 1", "t + 2 : end + 2")),
     ("the last column is used as an input: it is only a target",
      ("stream.shape[1] - 1", "stream.shape[1]")),
-    ("the last, shorter segment is lost: its tokens count as well",
+    ("the last, shorter segment is missing: its tokens count as well",
      ("range(start, L, T)", "range(start, L - T + 1, T)")),
-    ("at the end comes an empty segment: where no input is left, there is none",
+    ("the last segment is empty: stop when no input is left",
      ("range(start, L, T)", "range(start, L + 1, T)")),
     ("`start` is ignored: the first column that is read is column `start`",
      ("range(start, L, T)", "range(0, L, T)")),
@@ -59,18 +58,18 @@ TABLE["sinusoid"] = (
     ("sines and cosines are interleaved: here all sines come first, then all cosines",
      ("torch.cat([angle.sin(), angle.cos()], dim=-1)",
       "torch.stack([angle.sin(), angle.cos()], -1).flatten(1)")),
-    ("the cosines stand first: sines, then cosines",
+    ("the cosines come first: return sines, then cosines",
      ("[angle.sin(), angle.cos()]", "[angle.cos(), angle.sin()]")),
-    ("positions and frequencies have changed places: a row is a position",
+    ("positions and frequencies are swapped: each row is one position",
      ("torch.cat([angle.sin(), angle.cos()], dim=-1)",
       "torch.cat([angle.sin(), angle.cos()], dim=-1).T")),
-    ("the cosines stand below the sines: join them along the last dimension", ("dim=-1", "dim=0")),
-    ("the frequencies fall half as fast as they should: the exponent is -2k/D, not -k/D",
+    ("the cosines are below the sines: concatenate along the last dimension", ("dim=-1", "dim=0")),
+    ("the frequencies decrease half as fast as they should: the exponent is -2k/D, not -k/D",
      ("arange(0, D, 2, ", "arange(0, D // 2, ")),
-    ("the frequencies grow: the exponent is negative", ("(-two_k", "(two_k")),
-    ("row r encodes r, should encode position[r]",
+    ("the frequencies increase: the exponent must be negative", ("(-two_k", "(two_k")),
+    ("row r encodes r; it must encode position[r]",
      ("position.double()[:, None]", "torch.arange(len(position)).double()[:, None]")),
-    ("positions and frequencies need an axis each: (n, 1) times (D/2,) is (n, D/2)",
+    ("positions and frequencies need separate axes: (n, 1) times (D/2,) is (n, D/2)",
      ("[:, None]", "")),
     ("test_an_odd_width_is_refused", ("if D % 2:", "if D < 0:")),
 )

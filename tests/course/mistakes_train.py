@@ -6,10 +6,10 @@ LOOP = "    for lanes in micro_batches(len(x), recipe.micro_batch):\n"
 
 TABLE = {}
 TABLE["train_step"] = (
-    ("the memory is not handed to the model", (CALL, "model(x[lanes], None, y[lanes])")),
-    ("x and y are exchanged: x is read, y is to be predicted",
+    ("the memory is not passed to the model", (CALL, "model(x[lanes], None, y[lanes])")),
+    ("x and y are swapped: x is the input, y the target",
      (CALL, "model(y[lanes], past, x[lanes])")),
-    ("the loss is the sum of the losses, should be their mean over all B x T tokens",
+    ("you return the sum of the losses; return their mean over all B x T tokens",
      ("losses.sum() / y.numel()", "losses.sum()")),
     ("test_three_things_come_back", (f"return loss, norm, {MEMORY}", f"return loss, {MEMORY}")),
     ("test_the_loss_is_the_mean_over_the_ranks",
@@ -18,7 +18,7 @@ TABLE["train_step"] = (
      "before it", ("    optimizer.step()\n", "")),
     ("the weights have not moved: loss.backward() is missing, so there is no gradient",
      ("            part.backward()\n", "")),
-    ("the gradients of the step before are still in: clear them first",
+    ("the gradients of the previous step are still included: clear them first",
      ("    optimizer.zero_grad()\n", "")),
     ("the gradient is not clipped, or only after the step",
      (CLIP, "    norm = torch.stack([p.grad for p in model.parameters() if p.grad is not "
@@ -29,35 +29,35 @@ TABLE["train_step"] = (
       "            part.backward()\n")),
     ("you return the norm after clipping; it must be the one before, which clip_grad_norm_ returns",
      (f"return loss, norm, {MEMORY}", f"return loss, min(norm, recipe.clip), {MEMORY}")),
-    ("all lanes go through the model at once: cut them into micro_batches(len(x), "
+    ("all lanes go through the model at once: split them into micro_batches(len(x), "
      "recipe.micro_batch)", (LOOP, "    for lanes in [slice(0, len(x))]:\n")),
-    ("the gradients are cleared before each part: only the last part's are left",
+    ("the gradients are cleared before each micro-batch: only the last one's remain",
      ("    optimizer.zero_grad()\n", ""), (LOOP, f"{LOOP}        optimizer.zero_grad()\n")),
-    ("the gradients of the parts' means were added up: each part counts by its share of all B x T "
-     "tokens", ("losses.sum() / y.numel()", "losses.mean()")),
-    ("the parts share one memory: each wants that of its own lanes",
+    ("you add up the gradients of the micro-batches' means: each micro-batch counts by its share "
+     "of all B x T tokens", ("losses.sum() / y.numel()", "losses.mean()")),
+    ("the micro-batches share one memory: each needs the memory of its own lanes",
      ("memory and [layer[lanes] for layer in memory]", "memory")),
-    ("the new memory is that of the last part only: join those of all parts",
+    ("you return the memory of the last micro-batch only: concatenate those of all micro-batches",
      (f"return loss, norm, {MEMORY}", "return loss, norm, part_memory")),
     ("test_every_lane_is_read_once_and_in_order",
      ("memory and [layer[lanes] for layer in memory]",
       "memory and [layer[lanes].flip(0) for layer in memory]")),
     ("test_only_the_last_part_meets_the_other_ranks",
      ("with ranks.no_sync(model, last=lanes.stop == len(x)):", "if True:")),
-    ("this is the old memory: hand on the new one, which the model returned",
+    ("this is the old memory: return the new one, which the model returned",
      (f"return loss, norm, {MEMORY}", "return loss, norm, memory")),
     ("test_without_a_past_the_model_gets_none",
      (CALL, "model(x[lanes], past or [torch.zeros(len(x[lanes]), 1, 1)], y[lanes])")),
     ("a weight that the loss does not depend on has no gradient: its .grad is None",
      (CLIP, "    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()\n"
       "    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)\n")),
-    ("the old memory was changed in place: a bad step must be able to hand it back",
+    ("you changed the old memory in place: a step without an update must still return it",
      ("    optimizer.step()\n", "    optimizer.step()\n    if memory:\n"
       f"        memory[0].copy_({MEMORY}[0])\n")),
     ("test_loss_and_norm_are_floats", ("recipe.clip).item()", "recipe.clip)")),
     ("test_a_bad_step_returns_three_things_too", ("return loss, norm, memory", "return")),
     ("test_a_bad_step_leaves_the_weights", ("if not math.isfinite(loss + norm):", "if False:")),
-    ("the new memory of a bad step was handed on: hand back the old one",
+    ("you return the new memory of a step without an update: return the old one",
      ("return loss, norm, memory", f"return loss, norm, {MEMORY}")),
     ("test_the_model_is_called_under_autocast",
      ("with machine.autocast(recipe, x.device.type):", "if True:")),
@@ -68,27 +68,28 @@ TABLE["evaluate"] = (
      (".double().sum()", ".double().mean()")),
     ("the sum is divided by the number of tokens: n tokens are n - 1 predictions",
      ("total.item() / (len(tokens) - 1)", "total.item() / len(tokens)")),
-    ("the last, shorter segment is left out",
+    ("the last, shorter segment is missing",
      ("            loss, memory = model(x, memory, y)",
       "            if x.shape[1] < T:\n                break\n"
       "            loss, memory = model(x, memory, y)")),
     ("test_the_result_is_a_float",
      ("total.item() / (len(tokens) - 1)", "total / (len(tokens) - 1)")),
-    ("the text is cut into recipe.batch lanes: evaluation reads it as ONE lane, since at each "
-     "lane's start the past would be missing",
+    ("you split the text into recipe.batch lanes: evaluation reads it as ONE lane, since each "
+     "further lane would start without context",
      ("lanes(tokens.to(device), 1)", "lanes(tokens.to(device), recipe.batch)")),
-    ("the segments are recipe.eval_segment long: evaluation_segment_length(recipe) says how long "
-     "they may be", ("evaluation_segment_length(recipe)", "recipe.eval_segment")),
-    ("the last token is thrown away: it is the last target",
+    ("the segments have recipe.eval_segment tokens: they must have "
+     "evaluation_segment_length(recipe)",
+     ("evaluation_segment_length(recipe)", "recipe.eval_segment")),
+    ("the last token is dropped: it is the last target",
      ("lanes(tokens.to(device), 1)", "lanes(tokens[:max(2, len(tokens) - 1)].to(device), 1)")),
     ("test_the_text_goes_to_the_model", ("tokens.to(device)", "tokens")),
-    ("the memory is not handed on from segment to segment",
+    ("the memory is not carried over from segment to segment",
      ("loss, memory = model(x, memory, y)", "loss, _ = model(x, memory, y)")),
-    ("this evaluation begins with the memory of the one before: begin with None, for the text "
-     "begins anew", ("memory = None", "memory = getattr(model, 'kept', None)"),
+    ("this evaluation starts with the memory of the previous one: start with None, since the text "
+     "starts again", ("memory = None", "memory = getattr(model, 'kept', None)"),
      ("    return", "    model.kept = memory\n    return")),
     ("test_the_first_segment_has_no_memory", ("memory = None", "memory = [torch.zeros(1, 1, 1)]")),
-    ("a Reader's memory is opaque: hand it on as it is, and look at nothing in it",
+    ("a Reader's memory is opaque: pass it on as it is and do not look inside",
      ("loss, memory = model(x, memory, y)",
       "loss, memory = model(x, memory, y)\n            memory = [z.detach() for z in memory]")),
     ("a Reader has no parameters(): ask model.u.device",
@@ -97,7 +98,7 @@ TABLE["evaluate"] = (
     ("test_the_model_goes_on_as_before", ("    return", "    model.train()\n    return")),
     ("test_there_are_no_gradients", ("@torch.no_grad()\n", "")),
     ("test_evaluation_is_under_autocast_too", (", machine.autocast(recipe, device.type):", ":")),
-    ("the sum is kept in float32, where small losses vanish beside a large sum: add up in float64 "
+    ("the sum is in float32, where small losses vanish next to a large sum: add up in float64 "
      "(losses.double())", ("torch.zeros((), dtype=torch.float64, device=device)", "0.0"),
      (".double().sum()", ".sum()")),
     ("test_progress_is_told_how_many_segments", ("label, parts)", "label, len(tokens) - 1)")),
