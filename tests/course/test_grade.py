@@ -75,7 +75,7 @@ CLASS = {
     "dies": ({f"{ONE}.py": lesson(ONE, sinusoid="import os; os._exit(0)"),
               f"{TWO}.py": lesson(TWO, update_memory=SWALLOWS)}, IN_ONE + IN_TWO - 2,
              "sinusoid: ended the process (status 0) | update_memory: still running"),
-    "hangs": ({f"{ONE}.py": lesson(ONE), f"{TWO}.py": SWALLOWS}, IN_ONE,
+    "hangs": ({f"{TWO}.py": SWALLOWS, f"{FOUR}.py": lesson(FOUR)}, 2,
               "02_recurrence.py: still running"),
     # what is beside the lessons does neither good nor harm
     "cheats": ({f"{FOUR}.py": lesson(FOUR, rel_shift="return x"), "conftest.py": CHEATS,
@@ -113,7 +113,7 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
     assert "stream_losses: OSError" in rows["calls"]["sentences"]
     printed = " ".join(done.stdout.split())
     assert f"cheats 1/{COUNT} - - - - - - - - 1 0 - - -" in printed
-    assert "rel_shift 1/3 1 x " in printed
+    assert "rel_shift 2/4 1 x " in printed
     page = (tmp_path / "pages" / "cheats.txt").read_text()
     assert page.startswith(f"cheats: 1 of {COUNT} exercises solved\n\nlanes: not handed in\n")
     assert "rel_shift: " in page and "the rule: " in page and "got" in page
