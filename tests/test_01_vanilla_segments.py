@@ -18,28 +18,29 @@ from course.rules import same
 
 @pytest.mark.parametrize("n", [15, 13])
 def test_a_lane_is_one_piece_of_the_stream(lanes, n):
-    """Lane b is one piece of the stream, L + 1 tokens from b * L on, with L = (n - 1) // B: its
-    last token is the first of the next lane. What is left over at the end is not used."""
+    """Lane b is one contiguous piece of the stream, L + 1 tokens from b * L on, with L = (n - 1) //
+    B. Its last token is the first token of the next lane. Tokens left over at the end are not
+    used."""
     assert same(lanes(torch.arange(n), 3), [[0, 1, 2, 3, 4],
                                             [4, 5, 6, 7, 8],
                                             [8, 9, 10, 11, 12]])
 
 
 def test_one_input_a_lane(lanes):
-    """B + 1 tokens are enough: each lane has one input and its target."""
+    """B + 1 tokens are enough: each lane then has one input and its target."""
     assert same(lanes(torch.arange(5), 4), [[0, 1], [1, 2], [2, 3], [3, 4]])
 
 
 @pytest.mark.parametrize("n, B", [(8, 2), (24, 3), (7, 1), (2, 1), (9, 5), (101, 7)])
 def test_any_tokens(lanes, n, B):
-    """Any tokens may stand in a stream of any length; lanes only cuts it."""
+    """The stream may have any tokens and any length; lanes only splits it."""
     stream = torch.randint(1000, (n,))
     assert same(lanes(stream.clone(), B), oracles.lanes(stream, B))
 
 
 def test_tokens_keep_their_type(lanes):
-    """The tokens keep their dtype: a corpus is stored in bytes, and in int64 takes eight times as
-    much."""
+    """The tokens keep their dtype: a corpus is stored as bytes and would take eight times as much
+    in int64."""
     assert lanes(torch.arange(11, dtype=torch.uint8), 2).dtype == torch.uint8
 
 
@@ -52,15 +53,14 @@ def test_the_stream_stays_as_it_was(lanes):
 
 @pytest.mark.parametrize("B", [0, -2])
 def test_less_than_one_lane_is_refused(lanes, B):
-    """B < 1 is refused with a ValueError."""
+    """B < 1 raises a ValueError."""
     with pytest.raises(ValueError):
         lanes(torch.arange(9), B)
 
 
 @pytest.mark.parametrize("n, B", [(5, 5), (3, 7), (1, 1), (0, 1)])
 def test_a_stream_too_short_is_refused(lanes, n, B):
-    """A stream that has not one input for each lane, and one target more, is refused with a
-    ValueError."""
+    """A stream without one input per lane and one more target raises a ValueError."""
     with pytest.raises(ValueError):
         lanes(torch.arange(n), B)
 
@@ -101,13 +101,13 @@ def test_y_is_one_column_further(segments):
 @pytest.mark.parametrize("T, start, widths", [
     (4, 0, (4, 4, 2)), (5, 0, (5, 5)), (11, 0, (10,)), (1, 7, (1, 1, 1)), (4, 10, ())])
 def test_widths_of_the_segments(segments, T, start, widths):
-    """Each segment is T wide and begins where the one before has ended; the last may be shorter,
-    but is never empty. The last column of the lanes is no input."""
+    """Each segment is T wide and begins where the previous one ended; the last may be shorter, but
+    is never empty. The last column of the lanes is not an input."""
     assert same([x.shape[1] for x, y in listed(segments(three_lanes(), T, start))], widths)
 
 
 def test_no_target_is_lost(segments):
-    """The last y ends with the last column: each input has its target, in a short segment, too."""
+    """The last y ends with the last column: each input has its target, also in a short segment."""
     x, y = listed(segments(three_lanes(), 4))[-1]
     assert same(y, [[9, 10],
                     [109, 110],
@@ -125,21 +125,21 @@ def test_start_is_a_column(segments):
 @pytest.mark.parametrize("B, L, T, start", [
     (2, 11, 4, 0), (3, 12, 4, 0), (2, 3, 7, 0), (5, 6, 1, 0), (1, 9, 2, 4), (3, 12, 5, 3)])
 def test_all_tokens_in_their_order(segments, B, L, T, start):
-    """One segment after another, x is all inputs from `start` on, and y all their targets."""
+    """Over all segments, x is all inputs from `start` on, and y is all their targets."""
     stream = torch.randint(1000, (B, L + 1))
     assert same(joined(segments(stream.clone(), T, start)),
                 joined(oracles.segments(stream, T, start)))
 
 
 def test_x_and_y_are_int64(segments):
-    """x and y are int64, as an embedding and a loss want them; a corpus is stored in bytes."""
+    """x and y are int64, as an embedding and a loss require; a corpus is stored as bytes."""
     x, y = next(segments(torch.arange(250, 256, dtype=torch.uint8)[None], 4))
     assert (x.dtype, y.dtype) == (torch.int64, torch.int64)
 
 
 @pytest.mark.parametrize("T", [0, -3])
 def test_less_than_one_column_is_refused(segments, T):
-    """T < 1 is refused with a ValueError."""
+    """T < 1 raises a ValueError."""
     with pytest.raises(ValueError):
         next(segments(three_lanes(), T), None)
 
@@ -147,7 +147,7 @@ def test_less_than_one_column_is_refused(segments, T):
 # ---- exercise sinusoid --------------------------------------------------------------------------
 
 def test_position_0(sinusoid):
-    """First stand all D/2 sines, then all D/2 cosines: position 0 has the angles 0, with sine 0
+    """All D/2 sines come first, then all D/2 cosines: the angles of position 0 are 0, with sine 0
     and cosine 1."""
     assert same(sinusoid(torch.tensor([0]), 6), [[0, 0, 0, 1, 1, 1]])
 
@@ -159,7 +159,7 @@ def test_frequencies_fall_from_1(sinusoid):
 
 
 def test_row_r_encodes_position_r(sinusoid):
-    """Row r encodes position[r], in whatever order they come: later lessons ask for distances."""
+    """Row r encodes position[r], in any order: later lessons encode distances."""
     wanted = [[0.656987, 0.753902], [0, 1], [0.656987, 0.753902], [0.909297, -0.416147]]
     assert same(sinusoid(torch.tensor([7, 0, 7, 2]), 2), wanted, tolerance=1e-5)
 
@@ -172,19 +172,20 @@ def test_other_widths(sinusoid, D):
 
 
 def test_float64_is_returned(sinusoid):
-    """The result is float64; whoever needs less converts it."""
+    """The result is float64; the caller converts it if less is enough."""
     assert sinusoid(torch.tensor([1, 2, 3]), 4).dtype == torch.float64
 
 
 def test_float64_before_the_product(sinusoid):
-    """Nearly right, but far out digits are lost: make positions and frequencies float64 *before*
-    they are multiplied, and the exponents before 10000 is raised to them."""
+    """The result is nearly correct, but far positions lose digits: convert positions and
+    frequencies to float64 *before* you multiply them, and the exponents before you compute the
+    powers of 10000."""
     far = [1000, 123456]
     assert same(sinusoid(torch.tensor(far), 10), oracles.unit_circle(far, 10), tolerance=1e-8)
 
 
 @pytest.mark.parametrize("D", [7, 1])
 def test_an_odd_width_is_refused(sinusoid, D):
-    """An odd D is refused with a ValueError: sines and cosines come in pairs."""
+    """An odd D raises a ValueError: sines and cosines come in pairs."""
     with pytest.raises(ValueError):
         sinusoid(torch.arange(3), D)

@@ -21,18 +21,18 @@ def rows(first, end):
 
 
 def test_a_full_memory_moves_on(update_memory):
-    """First in, first out: the new rows go in after the old ones, the oldest ones go out, and the
-    last M of both together stay."""
+    """First in, first out: the new rows follow the old ones, the oldest are dropped, and the last M
+    of both remain."""
     assert same(update_memory(rows(0, 5), rows(5, 9), 5), rows(4, 9))
 
 
 def test_a_memory_grows_until_it_is_full(update_memory):
-    """While there are fewer than M rows, all stay; nothing is filled up."""
+    """While there are fewer than M rows, all of them remain; nothing is padded."""
     assert same(update_memory(rows(0, 1), rows(1, 5), 7), rows(0, 5))
 
 
 def test_a_segment_longer_than_the_memory(update_memory):
-    """M rows stay, also if the segment has more: M says how many, not T."""
+    """M rows remain even if the segment has more: the number is M, not T."""
     assert same(update_memory(rows(0, 2), rows(2, 7), 3), rows(4, 7))
 
 
@@ -50,20 +50,20 @@ def test_other_numbers_of_rows(update_memory, m, T, M, first):
 
 
 def test_the_memory_has_the_type_of_h(update_memory):
-    """The rows are kept as they are, in their own dtype."""
+    """The rows keep their dtype."""
     assert update_memory(rows(0, 2).half(), rows(2, 4).half(), 3).dtype == torch.float16
 
 
 def test_no_gradient_goes_back(update_memory):
-    """The gradient is stopped, SG in the paper: if the result hangs on the graph of its segment,
-    the second backward() of a training loop fails.  detach() cuts it off, old rows and new."""
+    """The gradient is stopped (SG in the paper): if the result is part of its segment's graph, the
+    second backward() of a training loop fails. detach() removes both old and new rows from it."""
     old, new = (torch.randn(2, n, 3, requires_grad=True) for n in (3, 4))
     assert not update_memory(old * 1, new * 1, 5).requires_grad  # * 1: results, as in a model
 
 
 def test_the_segment_keeps_its_gradient(update_memory):
-    """Only the result has no gradient; h itself is not detached, because its segment still needs
-    the graph: detach() and not detach_()."""
+    """Only the result has no gradient. h itself is not detached, since its segment still needs the
+    graph: use detach(), not detach_()."""
     h = torch.randn(2, 4, 3, requires_grad=True) * 1
     update_memory(torch.randn(2, 3, 3), h, 5)
     assert h.requires_grad
@@ -80,8 +80,8 @@ def test_the_old_memory_stays_as_it_was(update_memory):
 # 1 is True, a key that is masked; each row belongs to a query
 
 def test_masked_is_what_comes_after_the_query(causal_mask):
-    """Query i is key m + i: it sees the whole memory and itself, and masked are the keys after it.
-    """
+    """Query i is key m + i: it sees the whole memory and itself, and the keys after it are
+    masked."""
     assert same(causal_mask(4, 2), [[0, 0, 0, 1, 1, 1],
                                     [0, 0, 0, 0, 1, 1],
                                     [0, 0, 0, 0, 0, 1],
@@ -96,7 +96,7 @@ def test_without_memory_query_0_sees_itself_alone(causal_mask):
 
 
 def test_a_single_query_sees_everything(causal_mask):
-    """The last query sees all keys, also if it is the only one."""
+    """The last query sees all keys, also if it is the only query."""
     assert same(causal_mask(1, 4), [[0, 0, 0, 0, 0]])
 
 
@@ -107,13 +107,13 @@ def test_masks_of_other_sizes(causal_mask, T, m):
 
 
 def test_a_mask_is_bool(causal_mask):
-    """The mask is a bool tensor: masked_fill takes no other."""
+    """The mask is a bool tensor: masked_fill accepts no other dtype."""
     assert causal_mask(2, 3).dtype == torch.bool
 
 
 def test_a_mask_stands_on_its_device(causal_mask):
-    """Every tensor that is made here gets `device=device` (torch.arange, torch.ones): on a GPU the
-    scores stand there, and the mask must, too."""
+    """Create every tensor with `device=device` (torch.arange, torch.ones): on a GPU the scores are
+    there, and the mask must also be there."""
     assert stand_ins.on_the_device(lambda device: causal_mask(2, 3, device))
 
 
@@ -126,14 +126,14 @@ def test_one_layer(reach):
 
 
 def test_each_layer_goes_on_where_the_last_one_arrived(reach):
-    """Each layer goes back to the start of the segment in which the one before arrived, and M
+    """Each layer goes back to the start of the segment that the previous layer reached, and M
     further."""
     assert same(reach(N=2, T=4, M=4), 11)
 
 
 @pytest.mark.parametrize("N, T, M, tokens", [(3, 5, 2, 16), (2, 4, 6, 17), (2, 7, 3, 16)])
 def test_memory_that_ends_inside_a_segment(reach, N, T, M, tokens):
-    """If M is no multiple of T, a layer arrives inside a segment: the next one first goes back to
+    """If M is not a multiple of T, a layer ends inside a segment: the next layer first goes back to
     that segment's start."""
     assert same(reach(N, T, M), tokens)
 
@@ -151,7 +151,7 @@ def test_segments_of_one_token(reach):
 @pytest.mark.parametrize("N, T, M", [(1, 1, 0), (1, 2, 5), (5, 1, 4), (2, 3, 2), (5, 5, 3),
                                      (3, 3, 3), (4, 3, 9), (5, 3, 4), (4, 4, 1), (4, 6, 8)])
 def test_reach_counted_token_by_token(reach, N, T, M):
-    """The same for any N, T and M, counted by a walk from token to token."""
+    """The same for any N, T and M, counted token by token."""
     t = 50 * T - 1
     assert same(reach(N, T, M), t - min(oracles.tokens_seen(t, N, T, M)))
 
@@ -168,26 +168,26 @@ Y = torch.tensor([[1, 1, 2, 0, 0],
 
 @pytest.mark.parametrize("T", [2, 3, 5, 1])
 def test_the_memory_is_handed_on(stream_losses, T):
-    """The segments are read in order, and each call of the model gets the memory that the call
-    before has returned.  The losses of all tokens come back, (B, n)."""
+    """The segments are read in order, and each call of the model gets the memory that the previous
+    call returned. The losses of all tokens are returned, (B, n)."""
     losses = stream_losses(stand_ins.CountingModel(), X, Y, T)
     assert same(losses, oracles.recalled(X, Y, T), None, 1e-9)
 
 
 def test_the_first_segment_has_no_past(stream_losses):
-    """The first call gets None for a memory: nothing, not zeros."""
+    """The first call gets None as its memory: nothing, not zeros."""
     model = stand_ins.CountingModel()
     stream_losses(model, X, Y, 3)
     assert model.memories[0] is None
 
 
 def test_each_token_is_read_once(stream_losses):
-    """Segments of T tokens, and the last one is what is left: 5 tokens are 2, 2 and 1."""
+    """Segments have T tokens, and the last one has the rest: 5 tokens are 2, 2 and 1."""
     model = stand_ins.CountingModel()
     stream_losses(model, X, Y, 2)
     assert same(model.lengths, [2, 2, 1])
 
 
 def test_the_losses_keep_their_gradient(stream_losses):
-    """Who trains with these losses needs their graph: nothing is detached here."""
+    """Training with these losses needs their graph: nothing is detached here."""
     assert stream_losses(stand_ins.CountingModel(), X, Y, 3).requires_grad

@@ -25,8 +25,8 @@ def example(four_terms):
 
 
 def test_nan_stands_in_the_future(four_terms):
-    """The result is an array (4, T, K), with NaN where key j comes after query i, which is key
-    m + i: such a key has no distance.  All other cells are filled."""
+    """The result is an array (4, T, K) that is NaN where key j comes after query i, which is key m
+    + i: such a key has no distance. All other cells have a value."""
     terms = example(four_terms)
     is_nan = np.isnan(terms) if isinstance(terms, np.ndarray) else terms
     assert same(is_nan, np.array([[[0, 0, 0, 0, 0, 1],
@@ -46,7 +46,7 @@ def test_term_b_is_query_times_distance(four_terms):
 
 
 def test_term_c_is_u_times_key(four_terms):
-    """(c) is u . k_j: no query is in it, u takes its place."""
+    """(c) is u . k_j: it contains no query, u replaces it."""
     assert same(example(four_terms)[2], np.array([[100, 200, 300, 400, 500, nan],
                                                   [100, 200, 300, 400, 500, 600]]))
 
@@ -73,7 +73,7 @@ def test_other_sizes(four_terms, T, m):
 
 
 def test_arguments_stay_as_they_were(four_terms):
-    """No argument is changed: R, say, will be needed again."""
+    """No argument is changed: R, for example, is needed again."""
     given, before = whole_numbers(3, 2), whole_numbers(3, 2)
     four_terms(*given)
     assert all(np.array_equal(a, b) for a, b in zip(given, before))

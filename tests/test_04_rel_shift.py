@@ -79,7 +79,8 @@ def test_each_cell_at_other_lengths(rel_shift_by_index, T, m):
 
 @pytest.mark.parametrize("T, m", [(3, 2), (4, 0)])
 def test_future_cells_repeat_distance_0(rel_shift_by_index, T, m):
-    """Where the column would lie beyond the end (the future) stands the last one, distance 0."""
+    """Where the column would be beyond the end (the future), the cell has the value of the last
+    column, distance 0."""
     x = oracles.labelled(T, m)
     wanted = oracles.shift(x).where(visible(T, m), x[:, -1:])
     assert same(rel_shift_by_index(x.clone()), wanted)
@@ -87,7 +88,7 @@ def test_future_cells_repeat_distance_0(rel_shift_by_index, T, m):
 
 @batches
 def test_one_index_serves_lanes_and_heads(rel_shift_by_index, T, m, batch):
-    """Any number of leading dimensions may come first: each (T, K) matrix is shifted by itself."""
+    """There may be any number of leading dimensions: each (T, K) matrix is shifted separately."""
     assert shifts(rel_shift_by_index, T, m, batch)
 
 
@@ -97,17 +98,17 @@ def test_the_gather_leaves_x_alone(rel_shift_by_index):
 
 
 def test_the_gather_keeps_the_dtype(rel_shift_by_index):
-    """The numbers are gathered and keep their dtype."""
+    """The values keep their dtype."""
     assert rel_shift_by_index(drawn().half()).dtype == torch.float16
 
 
 def test_the_gather_reads_a_transposed_x(rel_shift_by_index):
-    """An x that was transposed or expanded is shifted like any other."""
+    """A transposed or expanded x is shifted like any other."""
     assert shifts_what_is_transposed(rel_shift_by_index)
 
 
 def test_gradients_go_back_through_the_gather(rel_shift_by_index):
-    """The gradient of each visible cell goes back to the cell that its number came from."""
+    """The gradient of each visible cell goes back to the cell that its value came from."""
     assert sends_gradients_back(rel_shift_by_index)
 
 
@@ -134,7 +135,7 @@ def test_without_memory(rel_shift):
 
 
 def test_memory_longer_than_the_segment(rel_shift):
-    """Rows move by what T says, however long the memory is."""
+    """T determines how far the rows move, however long the memory is."""
     x = torch.tensor([[5, 4, 3, 2, 1, 0],
                       [15, 14, 13, 12, 11, 10]])
     assert same(rel_shift(x), [[4, 3, 2, 1, 0, ...],
@@ -142,7 +143,7 @@ def test_memory_longer_than_the_segment(rel_shift):
 
 
 def test_a_single_query(rel_shift):
-    """The last query's row stays where it is, also if it is the only one."""
+    """The last query's row does not move, also if it is the only one."""
     assert same(rel_shift(torch.tensor([[3, 2, 1, 0]])), [[3, 2, 1, 0]])
 
 
@@ -153,13 +154,13 @@ def test_other_lengths(rel_shift, T, m):
 
 
 def test_numbers_keep_their_dtype(rel_shift):
-    """The numbers are moved and keep their dtype (a pad made by torch.zeros is float32)."""
+    """The values keep their dtype (a pad made by torch.zeros is float32)."""
     assert rel_shift(drawn().half()).dtype == torch.float16
 
 
 @batches
 def test_lanes_and_heads(rel_shift, T, m, batch):
-    """Any number of leading dimensions may come first: each (T, K) matrix is shifted by itself."""
+    """There may be any number of leading dimensions: each (T, K) matrix is shifted separately."""
     assert shifts(rel_shift, T, m, batch)
 
 
@@ -169,11 +170,11 @@ def test_x_stays_as_it_was(rel_shift):
 
 
 def test_rows_need_not_stand_one_after_the_other(rel_shift):
-    """An x that was transposed or expanded is shifted like any other: the numbers count, not where
-    they stand in memory."""
+    """A transposed or expanded x is shifted like any other: its values matter, not their order in
+    memory."""
     assert shifts_what_is_transposed(rel_shift)
 
 
 def test_gradient_goes_back(rel_shift):
-    """The gradient of each visible cell goes back to the cell that its number came from."""
+    """The gradient of each visible cell goes back to the cell that its value came from."""
     assert sends_gradients_back(rel_shift)

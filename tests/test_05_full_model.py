@@ -60,20 +60,20 @@ def test_with_M_0_a_query_sees_itself(attention_mask):
 @pytest.mark.parametrize("T, m, M", [
     (6, 2, 4), (3, 2, 2), (4, 3, 3), (4, 0, 3), (7, 3, 3), (1, 3, 3), (5, 4, 2), (2, 6, 6)])
 def test_masks_of_other_lengths(attention_mask, T, m, M, same_length):
-    """The same for any T, m and M: M is the limit, m is what the memory holds by now."""
+    """The same for any T, m and M: M is the limit, m is the current length of the memory."""
     seen = oracles.visible_entries(T, m, M + 1 if same_length else None)
     assert same(attention_mask(T, m, M, same_length), ~seen)
 
 
 @pytest.mark.parametrize("same_length", [True, False])
 def test_the_mask_is_bool(attention_mask, same_length):
-    """The mask is a torch tensor of type torch.bool: masked_fill takes no other."""
+    """The mask is a torch tensor of type torch.bool: masked_fill accepts no other dtype."""
     assert getattr(attention_mask(2, 1, 1, same_length), "dtype", None) == torch.bool
 
 
 @pytest.mark.parametrize("same_length", [True, False])
 def test_the_mask_stands_on_the_device(attention_mask, same_length):
-    """Every tensor that is made here gets `device=device`: on a GPU the scores stand there, too."""
+    """Create every tensor with `device=device`: on a GPU the scores are there."""
     assert on_the_device(lambda device: attention_mask(2, 3, 3, same_length, device=device))
 
 
@@ -86,13 +86,14 @@ def encoded(distance_encoding, *sizes):
 
 
 def test_distances_descend(distance_encoding):
-    """The rows of R are the sinusoids of the distances K - 1, ..., 1, 0, the farthest first."""
+    """The rows of R are the sinusoids of the distances K - 1, ..., 1, 0, the largest first."""
     wanted = oracles.unit_circle([4, 3, 2, 1, 0], 6)
     assert same(encoded(distance_encoding, 5, 6), wanted, tolerance=1e-9)
 
 
 def test_far_distances_count_as_clamp_len(distance_encoding):
-    """Every distance beyond clamp_len is encoded as clamp_len, here 2; nearer ones stay."""
+    """Every distance beyond clamp_len, here 2, is encoded as clamp_len; smaller ones do not
+    change."""
     R = encoded(distance_encoding, 7, 4, 2)
     assert same(oracles.distances_in(R), [2, 2, 2, 2, 2, 1, 0])
 
@@ -107,14 +108,14 @@ def test_without_a_clamp(distance_encoding, clamp_len):
 @pytest.mark.parametrize("K, D, clamp_len", [
     (4, 6, 9), (5, 6, 1), (9, 4, 8), (9, 4, 3), (1, 2, 0), (1, 2, 3)])
 def test_other_distances(distance_encoding, K, D, clamp_len):
-    """The same for any K, D and clamp_len, also one that no distance reaches."""
+    """The same for any K, D and clamp_len, also if no distance exceeds it."""
     R = encoded(distance_encoding, K, D, clamp_len)
     assert same(oracles.distances_in(R), oracles.clamped_distances(K, clamp_len))
 
 
 @pytest.mark.parametrize("clamp_len", [0, 2])
 def test_R_stands_on_the_device(distance_encoding, clamp_len):
-    """R stands on `device`, and so do the distances: sinusoid computes where they stand."""
+    """R is on `device`, and so are the distances: sinusoid computes on their device."""
     with replaced(lesson_1, sinusoid=lambda z, D: z[:, None].expand(-1, D) * 1.0):
         assert on_the_device(lambda device: distance_encoding(5, 4, clamp_len, device=device))
 
@@ -138,8 +139,8 @@ def inputs(make, B, H, T, K, C):
 
 
 def test_equal_scores(relative_attention):
-    """With equal scores a query takes the mean of the values it sees.  A masked key's score is -inf
-    (by masked_fill, for 0 * -inf is NaN), and the softmax over the keys makes that 0."""
+    """With equal scores a query gets the mean of the values it sees. A masked key's score is -inf
+    (use masked_fill, since 0 * -inf is NaN), and the softmax over the keys turns it into 0."""
     q, k, value, k_R, u, v = inputs(torch.zeros, B=1, H=1, T=2, K=3, C=5)
     value[0, 0] = torch.eye(3, 5)  # so the result shows each key's weight
     assert same(attended(relative_attention, [q, k, value, k_R, u, v], [[0, 0, 1], [0, 0, 0]]),
@@ -164,8 +165,8 @@ def test_the_score_is_divided_by_sqrt_C(relative_attention):
 
 
 def test_the_last_row_of_Q_is_distance_0(relative_attention):
-    """k_R descends, so each query's own key, distance 0, meets the last row of k_R; relative_score
-    does that.  Here it is the only one that is not 0."""
+    """k_R descends, so relative_score combines each query's own key, distance 0, with the last row
+    of k_R. Here it is the only row that is not 0."""
     q, k, value, k_R, u, v = inputs(torch.zeros, B=1, H=1, T=2, K=3, C=4)
     v[..., 0], k_R[:, 2, 0], value[:] = 1, 2 * math.log(3), torch.eye(3, 4)
     assert same(attended(relative_attention, [q, k, value, k_R, u, v], [[0, 0, 1], [0, 0, 0]]),
@@ -175,7 +176,7 @@ def test_the_last_row_of_Q_is_distance_0(relative_attention):
 @pytest.mark.parametrize("B, H, T, K, C", [
     (2, 5, 3, 7, 6), (3, 5, 4, 6, 7), (2, 3, 5, 5, 4), (2, 3, 1, 6, 4), (4, 2, 3, 8, 7)])
 def test_attention_of_any_size(relative_attention, B, H, T, K, C):
-    """softmax(relative_score(q, k, k_R, u, v) / sqrt(C)) over the keys that `mask` leaves, times
+    """softmax(relative_score(q, k, k_R, u, v) / sqrt(C)) over the keys that are not masked, times
     the values; u goes with the content (k), v with the position (k_R)."""
     given = inputs(torch.randn, B, H, T, K, C)
     mask = ~oracles.visible_entries(T, K - T, max(2, K - 2))
@@ -186,8 +187,8 @@ def test_attention_of_any_size(relative_attention, B, H, T, K, C):
 @pytest.mark.parametrize("dtype, size", [
     (torch.float64, 1e100), (torch.float32, 1e18), (torch.bfloat16, 1e18), (torch.float16, 100)])
 def test_a_masked_key_gets_nothing_at_all(relative_attention, dtype, size):
-    """However low the scores of the keys that a query sees, and in every dtype: a masked key
-    gets exactly 0.  A number like -1e9 is not low enough; -inf is."""
+    """A masked key gets exactly 0, in every dtype and however low the scores of the visible keys
+    are. A number like -1e9 is not low enough; -inf is."""
     q, k, value, k_R, u, v = (z.to(dtype) for z in inputs(torch.zeros, B=1, H=1, T=2, K=2, C=4))
     # query 0 sees a key with a very low score, and not the other, which has a value
     q[:, :, 0, 0], k[..., 0], value[0, 0, 1] = size, -size, 1
@@ -196,15 +197,16 @@ def test_a_masked_key_gets_nothing_at_all(relative_attention, dtype, size):
 
 
 def test_dropout_sees_the_probabilities(relative_attention):
-    """dropout_attention gets the probabilities, each once, in whatever shape: it stands after the
-    softmax and before the values."""
+    """dropout_attention gets the probabilities, each once, in any shape: it comes after the softmax
+    and before the values."""
     dropout, given = Multiply(1.0), inputs(torch.zeros, B=1, H=2, T=2, K=3, C=4)
     attended(relative_attention, given, [[0, 0, 1], [0, 0, 0]], dropout)
     assert same(dropout.seen(), [0] * 2 + [1 / 3] * 6 + [1 / 2] * 4, tolerance=1e-6)
 
 
 def test_what_dropout_gives_is_used(relative_attention):
-    """The values are weighted with what dropout_attention gives, here twice the probabilities."""
+    """The values are weighted with the result of dropout_attention, here twice the
+    probabilities."""
     given = inputs(torch.ones, B=1, H=1, T=2, K=3, C=4)
     assert same(attended(relative_attention, given, [[0, 0, 1], [0, 0, 0]], Multiply(2.0)),
                 [[[2] * 4] * 2], tolerance=1e-6)
@@ -273,15 +275,15 @@ def test_the_feed_forward_network_is_added(layer):
 
 
 def test_the_second_block_goes_on_from_the_first(layer):
-    """The feed-forward network reads what the first sum gave, and is added to that."""
+    """The feed-forward network reads the first sum and is added to it."""
     part, (_, *context) = set_network(simple_layer(Constant(numbers(10, 20)))), layer_inputs(1, 1)
     # the first sum is 21, 39; W_1: 21, 39, 60; times 3: 63, 117, 180; W_2: 64, 297
     assert same(layer(part, numbers(1, -1), *context), numbers(21 + 5 * 64, 39 + 5 * 297))
 
 
 def test_each_norm_comes_after_its_sum(layer):
-    """Each norm takes a whole sum (post-norm), and what it gives goes on; norm_1 multiplies by 7,
-    norm_2 by 11 here, and the feed-forward network gives 0."""
+    """Each norm takes a whole sum (post-norm), and its result is used from there on. Here norm_1
+    multiplies by 7, norm_2 by 11, and the feed-forward network gives 0."""
     part, (_, *context) = simple_layer(Constant(numbers(10, 20))), layer_inputs(1, 1)
     part.norm_1, part.norm_2 = Multiply(7.0), Multiply(11.0)
     assert same(layer(part, numbers(1, -1), *context), numbers(11 * 7 * 21, 11 * 7 * 39))
@@ -307,7 +309,7 @@ def test_the_whole_layer(layer, B, T, M, D, FF):
 
 
 def test_h_stays_as_it_was(layer):
-    """h itself stays as it was (`h += ...` changes it, `h = h + ...` does not): the gradient of the
+    """h itself does not change (`h += ...` changes it, `h = h + ...` does not): the gradient of the
     attention needs it."""
     part, given = random_layer(), layer_inputs(D=6)
     before = given[0].clone()
@@ -339,7 +341,7 @@ def shares(sample_top_k, top_k, temperature=1.0):
 
 
 def test_the_best_token_of_each_row(sample_top_k):
-    """The result is (B, 1): a token for each row.  With top_k 1 it is the row's best one."""
+    """The result is (B, 1): one token per row. With top_k 1 it is the row's best token."""
     logits = torch.tensor([[2.0, 3.0, 1.0, 0.0],
                            [5.0, 7.0, 1.5, 9.0],
                            [8.0, 0.0, 1.0, 2.0]])
@@ -347,17 +349,18 @@ def test_the_best_token_of_each_row(sample_top_k):
 
 
 def test_tokens_are_whole_numbers(sample_top_k):
-    """Tokens are int64, as the model reads them."""
+    """Tokens are int64, as the model requires."""
     assert sample_top_k(torch.randn(3, 5), 2).dtype == torch.int64
 
 
 def test_only_the_k_best_are_drawn(sample_top_k):
-    """With top_k 3 each of the three best tokens comes in 1,000 draws, and no other one."""
+    """With top_k 3, each of the three best tokens occurs in 1,000 samples, and no other token
+    does."""
     assert same((shares(sample_top_k, 3) > 0).int(), [1, 1, 0, 0, 1])
 
 
 def test_shares_are_the_softmax_of_the_k_best(sample_top_k):
-    """The three best are drawn in proportion to e^logit, here 2 to 32 to 6."""
+    """The three best are sampled in proportion to e^logit, here 2 to 32 to 6."""
     assert same(shares(sample_top_k, 3), [0.05, 0.8, 0, 0, 0.15], tolerance=0.07)
 
 
@@ -374,13 +377,13 @@ def test_other_top_k_and_temperatures(sample_top_k, top_k, temperature):
 
 
 def test_each_row_by_its_own_logits(sample_top_k):
-    """Rows with a clear winner each, and still drawn from two: the winner must come."""
+    """Each row has a clear winner and is sampled from its two best: the winner must occur."""
     logits = torch.eye(4, 7)[:, [1, 0, 2, 4, 5, 3, 6]] * 50
     assert same(sample_top_k(logits, 2), [[1], [0], [2], [5]])
 
 
 def test_rows_are_drawn_one_by_one(sample_top_k):
-    """In a hundred rows with the same logits not all draws are alike."""
+    """In a hundred rows with the same logits, not all samples are equal."""
     assert len(sample_top_k(torch.zeros(100, 3), 3).unique()) > 1
 
 
@@ -391,17 +394,17 @@ def draws(sample_top_k, seed):
 
 
 def test_the_same_seed_draws_the_same_tokens(sample_top_k):
-    """`generator` decides: the same seed gives the same tokens."""
+    """`generator` determines the tokens: the same seed gives the same tokens."""
     assert same(draws(sample_top_k, 3), draws(sample_top_k, 3))
 
 
 def test_another_seed_draws_other_tokens(sample_top_k):
-    """`generator` decides: another seed gives other tokens."""
+    """`generator` determines the tokens: another seed gives other tokens."""
     assert not draws(sample_top_k, 3).equal(draws(sample_top_k, 4))
 
 
 def test_all_chance_is_the_generators(sample_top_k):
-    """With a `generator` no number is drawn from torch's own."""
+    """With a `generator`, torch's own generator is not used."""
     before = torch.get_rng_state()
     draws(sample_top_k, 3)
     assert torch.get_rng_state().equal(before)
@@ -417,14 +420,14 @@ def test_logits_stay_as_they_were(sample_top_k):
 
 @pytest.mark.parametrize("top_k", [0, -1, 6])
 def test_a_top_k_outside_the_vocabulary_is_refused(sample_top_k, top_k):
-    """A top_k outside 1 ... V is a ValueError."""
+    """A top_k outside 1 ... V raises a ValueError."""
     with pytest.raises(ValueError):
         sample_top_k(torch.zeros(2, 5), top_k)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
 def test_a_temperature_not_above_0_is_refused(sample_top_k, temperature):
-    """A temperature that is not above 0 is a ValueError; NaN is not above 0."""
+    """A temperature that is not above 0 raises a ValueError; NaN is not above 0."""
     with pytest.raises(ValueError):
         sample_top_k(torch.zeros(2, 5), 2, temperature)
 
@@ -440,22 +443,22 @@ def run(generate, model, prompt, *more, draw=None):
 
 
 def test_each_token_follows_from_all_before_it(generate):
-    """The new tokens only, (B, n_tokens), each drawn from the model's logits at the last position
-    after all that came before: the prompt and the tokens drawn so far."""
+    """Only the new tokens are returned, (B, n_tokens). Each is sampled from the model's logits at
+    the last position after everything before it: the prompt and the tokens sampled so far."""
     assert same(run(generate, Adder(), [[1, 2, 3], [10, 20, 30]], 4), [[6, 12, 24, 48],
                                                                        [60, 120, 240, 480]])
 
 
 @pytest.mark.parametrize("B, P, n", [(3, 1, 4), (1, 5, 1), (2, 4, 0), (1, 1, 6)])
 def test_other_numbers_of_tokens(generate, B, P, n):
-    """The same for any prompt, and for any number of new tokens, 0 among them."""
+    """The same for any prompt and any number of new tokens, including 0."""
     prompt = torch.randint(1, 53, (B, P))
     assert same(run(generate, Adder(53), prompt.tolist(), n), oracles.running_sums(prompt, n, 53))
 
 
 @pytest.mark.parametrize("n", [0, 2])
 def test_new_tokens_are_whole_numbers(generate, n):
-    """Tokens are int64, as the model reads them, even if there are none."""
+    """Tokens are int64, as the model requires, even if there are none."""
     assert run(generate, Adder(), [[1, 2, 3]], n).dtype == torch.int64
 
 
@@ -467,35 +470,35 @@ def test_the_prompt_is_read_once(generate):
 
 
 def test_nothing_is_read_in_vain(generate):
-    """n_tokens calls of the model are enough; one more, for the last token, does no harm."""
+    """n_tokens calls of the model are enough; one more, for the last token, is allowed."""
     model = Adder()
     run(generate, model, [[1, 2, 3]], 4)
     assert len(model.lengths) <= 5
 
 
 def test_the_first_call_has_no_memory(generate):
-    """Before the prompt there is nothing: the memory is None, not zeros."""
+    """The prompt has no context: the memory is None, not zeros."""
     model = Adder()
     run(generate, model, [[1, 2, 3]], 2)
     assert model.memories[0] is None
 
 
 def test_no_gradients(generate):
-    """Gradients are off: nothing is trained here (@torch.no_grad())."""
+    """Gradients are off, since nothing is trained here (@torch.no_grad())."""
     model = Adder()
     run(generate, model, [[1, 2, 3]], 2)
     assert not any(model.gradients)
 
 
 def test_top_k_temperature_and_generator_are_handed_on(generate):
-    """sample_top_k gets top_k, temperature and generator as they were given."""
+    """sample_top_k gets the top_k, temperature and generator of this call."""
     draw, generator = Greedy(), torch.Generator()
     run(generate, Adder(), [[1, 2], [3, 4]], 2, 7, 0.5, generator, draw=draw)
     assert draw.given == [(7, 0.5, generator)] * 2
 
 
 def test_without_temperature_and_generator(generate):
-    """If they are not given, the temperature is 1 and there is no generator."""
+    """By default the temperature is 1 and there is no generator."""
     draw = Greedy()
     run(generate, Adder(), [[1, 2], [3, 4]], 1, 7, draw=draw)
     assert draw.given == [(7, 1.0, None)]
@@ -503,7 +506,7 @@ def test_without_temperature_and_generator(generate):
 
 @pytest.mark.parametrize("V, asked, top_k", [(101, (), 40), (27, (), 27), (27, (50,), 27)])
 def test_top_k_is_40_or_the_whole_vocabulary(generate, V, asked, top_k):
-    """top_k is 40 if it is not given, and never more than the vocabulary has tokens."""
+    """top_k is 40 by default and never exceeds the size of the vocabulary."""
     draw = Greedy()
     run(generate, Adder(V), [[1, 2, 3]], 1, *asked, draw=draw)
     assert draw.given[0][0] == top_k

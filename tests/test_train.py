@@ -64,8 +64,8 @@ def lanes_of(memory):
 
 
 def test_the_loss_is_the_mean(train_step):
-    """Call the model with x, the memory and y: it gives the losses (B, T) in nats and the new
-    memory.  Their mean is what is returned first."""
+    """Call the model with x, the memory and y: it returns the losses (B, T) in nats and the new
+    memory. Return the mean of these losses first."""
     assert same(first(step(train_step, Ledger(), past())), 7.0, tolerance=1e-9)
 
 
@@ -76,14 +76,14 @@ def test_three_things_come_back(train_step):
 
 
 def test_a_step_goes_down_the_gradient_of_the_mean(train_step):
-    """The gradient of the mean loss is sent back, and the optimizer makes one step with it."""
+    """Call backward() on the mean loss, and let the optimizer make one step."""
     model = Ledger()
     step(train_step, model, past())
     assert same(weights(model), [1 - 3 / 2, 1 - 4 / 2], tolerance=1e-9)
 
 
 def test_gradients_of_the_step_before_are_cleared(train_step):
-    """Gradients add up until they are cleared: those of the step before must be gone."""
+    """Gradients add up until they are cleared: clear those of the previous step."""
     model = Ledger()
     model.W.grad = torch.tensor([10.0], dtype=torch.float64)
     step(train_step, model, past())
@@ -100,7 +100,7 @@ def test_the_gradient_is_clipped_before_the_step(train_step):
 
 @pytest.mark.parametrize("clip", [1.0, 100.0])
 def test_the_norm_is_that_before_clipping(train_step, clip):
-    """The norm that is returned is that of the whole gradient before clipping."""
+    """Return the norm of the whole gradient before clipping."""
     assert same(step(train_step, Ledger(), past(), clip)[1], 5.0, tolerance=1e-5)
 
 
@@ -127,15 +127,15 @@ def test_run_micro_batch_lanes_are_read_at_a_time(train_step):
 
 
 def test_each_part_has_the_memory_of_its_own_lanes(train_step):
-    """The lanes that go through the model together are read after their own memory."""
+    """Each micro-batch is read with the memory of its own lanes."""
     model = Ledger()
     step(train_step, model, past(), micro_batch=1)
     assert same(torch.cat([call.memory[0] for call in model.calls]).flatten(), [2, 6])
 
 
 def test_the_parts_add_up_to_the_step_of_all_lanes(train_step):
-    """Clear the gradients before the first part; those of the parts add up, and one step is made,
-    with the gradient of the mean over all B x T tokens."""
+    """Clear the gradients before the first micro-batch. The gradients of all micro-batches add up,
+    and one step is made with the gradient of the mean over all B x T tokens."""
     model = Ledger()
     model.W.grad = torch.tensor([10.0], dtype=torch.float64)
     step(train_step, model, past(), micro_batch=1)
@@ -143,28 +143,28 @@ def test_the_parts_add_up_to_the_step_of_all_lanes(train_step):
 
 
 def test_a_part_counts_by_its_number_of_tokens(train_step):
-    """The last part may be smaller: of three lanes with the losses 1, 2 and 6, read two at a time,
-    the mean is 3."""
+    """The last micro-batch may be smaller: with three lanes of losses 1, 2 and 6, read two at a
+    time, the mean is 3."""
     model, y = Ledger(), torch.tensor([[1], [2], [6]])
     result = step(train_step, model, None, micro_batch=2, x=y, y=y)
     assert same([first(result), weights(model)[0].item()], [3.0, 1 - 3 / 2], tolerance=1e-6)
 
 
 def test_the_parts_are_clipped_together(train_step):
-    """Clip once, after the last part: the gradient of all lanes, of norm 5."""
+    """Clip once, after the last micro-batch: the gradient of all lanes, of norm 5."""
     model = Ledger()
     norm = step(train_step, model, past(), clip=1.0, micro_batch=1)[1]
     assert same([norm, *weights(model).tolist()], [5, 1 - 0.6 / 2, 1 - 0.8 / 2], tolerance=1e-5)
 
 
 def test_the_memories_of_the_parts_are_joined(train_step):
-    """The new memory is that of all lanes, in their order: join what the parts returned."""
+    """The new memory covers all lanes, in their order: concatenate those of the micro-batches."""
     assert same(lanes_of(step(train_step, Ledger(), past(), micro_batch=1)[2]), [2, 5])
 
 
 def test_only_the_last_part_meets_the_other_ranks(train_step):
-    """Forward and backward of a part stand inside `with ranks.no_sync(model, last=...):`, where
-    last says whether it is the last part: several ranks add up their gradients once a step."""
+    """Forward and backward of a micro-batch are inside `with ranks.no_sync(model, last=...):`,
+    where last is True for the last one: several ranks synchronize gradients once per step."""
     model = Ledger()
     step(train_step, model, past(), micro_batch=1)
     assert model.synced == [False, True] and model.backward_in == [("no_sync", False),
@@ -172,8 +172,8 @@ def test_only_the_last_part_meets_the_other_ranks(train_step):
 
 
 def test_without_a_past_the_model_gets_none(train_step):
-    """At the beginning of the text memory is None, and the model gets it as it is: zeros would be a
-    past that is attended to."""
+    """At the beginning of the text the memory is None, and the model gets None: zeros would be a
+    memory to attend to."""
     model = Ledger()
     step(train_step, model, None)
     assert model.calls[0].memory is None
@@ -181,7 +181,7 @@ def test_without_a_past_the_model_gets_none(train_step):
 
 def test_a_weight_may_have_no_gradient(train_step):
     """A weight that the loss does not depend on (here u, without a memory) has no gradient: its
-    .grad is None, and it stays as it is."""
+    .grad is None, and it does not change."""
     model = Ledger()
     step(train_step, model, None)
     assert same(weights(model), [1 - 3 / 2, 1], tolerance=1e-9)
@@ -194,8 +194,7 @@ def test_loss_and_norm_are_floats(train_step):
 
 
 def test_the_old_memory_stays_as_it_was(train_step):
-    """The memory that was given is not changed in place: a bad step must be able to hand it back.
-    """
+    """The given memory is not changed in place: a step without an update must return it."""
     memory = past()
     step(train_step, Ledger(), memory)
     assert same(lanes_of(memory), [2, 6])
@@ -206,13 +205,14 @@ bad_steps = pytest.mark.parametrize("bad", ["loss and gradient", "loss", "gradie
 
 @bad_steps
 def test_a_bad_step_returns_three_things_too(train_step, bad):
-    """If loss or norm is not finite, three things are returned as ever, and the run goes on."""
+    """If loss or norm is not finite, three things are still returned, and the run continues."""
     assert is_three(step(train_step, Ledger(bad), past()))
 
 
 @bad_steps
 def test_a_bad_step_leaves_the_weights(train_step, bad):
-    """If loss or norm is not finite, the weights stay: one such number would spoil all of them."""
+    """If loss or norm is not finite, the weights do not change: one such value would make all of
+    them NaN."""
     model = Ledger(bad)
     step(train_step, model, past())
     assert same(weights(model), [1, 1])
@@ -221,7 +221,7 @@ def test_a_bad_step_leaves_the_weights(train_step, bad):
 @bad_steps
 def test_a_bad_step_leaves_the_optimizer(train_step, bad):
     """If loss or norm is not finite, the optimizer makes no step at all: Adam would move the
-    weights by what it remembers."""
+    weights by its averages."""
     model = Ledger(bad)
     step(train_step, model, past())
     assert model.optimizer.steps == 0
@@ -237,14 +237,15 @@ def test_a_bad_step_hands_the_old_memory_back(train_step, bad):
     ("loss and gradient", math.nan, math.nan), ("loss", math.inf, 5.0),
     ("gradient", 7.0, math.inf)])
 def test_bad_numbers_are_returned_as_they_are(train_step, bad, loss, norm):
-    """Loss and norm of a bad step are returned as they are, so that the loop can say so."""
+    """Loss and norm are returned as they are even if they are not finite, so that the loop can
+    report them."""
     assert same(list(step(train_step, Ledger(bad), past())[:2]), [loss, norm], tolerance=1e-5)
 
 
 @pytest.mark.parametrize("others, moved", [(9.0, True), (math.nan, False)])
 def test_the_loss_is_the_mean_over_the_ranks(train_step, others, moved):
-    """The loss that is judged and returned is ranks.mean(loss), a float: if it is not finite on
-    one rank, no rank makes the step."""
+    """Check and return ranks.mean(loss), a float: if the loss is not finite on one rank, no rank
+    makes the step."""
     model = Ledger(others=others)
     loss = first(step(train_step, model, past()))
     assert same([loss, float(weights(model).ne(1).any())], [others, float(moved)])
@@ -291,22 +292,22 @@ def read(evaluate, model=None, tokens=TOKENS, eval_segment=3, eval_mem_len=1, **
 
 
 def test_the_mean_over_all_predictions(evaluate):
-    """The sum of all predictions' losses (in nats, as the model gives them), divided by their
-    number; each segment, of evaluation_segment_length(recipe), is read after the memory of the one
-    before."""
+    """Return the sum of all predictions' losses (in nats, from the model), divided by their number.
+    Each segment, of evaluation_segment_length(recipe), is read with the memory of the previous
+    one."""
     assert same(read(evaluate), 49 / 7, tolerance=1e-9)
 
 
 def test_a_second_evaluation_gives_the_same(evaluate):
-    """Each evaluation begins with no memory (None): what another one has read does not count."""
+    """Each evaluation starts without a memory (None): earlier evaluations have no effect."""
     model = Ledger()
     assert same([read(evaluate, model), read(evaluate, model)], [7.0, 7.0], tolerance=1e-9)
 
 
 @pytest.mark.parametrize("n, T", [(24, 5), (23, 11), (13, 1), (9, 50), (16, 5), (2, 4)])
 def test_other_texts_and_segments(evaluate, n, T):
-    """The same for any n and T = evaluation_segment_length(recipe): one token a segment, all in
-    one, a last one that is shorter or not."""
+    """The same for any n and T = evaluation_segment_length(recipe): one token per segment, all in
+    one segment, a last segment that is shorter or not."""
     tokens = [i * i % 11 for i in range(n)]
     assert same(read(evaluate, None, tokens, 1, T), oracles.mean_loss(tokens, T), tolerance=1e-9)
 
@@ -317,15 +318,15 @@ def test_the_result_is_a_float(evaluate):
 
 
 def test_the_first_segment_has_no_memory(evaluate):
-    """The first segment is read with memory None: zeros would be a past that is attended to."""
+    """The first segment is read with memory None: zeros would be a memory to attend to."""
     model = Ledger()
     read(evaluate, model)
     assert model.calls[0].memory is None
 
 
 def test_the_model_is_called_inside_evaluating(evaluate):
-    """Read inside `with evaluating(model, recipe):`, which stands above in train.py: it ends
-    dropout and sets the lengths of evaluation; model.eval() alone leaves those of training."""
+    """Read inside `with evaluating(model, recipe):` (defined above in train.py), which turns off
+    dropout and sets the lengths of evaluation; model.eval() alone keeps those of training."""
     model = Ledger()
     read(evaluate, model)
     assert all("evaluating" in call.open for call in model.calls)
@@ -333,14 +334,15 @@ def test_the_model_is_called_inside_evaluating(evaluate):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_model_goes_on_as_before(evaluate, training):
-    """After the evaluation the model is in the mode in which it was before."""
+    """After the evaluation the model is in the same mode as before."""
     model = Ledger().train(training)
     read(evaluate, model)
     assert model.training == training
 
 
 def test_there_are_no_gradients(evaluate):
-    """Nothing is trained here: without @torch.no_grad() every segment's graph would be kept."""
+    """Nothing is trained here: without @torch.no_grad() the graph of every segment would be
+    kept."""
     model = Ledger()
     read(evaluate, model)
     assert not any(call.grad for call in model.calls)
@@ -364,23 +366,23 @@ def test_the_text_goes_to_the_model(evaluate):
 
 
 def test_the_model_may_be_a_reader(evaluate):
-    """The model may be a Reader (training/fast.py).  It has no parameters(), so ask model.u for the
-    device; and its memory is for itself alone, so hand it on as it is."""
+    """The model may be a Reader (training/fast.py). It has no parameters(), so take the device of
+    model.u. Its memory is opaque: pass it on as it is."""
     assert same(read(evaluate, OpaqueReader(Ledger())), 49 / 7, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("T", [1, 300])
 def test_the_sum_is_kept_in_float64(evaluate, T):
-    """Add up in float64 (losses.double()): in float32 small losses vanish beside a large sum, here
-    299 ones beside 2^24."""
+    """Add up in float64 (losses.double()): in float32 small losses vanish next to a large sum, here
+    299 ones next to 2^24."""
     found = read(evaluate, OneLargeLoss(), [0] * 301, T)
     assert same(found, (2**24 + 299) / 300, tolerance=1e-6)
 
 
 @pytest.mark.parametrize("n, parts", [(8, 3), (7, 2)])
 def test_progress_is_told_how_many_segments(evaluate, n, parts):
-    """progress(items, label, total), if you use it, is told the label and the number of segments,
-    of which the last may be shorter."""
+    """If you use progress(items, label, total), pass it the label and the number of segments, of
+    which the last may be shorter."""
     told = []
     read(evaluate, None, TOKENS[:n], told=told, label="here")
     assert set(told) <= {("here", parts), ("here", None)}
