@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from system.kills import runs_differ
-from helpers import wait_until
+from helpers import refusal, wait_until
 from training import checkpoint, log, machine, job as runs
 from system.small_runs import (
     ROOT, TINY, WHOLE, again, failure, finished, last_line, no_curve_and_no_flush, run, saved,
@@ -79,11 +79,13 @@ def test_the_command_itself(text, tmp_path):
 def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, capsys, finished, where, call,
                                                  number):
     """Parameters, optimizer, schedule, random state, place in the text, memory, metrics, figure.
+    While it runs nobody else gets its folder.
     """
     (whole, figure), out = finished(*WHOLE), tmp_path / "run"
 
     def interrupted(*given, **more):
         if watched.call_count == call:
+            assert checkpoint.fcntl is None or refusal(checkpoint.lock, out)
             os.kill(os.getpid(), number)
         return DEFAULT
 
