@@ -3,10 +3,12 @@ import io
 import os
 import random
 import shutil
-from contextlib import redirect_stdout
+import signal
+from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 
@@ -83,6 +85,24 @@ def failure(capsys, status):
     error = capsys.readouterr().err.replace("\r", "\n").strip().splitlines()
     assert status == 1 and len(error) == 1 and error[0].startswith("train.py: "), error
     return error[0]
+
+
+@contextmanager
+def at_call(number, act, where="train_step"):
+    """In the block: act() in the middle of the number-th call of a function of train.py."""
+    def wrapped(*given, **more):
+        if watched.call_count == number:
+            act()
+        return DEFAULT  # what the real one returns
+
+    watched = Mock(wraps=getattr(train, where), side_effect=wrapped)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, where, watched)
+        yield
+
+
+def ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def saved(out, name="checkpoint"):

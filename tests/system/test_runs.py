@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from importlib import import_module
-from unittest.mock import DEFAULT, Mock
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from system.kills import runs_differ
 from helpers import refusal, wait_until
 from training import checkpoint, log, machine, job as runs
 from system.small_runs import (
-    ROOT, TINY, WHOLE, again, failure, finished, last_line, no_curve_and_no_flush, run, saved,
+    ROOT, TINY, WHOLE, again, at_call, failure, finished, last_line, no_curve_and_no_flush, run, saved,
     small, text)
 
 train = import_module("train")
@@ -83,15 +83,11 @@ def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, capsys, finishe
     """
     (whole, figure), out = finished(*WHOLE), tmp_path / "run"
 
-    def interrupted(*given, **more):
-        if watched.call_count == call:
-            assert checkpoint.fcntl is None or refusal(checkpoint.lock, out)
-            os.kill(os.getpid(), number)
-        return DEFAULT
+    def act():
+        assert checkpoint.fcntl is None or refusal(checkpoint.lock, out)
+        os.kill(os.getpid(), number)
 
-    watched = Mock(wraps=getattr(train, where), side_effect=interrupted)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, where, watched)
+    with at_call(call, act, where):
         assert run(text, out, *WHOLE) == 128 + number
     assert "go on with" in capsys.readouterr().out
     read = checkpoint.load(out / "checkpoint.pt")["batches"]
