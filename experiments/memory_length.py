@@ -38,7 +38,7 @@ COLORS = ("tab:orange", "tab:blue", "tab:green")
 
 
 def best_loss(c):
-    """The lowest mean loss on the synthetic text that c tokens of context allow, in nats.
+    """Return the lowest mean loss on the synthetic text that c tokens of context allow, in nats.
 
     It falls by a step at each of its distances, and is flat after the last.
     """
@@ -54,7 +54,6 @@ def evaluate(model, study, corpus, M):
     before, T = study.lengths[-1], study.recipe.segment
     tokens = common.excerpts(corpus.valid, before, study.count, study.n, model.u.device)
     reader = fast.prepared(model)
-
     return [{length: common.memory_losses(reader, tokens, before, max(64, T), mem_len=length,
                                           same_length=True, clamp_len=clamp).mean().item()
              for length in study.lengths} for clamp in (0, M + T - 1)]
