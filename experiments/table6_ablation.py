@@ -23,11 +23,11 @@ Of Al-Rfou et al. (2018) the two auxiliary losses are missing, as in the paper's
 a mem_len above 0.  It needs distances; one row, vaswani with recurrence, does without, and shows
 what temporal confusion costs (lesson 2).  Rows that the paper does not have show a dash.
 
-Each model reads excerpts of the validation text with many attention lengths L.  With recurrence a
-query sees L keys, itself included; without, a window of L tokens moves on by a quarter of L.
-"trained" is evaluated with the lengths of training (without recurrence: windows of T, which is
-kinder than segments of T); "best" is the best of all, "at" the shortest length within 0.001 nats of
-it, chosen on the same tokens.  "above" is how far a row's loss is above that of the first.
+Each model reads excerpts of the text with many attention lengths L.  With recurrence a query sees L
+keys, itself included; without, a window of L tokens moves on by a quarter of L.  "trained" is the
+loss with the lengths of training (without recurrence: windows of T, which is kinder than segments
+of T).  "best" is that at the length chosen on the validation split, the shortest within 0.001 nats
+of the lowest.  All losses are of the test split.  "above" is a row's loss less that of the first.
 """
 import math
 import sys
@@ -189,58 +189,58 @@ def study_of(given, corpus):
 
 
 def without_order(corpus):
-    """Return the corpus with its lines shuffled: validation once, training in each epoch."""
+    """Return the corpus with its lines shuffled: the training text in each epoch, others once."""
     if corpus.separator is not None:
         return corpus  # One Billion Word is so already
     ends = [corpus.vocab.index(symbol) for symbol in (10, "<eos>") if symbol in corpus.vocab]
-    if not ends or min((z == ends[0]).sum() for z in (corpus.train, corpus.valid)) < 200:
+    splits = corpus.train, corpus.valid, corpus.test
+    if not ends or min((split == ends[0]).sum() for split in splits) < 200:
         raise ValueError(f"table 7 shuffles lines, and {corpus.name} has fewer than 200 in a "
                          "split: leave out table 7")
-    valid = SentenceLanes(corpus.valid, 1, ends[0], 0, 0)
-    return replace(corpus, separator=ends[0], valid=valid[:, : valid.shape[1]][0])
+    lanes = [SentenceLanes(split, 1, ends[0], 0, 0) for split in splits[1:]]
+    valid, test = (z[:, : z.shape[1]][0] for z in lanes)
+    return replace(corpus, separator=ends[0], valid=valid, test=test)
 
 
 # ---- the tables ---------------------------------------------------------------------------------
 
-def evaluate(model, row, study, corpus, T):
-    """Return mean losses in nats: as trained, and {attention length: loss}; al-rfou has none beyond
-    its positions.
-    """
+def evaluate(model, row, study, split, T):
+    """Return mean losses in nats: {attention length, or "trained": loss}."""
     before = study.lengths[-1]
-    tokens = common.excerpts(corpus.valid, before, study.count, study.n, model.u.device)
+    tokens = common.excerpts(split, before, study.count, study.n, model.u.device)
 
     def loss(L, segment, **changes):
         if row.recurrence:
             return common.memory_losses(model, tokens, before, segment, **changes).mean().item()
         return common.window_losses(model, tokens, before, L).mean().item()
 
-    return loss(T, T), {L: loss(L, max(64, T), mem_len=L - 1, same_length=True)
-                        for L in study.lengths if L <= T or row.encoding != "al-rfou"}
+    lengths = [L for L in study.lengths if L <= T or row.encoding != "al-rfou"]  # T positions
+    losses = {L: loss(L, max(64, T), mem_len=L - 1, same_length=True) for L in lengths}
+    return losses | {"trained": loss(T, T)}
 
 
-def best_length(as_trained, losses):
-    """Return the lowest loss of an evaluation, and the shortest length within 0.001 nats of it."""
-    lowest = min(as_trained, *losses.values())
-    return lowest, next((L for L, loss in losses.items() if loss <= lowest + 0.001), "trained")
+def best_length(losses):
+    """Return the shortest length within 0.001 nats of the lowest of these losses."""
+    return next(L for L, loss in losses.items() if loss <= min(losses.values()) + 0.001)
 
 
 def report(table, rows, results, sizes):
-    """Print one table beside the paper's -> [(row, above the first in nats by seed, paper's)]."""
+    """Print one table beside the paper's -> [(row, above the first in nats by seed, paper's)].
+    Results are {row: [(losses of validation, of test) of each seed]}."""
     print(f"\ntable {table}, nats per token: mean ± half the range over the seeds\n"
           f"{'recurrence':11}{'encoding':9}{'loss':5}{'parameters':>11}{'trained':>15}{'best':>15}"
           f"{'at':>8}{'above row 1':>17} | paper, ppl{'best':>8}{'at':>5}  order")
-    lowest = {row: [best_length(*result)[0] for result in results[row]] for row in rows}  # by seed
+    best = {row: [test[best_length(valid)] for valid, test in results[row]] for row in rows}
     points = []
     for row in rows:
-        trained, tables = zip(*results[row])
-        above = [mine - first for mine, first in zip(lowest[row], lowest[rows[0]])]
+        valid, test = zip(*results[row])
+        above = [mine - first for mine, first in zip(best[row], best[rows[0]])]
         theirs = row.paper or ("-", "-", "-")
         paper = math.log(row.paper[1] / rows[0].paper[1]) if row.paper else None
-        order = status(lowest[rows[0]], lowest[row], paper) if row.paper and row != rows[0] else ""
+        order = status(best[rows[0]], best[row], paper) if row.paper and row != rows[0] else ""
         print(f"{'yes' if row.recurrence else 'no':11}{row.encoding:9}{row.loss:5}{sizes[row]:11,}"
-              f"{common.spread(trained):>15}{common.spread(lowest[row]):>15}"
-              f"{best_length(mean(trained), common.mean_table(tables))[1]:>8}"
-              f"{common.spread(above):>17} | "
+              f"{common.spread([z['trained'] for z in test]):>15}{common.spread(best[row]):>15}"
+              f"{best_length(common.mean_table(valid)):>8}{common.spread(above):>17} | "
               f"{theirs[0]:>10}{theirs[1]:>8}{theirs[2]:>5}  {order}".rstrip())
         points.append((row, above, paper))
     return points
@@ -264,13 +264,14 @@ def draw(points, results, path, title, nats):
         left.plot(above, [str(row)] * len(above), linestyle="", **style)
         if min(above) > limit:
             left.text(limit, str(row), f"{mean(above):.2f} → ", ha="right", va="center")
-        by_length = common.mean_table([table for _, table in results[row]])
+        by_length = common.mean_table([test for _, test in results[row]])
+        del by_length["trained"]
         right.plot(*zip(*by_length.items()), linestyle="-" if row.recurrence else ":", **style)
     left.invert_yaxis()
     left.set(title=title, xlim=(None, limit), xlabel=f"{nats} above the first row; a mark per seed")
     left.grid(axis="x", alpha=0.4)
     lowest = min(min(z.values()) for row, *_ in points for _, z in results[row])
-    lengths = list(results[points[0][0]][0][1])  # al-rfou has only the lengths of training
+    *lengths, _ = results[points[0][0]][0][1]  # al-rfou has only the lengths of training
     right.set(title="mean of the seeds, same marks", ylabel=f"{nats} (not from 0)",
               ylim=(lowest - 0.1 * limit, lowest + 1.7 * limit), xscale="log",
               xlabel="attention length (log scale)")
@@ -288,8 +289,8 @@ def main(argv):
     study = study_of(given, ordered)
     rows = [row for row in ROWS if row.table in given.tables]
     shuffled = without_order(ordered) if 7 in given.tables else ordered
-    for corpus in (ordered, shuffled):
-        common.excerpts(corpus.valid, study.lengths[-1], study.count, study.n, "cpu")
+    for split in (ordered.valid, ordered.test, shuffled.valid, shuffled.test):  # long enough?
+        common.excerpts(split, study.lengths[-1], study.count, study.n, "cpu")
     print(f"{ordered.name}; segments of {study.recipe.segment}, {study.recipe.steps:,} steps of "
           f"{study.recipe.batch} lanes, seeds {given.seeds}, {given.dtype}")
     results, sizes = {row: [] for row in rows}, {}
@@ -304,7 +305,8 @@ def main(argv):
         models = common.fit_seeds(lambda: make(row, study, given, T), corpus, recipe, given, name)
         for model in models:
             sizes[row] = sum(z.numel() for z in model.parameters() if z.requires_grad)
-            results[row].append(evaluate(model, row, study, corpus, T))
+            results[row].append([evaluate(model, row, study, split, T)
+                                 for split in (corpus.valid, corpus.test)])
     for table in dict.fromkeys(given.tables):
         of_table = [row for row in rows if row.table == table]
         points = report(table, of_table, results, sizes)

@@ -11,11 +11,11 @@ train = import_module("train")
 TRAINED = "--scale tiny --seeds 0 --out {out} "
 TABLE_6 = TRAINED + "--dataset {notes} --tables "
 PROGRAMS = {  # program: flags, split that must not be read, files, beginnings of printed lines
-    "table6_ablation 6": (TABLE_6 + "6", "test", ["table6.png"], [
+    "table6_ablation 6": (TABLE_6 + "6", None, ["table6.png"], [
         "yes ours full", "no ours full", "yes vaswani full", "yes ours-cd full"]),
-    "table6_ablation 7": (TABLE_6 + "7", "test", ["table7.png"], ["no ours full"]),
+    "table6_ablation 7": (TABLE_6 + "7", None, ["table7.png"], ["no ours full"]),
     "table6_ablation 10": (
-        TABLE_6 + "10", "test", ["table10.png", "none-ours-half-9-0/checkpoint.pt"],
+        TABLE_6 + "10", None, ["table10.png", "none-ours-half-9-0/checkpoint.pt"],
         ["no ours full"]),
     "table8_recl": (TRAINED + "--dataset {notes}", None, ["recl.png"], ["shaw", "lstm"]),
     "memory_length": (TRAINED + "--dataset {notes}", "test", ["memory_length.png"], ["1 0", "2 8"]),

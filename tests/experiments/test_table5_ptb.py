@@ -26,11 +26,6 @@ def fit(setting, path, dropouts=DROPOUTS):
     return ptb.fit(config, recipe, dropouts, corpus, path, "cpu")
 
 
-def test_the_published_architecture_within_24_1_million():
-    config, *_ = ptb.SCALES["paper"]
-    assert ptb.presets.count_parameters(config) == 23_351_824
-
-
 def test_locked_one_mask_for_all_time_steps():
     """Each lane has one, over features; entries are 0 or 1 / (1 - p)."""
     mask = ptb.LockedDropout(0.4)(torch.ones(50, 7, 60))  # (B, T, D)
@@ -40,7 +35,8 @@ def test_locked_one_mask_for_all_time_steps():
 
 
 def test_where_what_is_dropped():
-    """The rate of each of lesson 5's dropouts, and whether it is locked."""
+    """The rate of each of lesson 5's dropouts, and whether it is locked; the paper's size."""
+    assert ptb.presets.count_parameters(ptb.SCALES["paper"][0]) == 23_351_824  # of 24.1 million
     model = lesson_5.TransformerXL(replace(CONFIG, vocab_size=11))
     ptb.regularize(model, ptb.Dropouts(0.1, 0.2, 0.3, 0.4))
     found = {name.split(".")[-1]: (module.p, isinstance(module, ptb.LockedDropout))

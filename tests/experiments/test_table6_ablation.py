@@ -88,17 +88,16 @@ def test_the_half_loss_counts_the_later_half_twice_in_training_only():
     assert_close(half.train()(x, None, y)[0], wanted, "in training")
 
 
-def test_a_row_is_what_it_says_and_is_read_with_an_attention_of_L(notes, unread, monkeypatch):
+def test_a_row_is_what_it_says_and_is_read_with_an_attention_of_L(notes, monkeypatch):
     """With recurrence M is L - 1, the query being the last; without, a window of L.  Al-Rfou's has
     no positions beyond T.  Term (c) is u's, (d) is v's.
     """
-    unread("test")
     asked, corpus, study = [], corpora.load(notes), table6.SCALES["tiny"]
     monkeypatch.setattr(common, "memory_losses", lambda *given, **lengths: (
         asked.append((given[3], lengths)), torch.ones(2, 30))[1])
     monkeypatch.setattr(common, "window_losses", lambda *given: (
         asked.append(given[3]), torch.ones(2, 30))[1])
-    by_memory = [(8, {})] + [(64, {"mem_len": L - 1, "same_length": True}) for L in (4, 8, 16, 24)]
+    by_memory = [(64, {"mem_len": L - 1, "same_length": True}) for L in (4, 8, 16, 24)] + [(8, {})]
     for row in table6.ROWS[:15]:
         model = table6.make(row, study, SimpleNamespace(device="cpu"))
         assert (model.encoding, model.half_loss) == (row.encoding, row.loss == "half")
@@ -106,31 +105,36 @@ def test_a_row_is_what_it_says_and_is_read_with_an_attention_of_L(notes, unread,
         for z, encodings in ((model.u, ("ours", "ours-d")), (model.v, ("ours", "ours-c"))):
             assert z.requires_grad == bool(z.any()) == (row.encoding in encodings)
         asked.clear()
-        table6.evaluate(model, row, study, corpus, 8)
-        windows = [8, 4, 8, 16, 24][: 3 if row.encoding == "al-rfou" else 5]
+        table6.evaluate(model, row, study, corpus.valid, 8)
+        windows = [4, 8, 8] if row.encoding == "al-rfou" else [4, 8, 16, 24, 8]
         assert asked == (by_memory if row.recurrence else windows)
 
 
-def test_shuffled_lines_are_the_same_lines(notes, tmp_path, monkeypatch):
-    """Validation keeps its lines, but for the last, cut one; training draws an order each epoch."""
+def test_table_7_shuffles_lines_and_chooses_on_valid(notes, tmp_path, monkeypatch):
+    """The splits keep their lines, except the last, cut one; training draws an order each epoch."""
     corpus = corpora.load(notes)
     shuffled = table6.without_order(corpus)
     assert shuffled.separator == corpus.vocab.index(10) and shuffled.train.equal(corpus.train)
-    assert not shuffled.valid.equal(corpus.valid[: len(shuffled.valid)])
-    before, after = (Counter(corpora.decode(z.valid.long(), corpus.vocab).split("\n"))
-                     for z in (corpus, shuffled))
-    assert (before - after).total() <= 3 and (after - before).total() <= 3
-    trained = []
-    monkeypatch.setattr(common, "fit_seeds", lambda *given: trained.append(given[1]) or [])
-    table6.main(f"--scale tiny --dataset {notes} --tables 7 --out {tmp_path}".split())
-    assert trained and all(z.separator == shuffled.separator for z in trained)
+    for old, new in ((corpus.valid, shuffled.valid), (corpus.test, shuffled.test)):
+        before, after = (Counter(corpora.decode(z.long(), corpus.vocab).split("\n"))
+                         for z in (old, new))
+        assert (before - after).total() <= 3 and (after - before).total() <= 3
+        assert not new.equal(old[: len(new)])
+    trained, read, model = [], [], SimpleNamespace(parameters=list)
+    monkeypatch.setattr(common, "fit_seeds", lambda *given: trained.append(given[1]) or [model])
+    monkeypatch.setattr(table6, "evaluate", lambda *given: read.append(given[3]) or dict.fromkeys(
+        (8, 16, "trained"), 1.0))
+    assert not table6.main(f"--scale tiny --dataset {notes} --tables 7 --out {tmp_path}".split())
+    assert all(z.separator == shuffled.separator for z in trained)
+    assert read[0].equal(shuffled.valid) and read[1].equal(shuffled.test)
 
 
 def test_order_is_compared_with_the_papers(capsys):
-    """Three rows of two seeds: the second lies above the first, the third around both."""
+    """The second row is above the first, the third around both; the length is chosen on valid."""
     rows = [row for row in table6.ROWS if row.table == 7]
     losses = zip(rows, ((1.0, 1.05), (1.2, 1.3), (1.02, 1.4)))
-    results = {row: [(z, {8: z + 0.5, 16: z}) for z in seeds] for row, seeds in losses}
+    valid = {8: 1.0, 16: 0.9, "trained": 1.0}
+    results = {row: [(valid, {8: 0, 16: z, "trained": 0}) for z in seeds] for row, seeds in losses}
     points = table6.report(7, rows, results, dict.fromkeys(rows, 1234))
     assert points[1][1] == pytest.approx([0.2, 0.25])
     lines = capsys.readouterr().out.splitlines()
