@@ -175,7 +175,7 @@ def bits(losses):
     return losses.mean().item() / math.log(2)
 
 
-# ---- training and the two ways to evaluate -------------------------------------------
+# ---- the thread's text, training, evaluation -----------------------------------------
 
 def load_text():
     """Load text of Python's library: -> train (TRAIN,), valid (VALID,), vocab.
@@ -202,44 +202,45 @@ def fit(model, tokens, B, T, steps, lr):
 
 
 @torch.no_grad()
-def one_pass_losses(model, tokens, T):
-    """Evaluate each segment alone, as trained: (n,) -> (number of segments, T) nats."""
-    # unfold takes T + 1 tokens from 0, T, 2T, ...: x, and one more for the last target
-    parts = tokens.long().unfold(0, T + 1, T).split(BATCH)  # (BATCH, T + 1) each
+def window_losses(model, tokens, T, stride):
+    """Evaluate windows of T tokens, each alone: (n,) -> (windows, T) nats.
+
+    One begins every `stride` tokens; with stride T they are the segments of training.
+    """
+    # unfold takes T + 1 tokens each time: x, and one more for the last target
+    parts = tokens.long().unfold(0, T + 1, stride).split(BATCH)
     losses = [token_losses(model(part[:, :-1]), part[:, 1:])
-              for part in progress(parts, "one pass", len(parts))]
-    return torch.cat(losses)
-
-
-@torch.no_grad()
-def sliding_window_losses(model, tokens, T, stride=1):
-    """Predict tokens T, T + stride, ..., each from the T before it: (n,) -> nats."""
-    parts = tokens.long().unfold(0, T + 1, stride).split(BATCH)  # from 0, stride, ...
-    losses = [token_losses(model(part[:, :-1])[:, -1], part[:, -1])  # the last alone
-              for part in progress(parts, "window", len(parts))]
+              for part in progress(parts, "evaluating", len(parts))]
     return torch.cat(losses)
 
 
 # ---- the lesson ----------------------------------------------------------------------
 
-def show_fragmentation(losses):
-    """Print and return the mean by position of losses (segments, T) in nats: bits."""
-    by_position = losses.mean(0) / math.log(2)  # (T,)
-    later = by_position[len(by_position) // 2 :].mean()
-    print(f"by position in the segment: first byte {by_position[0]:.2f} bits, "
-          f"second {by_position[1]:.2f}, later half {later:.2f}")
-    return by_position
-
-
 def show_sliding_window(model, tokens, losses):
     """Print and return what a window gains over losses (segments, T), in bits."""
     T = losses.shape[1]
     stride = 17  # coprime to T: the sample covers all positions of a segment
-    window = sliding_window_losses(model, tokens[: losses.numel() + 1], T, stride)
+    window = window_losses(model, tokens[: losses.numel() + 1], T, stride)[:, -1]
     one_pass = losses.flatten()[T - 1 :: stride]  # tokens T, T + 17, ..., as the window
-    print(f"the same {len(window)} bytes in segments {bits(one_pass):.2f} bits, "
+    print(f"{len(window)} bytes in segments {bits(one_pass):.2f} bits, the same "
           f"by a sliding window {bits(window):.2f}")
     return bits(one_pass) - bits(window)
+
+
+def show_fragmentation(losses, gain):
+    """Print and plot the mean by position of losses (segments, T), in bits."""
+    by_position = losses.mean(0) / math.log(2)  # (T,)
+    T = len(by_position)
+    print(f"by position in the segment: first byte {by_position[0]:.2f} bits, "
+          f"second {by_position[1]:.2f}, later half {by_position[T // 2 :].mean():.2f}")
+    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
+    axes.plot(by_position.tolist(), ".-", label="each segment alone")
+    axes.axhline(by_position.mean().item() - gain, color="C1",
+                 label=f"sliding window, mean (at {T} times the cost)")
+    axes.set(xlabel="position in the segment", ylabel="loss (bits per byte)",
+             ylim=(0, None), title="The first tokens of a segment lack context")
+    axes.legend()
+    save(axes.figure, "01_fragmentation.png")
 
 
 def save(figure, name):
@@ -262,28 +263,15 @@ def show_thread(results):
     save(axes.figure, "thread.png")
 
 
-def plot_positions(by_position, gain):
-    """Plot the loss at each position of a segment, and the mean of the window."""
-    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
-    axes.plot(by_position.tolist(), ".-", label="each segment alone")
-    axes.axhline(by_position.mean().item() - gain, color="C1",
-                 label=f"sliding window, mean (at {len(by_position)} times the cost)")
-    axes.set(xlabel="position in the segment", ylabel="loss (bits per byte)",
-             ylim=(0, None), title="The first tokens of a segment lack context")
-    axes.legend()
-    save(axes.figure, "01_fragmentation.png")
-
-
 def main():
-    """Train the baseline; show the loss by position, and what a window gains."""
+    """Train the baseline; show what a window gains, and the loss by position."""
     torch.manual_seed(0)
     train, valid, vocab = load_text()
     model = VanillaTransformer(len(vocab))
     fit(model, train, **BUDGET)
-    losses = one_pass_losses(model, valid, BUDGET["T"])
-    by_position = show_fragmentation(losses)
+    losses = window_losses(model, valid, BUDGET["T"], BUDGET["T"])
     gain = show_sliding_window(model, valid, losses)
-    plot_positions(by_position, gain)
+    show_fragmentation(losses, gain)
     show_thread({"lesson 1: each segment alone": bits(losses),
                  "lesson 1: sliding window": bits(losses) - gain})
 
@@ -299,17 +287,15 @@ if __name__ == "__main__":
 #   2. Write h = E for h = E + U: which positions get worse, and why not all?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
+#     11761 bytes in segments 2.78 bits, the same by a sliding window 2.75
+# The window predicts each byte from the 32 before it, but processes 32 tokens for each.
+#
 #     by position in the segment: first byte 3.77 bits, second 3.12, later half 2.68
+#     figure: runs/01_fragmentation.png
 # The first is predicted from one byte, the second from two: their high losses raise the
 # mean.  This is context fragmentation.
 #
-#     the same 11761 bytes in segments 2.78 bits, by a sliding window 2.75
-# The window fixes this: it predicts each of these bytes from the 32 before it.  But it
-# processes 32 tokens per prediction, one pass only one.
-#
-#     figure: runs/01_fragmentation.png
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.75
 #       lesson 1: sliding window               2.72
 #     figure: runs/thread.png
-# These are the two losses that the next lessons have to improve.

@@ -184,8 +184,7 @@ def bits_per_token(model, tokens, B, T):
 # ---- the lesson ----------------------------------------------------------------------
 
 def show_stopped_gradient(T, M, D=32):
-    """Print the gradients of one layer's output into this segment and the one before.
-    """
+    """Print the gradients of a layer's output into this segment and the one before."""
     layer = lesson_1.Layer(Attention(D, H=2, C=16), D, FF=64)
     h_1 = torch.randn(1, T, D, requires_grad=True)  # hidden states of segment 1
     h_2 = torch.randn(1, T, D, requires_grad=True)
@@ -210,25 +209,30 @@ def change_by_distance(N, T=8, M=8, n_segments=6):
 
 
 def show_reach(T, M):
-    """Print the farthest token that token 0 affects -> changes (5, n), a row a model.
-
-    Token 0 begins a segment, and the farthest token that it affects ends one: the
-    distance between them is what reach() returns.
-    """
+    """Print how far token 0 has an effect, and plot the changes; white is exactly 0."""
     print(f"token 0 changed, T = {T}, M = {M}: farthest token whose loss changes")
-    changes = []
-    for N, memory_length in ((4, 0), (1, M), (2, M), (3, M), (4, M)):
-        changes.append(change_by_distance(N, T, memory_length))
-        farthest = int(changes[-1].nonzero().max())
-        print(f"  N = {N}, M = {memory_length}: {farthest:2}, "
-              f"reach() predicts {reach(N, T, memory_length):2}")
-    return torch.stack(changes)
+    changes = []  # a row per model
+    for N, length in ((4, 0), (1, M), (2, M), (3, M), (4, M)):
+        changes.append(change_by_distance(N, T, length))
+        farthest = int(changes[-1].nonzero().max())  # ends a segment, as in reach()
+        print(f"  N = {N}, M = {length}: {farthest:2}, reach() predicts "
+              f"{reach(N, T, length):2}")
+    changes = torch.stack(changes)  # (5, n)
+    n = changes.shape[1]
+    axes = Figure(figsize=(8, 3), layout="constrained").subplots()
+    image = axes.imshow(changes.where(changes != 0, torch.nan).log10().numpy(),
+                        aspect="auto", extent=(0, n, 4.5, -0.5))
+    axes.set(xlabel=f"distance from the changed token (a segment is {T} tokens wide)",
+             ylabel="layers N", yticks=range(5), xticks=range(0, n + 1, T),
+             yticklabels=("4, no memory", 1, 2, 3, 4),
+             title=f"White: a change of exactly 0.  Each layer reaches M = {M} further")
+    axes.figure.colorbar(image, label="log10 of the change (nats)")
+    lesson_1.save(axes.figure, "02_reach.png")
 
 
 @torch.no_grad()
 def change_after_swap(model, T, j, k):
-    """Swap memory token j and segment token k -> largest change of a later loss, nats.
-    """
+    """Swap memory token j and segment token k -> largest change of a later loss."""
     stream = torch.arange(2 * T)[None]  # two segments, no token occurs twice
     other = stream.clone()
     other[0, [j, T + k]] = stream[0, [T + k, j]]
@@ -245,27 +249,12 @@ def show_confusion(T, M):
     print(f"  by {change_after_swap(model, T, 3, 4):.0e} if at positions 3 and 4")
 
 
-def draw(changes, T, M):
-    """Plot the changes (5, n) by distance, logarithmic; white is exactly 0."""
-    n = changes.shape[1]
-    axes = Figure(figsize=(8, 3), layout="constrained").subplots()
-    image = axes.imshow(changes.where(changes != 0, torch.nan).log10().numpy(),
-                        aspect="auto", extent=(0, n, 4.5, -0.5))
-    axes.set(xlabel=f"distance from the changed token (a segment is {T} tokens wide)",
-             ylabel="layers N", yticks=range(5), xticks=range(0, n + 1, T),
-             yticklabels=("4, no memory", 1, 2, 3, 4),
-             title=f"White: a change of exactly 0.  Each layer reaches M = {M} further")
-    axes.figure.colorbar(image, label="log10 of the change (nats)")
-    lesson_1.save(axes.figure, "02_reach.png")
-
-
 def main():
     """Exact zeros across the boundary, the reach, the confusion, and what it costs."""
     torch.manual_seed(0)
     T = M = 8
     show_stopped_gradient(T, M)
-    changes = show_reach(T, M)
-    draw(changes, T, M)
+    show_reach(T, M)
     show_confusion(T, M)
     train, valid, vocab = lesson_1.load_text()
     model = RecurrentTransformer(len(vocab))
@@ -309,7 +298,6 @@ if __name__ == "__main__":
 #       lesson 1: sliding window               2.72
 #       lesson 2: memory, absolute positions   3.39
 #     figure: runs/thread.png
-# The memory makes the loss worse than no memory.  (It is not the learning rate: at
-# .001, .0025 and .01 the loss is 3.45, 3.34 and 3.59.)  The swap explains it: which
-# token comes just before the query?  Two keys have that position, one in the segment
-# and one in the memory, and attention cannot tell them apart.
+# Worse than no memory (at learning rates .001, .0025 and .01 it is 3.45, 3.34, 3.59).
+# The swap explains it: which token comes just before the query?  Two keys have that
+# position, in the memory and in the segment; attention cannot tell them apart.

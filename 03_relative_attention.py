@@ -24,8 +24,6 @@ at position i, q_i = W_q E_i its query, k_j = W_k E_j a key (vectors are columns
     that (c) and (d) still score keys for all queries: u (content), v (distance).
   * Content and distance are projected separately: W_k becomes W_kE, and W_kR is new.
     Higher layers have h in place of E.  Lesson 2 adds U once; here all layers use R.
-  * Shaw et al. (2018) have (a) and (b) only, and learn one vector per distance: at
-    first those of 7 and 8 are unrelated, while R_7 and R_8 are alike from the start.
 
 In code i indexes the segment's queries, j all keys: query i is key m + i, and the
 distance is m + i - j.  For T = 3 queries, m = 2 memory keys (a dot: the future):
@@ -272,8 +270,6 @@ if __name__ == "__main__":
 #       lesson 2: memory, absolute positions   3.39
 #       lesson 3: memory, relative positions   2.46
 #     figure: runs/thread.png
-# Relative positions repair the memory: 0.3 bits better than no memory, and better than
-# the window.  That is the paper: recurrence needs relative positions.
-#
 #     lesson 3's weights, evaluated without a memory: 2.67
-# So most of the gain is what the memory holds.
+# Relative positions repair the memory: 0.3 bits better than no memory, and better than
+# the window.  This is the paper: recurrence needs relative positions.

@@ -148,22 +148,11 @@ def show_leftovers(T=3, m=2):
     print(f"  under the causal mask are the cells {mask.nonzero().tolist()}")
 
 
-def random_inputs(B, H, T, m, C, D):
-    """Return random q, k, k's distances R (ascending), W_kR, u, v of lesson 3, float64.
-    """
-    shapes = (B, H, T, C), (B, H, m + T, C), (H, C, D), (H, C), (H, C)
-    q, k, W_kR, u, v = (torch.randn(z, dtype=torch.float64) for z in shapes)
-    return q, k, lesson_1.sinusoid(torch.arange(m + T), D), W_kR, u, v
-
-
-def score_by_shift(q, k, R, W_kR, u, v):
-    """Compute the score (B, H, T, K) from lesson 3's arguments; R is turned round."""
-    k_R = R.flip(0) @ W_kR.transpose(1, 2)  # (H, K, C)
-    return relative_score(q, k, k_R, u, v)
-
-
-def show_equalities():
-    """Print that three shifts agree bit for bit, and the scores with lesson 3's."""
+def show_equalities(D=6, H=3, C=4):
+    """Print that three shifts agree bit for bit, and the score with lesson 3's."""
+    pairs = lesson_3.RelativeAttention(D, H, C).double()
+    shift = ShiftAttention(D, H, C).double()
+    shift.load_state_dict(pairs.state_dict())
     shapes = [(T, m) for T in (1, 2, 3, 7) for m in (0, 1, 2, 9)]
     same = 0
     largest = 0.0
@@ -173,18 +162,17 @@ def show_equalities():
         loops = rel_shift_loops(x)[:, visible]
         same += (loops.equal(rel_shift_by_index(x)[:, visible])
                  and loops.equal(rel_shift(x)[:, visible]))
-        inputs = random_inputs(2, 3, T, m, 4, 6)
-        by_pairs = lesson_3.four_terms_all_pairs(*inputs).sum(0)
-        difference = by_pairs - score_by_shift(*inputs)
-        largest = max(largest, difference[..., visible].abs().max().item())
+        inputs = [torch.randn(shape, dtype=torch.float64) for shape in (
+            (2, T, D), (2, m, D), (H, C), (H, C))]  # h, memory, u, v
+        difference = (pairs.score(*inputs) - shift.score(*inputs))[..., visible]
+        largest = max(largest, difference.abs().max().item())
     print("loops = gather = pad-reshape-drop, bit for bit: "
           f"{same} of {len(shapes)} shapes")
     print(f"scores against lesson 3's, for all pairs: {largest:.0e}")
 
 
 def show_same_loss(train, valid, vocab):
-    """Train lesson 3's model by the shift, evaluate it by the shift and for all pairs.
-    """
+    """Train lesson 3's model by the shift; evaluate it that way and for all pairs."""
     torch.manual_seed(0)  # so lesson 3's initial weights
     model = lesson_3.RelativeTransformer(len(vocab), attention=ShiftAttention)
     lesson_2.fit(model, train, **lesson_1.BUDGET)
@@ -269,8 +257,7 @@ if __name__ == "__main__":
 #       T = M = 128:  32,768 for all pairs, 256 by the shift; 394 ms, 61 ms
 #       T = M = 256: 131,072 for all pairs, 512 by the shift; 2080 ms, 522 ms
 #     figure: runs/04_price.png
-# Doubling the length quadruples the vectors for all pairs and doubles them for the
-# shift.
+# Doubling the length quadruples the vectors for all pairs, doubles those for the shift.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.75

@@ -80,8 +80,7 @@ class Config:
         validate.config(self)
 
 
-# Two sizes of our own and the paper's single-GPU size; training/presets.py has others.
-# train.py sets vocab_size by its corpus.
+# more sizes are in training/presets.py; train.py sets vocab_size by its corpus
 CONFIGS = {
     "tiny": Config(vocab_size=205, n_layer=2, d_model=32, n_head=2, d_head=16,
                    d_inner=64, mem_len=16),
@@ -97,8 +96,7 @@ CONFIGS = {
 def attention_mask(T, m, M, same_length, device=None):
     """Return a mask (T, m + T), True for keys that a query must not attend to; m <= M.
 
-    These are future keys (distance below 0), with same_length also those more than M
-    back.
+    They are in the future (distance below 0) or, with same_length, more than M back.
 
     >>> attention_mask(3, 1, 2, same_length=True).int()  # the memory holds 1 of M = 2
     tensor([[0, 0, 1, 1],
@@ -243,8 +241,7 @@ class TransformerXL(nn.Module):
 
         Returns logits (B, T, V), or (B, 1, V) if last_only, or with targets y (B, T)
         the losses -ln p(y) in nats, (B, T); and the new memory, a list of N detached
-        tensors (B, m, D).  Raises ValueError, with the numbers, if x, y or memory do
-        not fit.
+        tensors (B, m, D).  ValueError, with the numbers, if x, y or memory do not fit.
         """
         validate.call(self, x, memory, y)
         c = self.config
@@ -273,8 +270,7 @@ class TransformerXL(nn.Module):
 def sample_top_k(logits, top_k, temperature=1.0, generator=None):
     """Sample one of the top_k most probable tokens: (B, V) -> (B, 1).
 
-    A temperature below 1 makes the distribution more peaked.  Raises ValueError unless
-    1 <= top_k <= V and temperature > 0.
+    A temperature below 1 sharpens.  ValueError unless 1 <= top_k <= V, temperature > 0.
     """
     V = logits.shape[-1]
     if not 1 <= top_k <= V:
@@ -319,18 +315,18 @@ def load_pretrained():
 
 
 @torch.no_grad()
-def show_effect_of_segment_length(M, same_length, expected):
-    """Print how much 96 losses change with T, from those at T = 1, without training."""
+def show_effect_of_segment_length(M, same_length, reason):
+    """Print how much 96 losses of an untrained model change with T."""
     torch.manual_seed(0)
     x = torch.randint(205, (1, 96))
     y = torch.randint(205, (1, 96))  # any targets will do
     model = TransformerXL(CONFIGS["tiny"]).double().eval()
     model.config = replace(model.config, mem_len=M, same_length=same_length)
     one_by_one = lesson_2.stream_losses(model, x, y, T=1)
-    print(f"losses with M = {M}, same_length {same_length}, {expected}:")
-    for T in (4, 16, 96):
-        change = (lesson_2.stream_losses(model, x, y, T) - one_by_one).abs().max()
-        print(f"  T = {T:2} changes them by {change:.0e}")
+    changes = [(lesson_2.stream_losses(model, x, y, T) - one_by_one).abs().max()
+               for T in (4, 16, 96)]
+    print(f"  M {M}, same_length {same_length}: ",
+          *(f"{change:.0e}" for change in changes), f" ({reason})")
 
 
 def show_loss_by_memory_length(model, tokens):
@@ -349,9 +345,10 @@ def show_loss_by_memory_length(model, tokens):
 
 def main():
     """Vary the segment length; vary a trained model's memory; generate a sample."""
-    show_effect_of_segment_length(96, False, "all in the memory: equal")
-    show_effect_of_segment_length(16, False, "late queries see more: different")
-    show_effect_of_segment_length(16, True, "all queries see 16 tokens back: equal")
+    print("losses with T = 4, 16 and 96 differ from those with T = 1 by up to")
+    show_effect_of_segment_length(96, False, "nothing has left the memory")
+    show_effect_of_segment_length(16, False, "late queries see more")
+    show_effect_of_segment_length(16, True, "all queries see 16 tokens back")
     model, vocab = load_pretrained()
     corpus = with_vocabulary(load("stdlib"), vocab)
     show_loss_by_memory_length(model, corpus.valid[: lesson_1.VALID])
@@ -376,18 +373,10 @@ if __name__ == "__main__":
 #   3. Evaluate with clamp_len=127, too: are untrained distances a problem at M = 512?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
-#     losses with M = 96, same_length False, all in the memory: equal:
-#       T =  4 changes them by 9e-16
-#       T = 16 changes them by 9e-16
-#       T = 96 changes them by 9e-16
-#     losses with M = 16, same_length False, late queries see more: different:
-#       T =  4 changes them by 6e-04
-#       T = 16 changes them by 7e-04
-#       T = 96 changes them by 1e-03
-#     losses with M = 16, same_length True, all queries see 16 tokens back: equal:
-#       T =  4 changes them by 9e-16
-#       T = 16 changes them by 9e-16
-#       T = 96 changes them by 9e-16
+#     losses with T = 4, 16 and 96 differ from those with T = 1 by up to
+#       M 96, same_length False:  9e-16 9e-16 9e-16  (nothing has left the memory)
+#       M 16, same_length False:  6e-04 7e-04 1e-03  (late queries see more)
+#       M 16, same_length True:  9e-16 9e-16 9e-16  (all queries see 16 tokens back)
 # With same_length the segment length changes no loss, only the speed.
 #
 #     the pretrained model, trained with M = 128, at
