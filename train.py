@@ -195,7 +195,7 @@ def fit(job):
     """Train until the recipe's end or a signal -> the signal's number, else 0.
 
     Two objects share the weights of job.model (training/job.py): job.learner for steps
-    (compiled, or one of several ranks), job.reader for evaluation.
+    (with several ranks wrapped), job.reader for evaluation.
     """
     recipe, state = job.recipe, job.state
     with Stop() as stop:  # in here Ctrl-C, SIGTERM wait for the end of a step

@@ -22,7 +22,7 @@ try:
 except ImportError:  # Windows: there nobody watches over the folder
     fcntl = None
 
-FORMAT = "transformer-xl-from-scratch 7"  # what a checkpoint of ours calls itself
+FORMAT = "transformer-xl-from-scratch 8"  # what a checkpoint of ours calls itself
 
 
 # ---- files that are whole, whatever happens -----------------------------------------------------

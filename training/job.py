@@ -129,7 +129,7 @@ class Job:
     model, recipe, corpus  the model, the settings of its training, the text
     reader                 what evaluates, such as fast.py's Reader; None: nothing is validated
     batches                the place in the text
-    learner                the model as train_step gets it: compiled, or one of several ranks
+    learner                the model as train_step gets it: with several ranks, wrapped by ranks.parallel
     optimizer, state, log  what else changes with each step
     """
 
@@ -162,9 +162,6 @@ class Job:
         x, y = self.batches.segment(0)
         part = slice(self.recipe.micro_batch or len(x))  # what goes through the model at a time
         self.learner = ranks.parallel(self.model, x[part], y[part])
-        if self.recipe.compile:
-            context = machine.autocast(self.recipe, self.device.type)
-            self.learner = machine.compiled(self.learner, context, x[part], y[part])
         self.log.open(self)
 
     def progress(self):

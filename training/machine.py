@@ -1,13 +1,10 @@
-"""What the machine is good at: its device, its dtype, its compiler."""
+"""The machine: its device, its dtype, and the memory that a step frees."""
 import ctypes
 import sys
-import time
 import timeit
 from contextlib import contextmanager
 
 import torch
-
-from training import ranks
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
@@ -55,32 +52,6 @@ def choose_dtype(recipe, config, device):
     dtype = "bf16" if ratio >= 1.5 else "float32"
     print(f"dtype: {dtype}, as a product in bf16 is {ratio:.1f} times as fast as in float32 here")
     return dtype
-
-
-def compiled(model, context, x, y):
-    """The model compiled by torch; as it is, and one line why, where that fails.
-
-    It reads x, y (B, T) twice inside `context`, an autocast: the first segments have less memory
-    than the others, so they are compiled for, too.
-    """
-    print("compiling the training step, up to two minutes", flush=True)
-    start, memory = time.monotonic(), None
-    faster = torch.compile(model, dynamic=False)
-    try:
-        with torch.random.fork_rng():  # what the trial draws, the run must not miss
-            for _ in range(2):
-                with context:
-                    losses, memory = faster(x, memory, y)
-                losses.mean().backward()
-                model.zero_grad()
-                memory = [z.clone() for z in memory]  # CUDA graphs write over what they returned
-    except Exception as error:  # no compiler, or one that fails: many types, the reason first
-        print(f"not compiled: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
-        faster = model
-    if any(ranks.largest(faster is model)):  # one rank's failure is that of all
-        return model
-    print(f"compiled in {time.monotonic() - start:.0f} s")
-    return faster
 
 
 @contextmanager

@@ -64,7 +64,6 @@ class Recipe:
     dtype: str = option("auto", "dtype of matrix products; auto is measured",
                          ("auto", "float32", "bf16"))
     plain: bool = option(False, "the model as lesson 5 has it, without training/fast.py")
-    compile: bool = option(False, "compile the training step (torch.compile): for a GPU")
 
     def __post_init__(self):
         validate.types(self)

@@ -6,7 +6,6 @@ from importlib import import_module
 
 import pytest
 import torch
-import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from support import corpora
@@ -150,17 +149,3 @@ def test_bf16_is_chosen_where_products_are_clearly_faster(ratio, dtype, monkeypa
     assert machine.choose_dtype(run, config, "cpu") == dtype
     assert [z.shape for z in seen] == [(15, config.d_inner)] * 2
     assert machine.choose_dtype(replace(run, dtype="bf16"), None, "cpu") == "bf16"
-
-
-def test_without_a_compiler_training_goes_on_with_one_line(monkeypatch, capsys):
-    """The model as it is, and what the trial drew is not missing later."""
-    def fails(*arguments):
-        torch.rand(1)
-        raise RuntimeError("no C++ compiler\nsecond line")
-
-    model, x, before = nn.Linear(3, 3), torch.ones(2, 3), torch.get_rng_state()
-    monkeypatch.setattr(torch, "compile", lambda model, **options: fails)
-    assert machine.compiled(model, nullcontext(), x, x) is model
-    assert torch.get_rng_state().equal(before)
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "not compiled: RuntimeError: no C++ compiler"]

@@ -60,7 +60,7 @@ def on_ranks(count, tmp_path, function, *arguments, patience=100, again=True):
     log = tmp_path / "log"
     log.with_name("log-0").unlink(missing_ok=True)
     context = get_context("forkserver")  # a clean process that imports all this once
-    context.set_forkserver_preload(["test_ranks", "torch._dynamo"])
+    context.set_forkserver_preload(["test_ranks"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # and finds it
         ensure_running()

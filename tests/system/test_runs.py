@@ -1,7 +1,6 @@
 """Runs as their users know them: started, stopped, resumed bit for bit."""
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
