@@ -151,7 +151,7 @@ def evaluate(model, tokens, recipe, label="evaluating"):
 def test_line(model, corpus, recipe):
     """Evaluate the whole test split -> the line that reports it, with its settings."""
     nats = ranks.on_rank_0(evaluate, model, corpus.test, recipe, "testing")
-    return log.test_line(nats, corpus, recipe)
+    return log.test_line(nats, corpus, recipe, evaluation_segment_length(recipe))
 
 
 def validation_tokens(corpus, recipe):
@@ -270,7 +270,7 @@ def finish(job, flags):
         log.draw(job.path / "metrics.tsv", corpus)
         prompt = corpus.test[:200].long()
         new = sample(reader, prompt, recipe, flags)
-        log.print_next_steps(job.path, recipe, corpus, prompt, new)
+        log.print_next_steps(job, prompt, new)
     print(test_line(reader, corpus, recipe))
 
 

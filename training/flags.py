@@ -15,13 +15,16 @@ from support import validate
 from training import presets, ranks
 from training.presets import flag, option
 
+ROOT = Path(__file__).resolve().parent.parent  # of train.py
+PRETRAINED = ROOT / "pretrained"  # the model that comes with the course, see the README there
+
 
 @dataclass(frozen=True)
 class Flags:
     """What train.py is told to do, and where; `typed` has the settings of Recipe and Config."""
 
     model: str = option("", "a model by its name, see below (default: by dataset and device)")
-    data_dir: str = option("", "where corpora are kept (default: data)")
+    data_dir: str = option(str(ROOT / "data"), "where corpora are kept (default: data)")
     device: str = option("", "(default: the best present)", ("cpu", "cuda"))
     out: str = option("", "folder of the run (default: runs/DATASET-MODEL)")
     resume: bool = option(False, "go on with the run in --out, with the settings it began with")
@@ -47,8 +50,6 @@ class Flags:
             raise ValueError(f"--tokens-per-second must be above 0, got {self.tokens_per_second}")
 
 
-ROOT = Path(__file__).resolve().parent.parent  # of train.py
-PRETRAINED = ROOT / "pretrained"  # the model that comes with the course, see the README there
 MODEL_FLAGS = {  # of lesson 5's Config; its other fields the corpus or the evaluation decides
     "n_layer": "layers N",
     "d_model": "model width D",

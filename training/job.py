@@ -12,7 +12,6 @@ import signal
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from pathlib import Path
 
 from support.corpora import checksum, load, with_vocabulary
 from training import checkpoint, machine, presets, ranks
@@ -21,7 +20,6 @@ from training.log import Log
 from training.optimizers import optimizer_of
 
 lesson_5 = import_module("05_full_model")
-ROOT = Path(__file__).resolve().parent.parent  # of train.py
 
 
 @dataclass
@@ -57,14 +55,14 @@ class State:
 
 # ---- text, folder, checkpoint -------------------------------------------------------------------
 
-def read_corpus(recipe, data_dir="", saved=None, similar=False):
+def read_corpus(recipe, data_dir, saved=None, similar=False):
     """Return the run's corpus.  ValueError if it is not the one that a checkpoint was trained on.
 
     `similar`: the library of another Python will also do, read in the checkpoint's tokens.
     """
     with ranks.rank_0_first():  # it may fetch and unpack
-        corpus = load(recipe.text or recipe.dataset, drop_newlines=recipe.drop_newlines,
-                      root=data_dir or ROOT / "data")
+        corpus = load(recipe.text or recipe.dataset, root=data_dir,
+                      drop_newlines=recipe.drop_newlines)
     if saved and (saved["vocab"], saved["text"]) != (corpus.vocab, checksum(corpus)):
         if similar and recipe.dataset == "stdlib" and not recipe.text:
             print(f"{corpus.name} is the library of another Python than the model was trained on; "

@@ -28,12 +28,11 @@ def in_unit(nats, unit):
     return math.exp(nats) if nats < 700 else math.inf  # above, exp overflows
 
 
-def test_line(nats, corpus, recipe):
-    """The one line that a run is quoted by."""
-    return (f"test {in_unit(nats, corpus.unit):.4f} {corpus.unit} (evaluation T "
-            f"{recipe.eval_segment}, M {recipe.eval_mem_len}, clamp "
-            f"{recipe.eval_clamp_len or 'none'}; {len(corpus.test) - 1:,} predictions; "
-            f"{corpus.name})")
+def test_line(nats, corpus, recipe, T):
+    """Return the line that a run is quoted by, with the lengths of its evaluation."""
+    return (f"test {in_unit(nats, corpus.unit):.4f} {corpus.unit} (evaluation T {T}, M "
+            f"{recipe.eval_mem_len}, clamp {recipe.eval_clamp_len or 'none'}; "
+            f"{len(corpus.test) - 1:,} predictions; {corpus.name})")
 
 
 def clock(seconds):
@@ -173,14 +172,16 @@ def metrics_header(parameters, job):
             f"{'as training/fast.py has it' if is_fast else 'as lesson 5 has it'}\n")
 
 
-def print_next_steps(out, recipe, corpus, prompt, sample):
-    """Print the end of a run: what the model makes of a prompt, and what to try next."""
-    source = f"--text {recipe.text}" if recipe.text else f"--dataset {recipe.dataset}"
+def print_next_steps(job, prompt, sample):
+    """Print the end of a run: how the model continues a prompt, and commands to try next."""
+    out, recipe, corpus = job.path, job.recipe, job.corpus
+    text = f"--text {recipe.text}" if recipe.text else f"--dataset {recipe.dataset}"
     print("--- the beginning of the test split, and after >>> the model's own\n"
           f"{decode(prompt, corpus.vocab)}>>>{decode(sample, corpus.vocab)}\n---\n"
           f"curve: {out / 'curve.png'}\n"
           f"try next: python train.py --sample TEXT --out {out}\n"
-          f"          python train.py {source} --minutes 30 --out {out}-30    (from its beginning)")
+          f"          python train.py {text} --model {job.name} --minutes 30 --out {out}-30    "
+          "(from its beginning)")
     if corpus.unit == "bpc":
         print("the test bytes by compressors: " + ", ".join(
             f"{name} {bits:.4f}" for name, bits in compressed_bits(corpus).items()))
