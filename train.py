@@ -34,8 +34,8 @@ from support import corpora
 from support.progress import progress
 from training import checkpoint, estimate, fast, log, machine, ranks
 from training.flags import (
-    chosen, exit_status, folder_of, folder_to_use, for_vocabulary, other_lengths, parse,
-    sampling, say_what_a_gpu_trains)
+    chosen, evaluation_recipe, exit_status, folder_of, folder_to_use, for_vocabulary,
+    parse, say_what_a_gpu_trains)
 from training.job import Job, Stop, open_job, read_corpus, load_model
 
 lesson_1 = import_module("01_vanilla_segments")
@@ -254,10 +254,13 @@ def sample(model, prompt, recipe, flags):
     """Sample after a prompt (P,), in eval mode and with the memory of evaluation -> new
     tokens (n,).  ValueError if the logits are not finite.
     """
-    options = sampling(flags, recipe, model)
-    prompt = prompt[None].to(model.u.device)  # (1, P)
+    device = model.u.device
+    generator = torch.Generator(device).manual_seed(recipe.seed)
     with evaluating(model, recipe), machine.finite_logits():
-        return lesson_5.generate(model, prompt, **options)[0].cpu()
+        new = lesson_5.generate(
+            model, prompt[None].to(device), n_tokens=flags.n_tokens, top_k=flags.top_k,
+            temperature=flags.temperature, generator=generator)  # (1, n)
+    return new[0].cpu()
 
 
 def finish(job, flags):
@@ -278,8 +281,8 @@ def evaluate_or_sample(flags, device):
     """--eval-only and --sample: what a checkpoint can do without being trained."""
     name, _, recipe = chosen(flags, device)
     saved = checkpoint.to_evaluate(folder_to_use(flags, name, recipe))
-    model, recipe, state = load_model(saved, device)
-    recipe = replace(recipe, **other_lengths(flags, saved))  # those on the command line
+    model, _, state = load_model(saved, device)
+    recipe = evaluation_recipe(flags, saved)
     reader = fast.prepared(model, recipe.plain)
     print(f"{saved.path}: step {state.step:,}")
     if flags.sample is not None:

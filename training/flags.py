@@ -32,22 +32,14 @@ class Flags:
                               "split")
     sample: str = option(None, "let the run in --out, or else pretrained/, continue this text")
     n_tokens: int = option(500, "length of a sample")
-    top_k: int = option(40, "candidates for each token of it; more than there are symbols: all")
-    temperature: float = option(1.0, "below 1 sharper, above 1 wilder")
-    dry_run: bool = option(False, "print what the run will take, and stop")
-    tokens_per_second: float = option(None, "the speed that --dry-run counts with")
+    top_k: int = option(40, "most candidates for each token of it; 1: always the best", least=1)
+    temperature: float = option(1.0, "below 1 more peaked, above 1 flatter", least=1e-30)
+    dry_run: bool = option(False, "print the resources that the run needs, and stop")
+    tokens_per_second: float = option(0.0, "speed with which --dry-run estimates hours")
     typed: dict = field(default_factory=dict)  # {setting: value}, of those on the command line
 
     def __post_init__(self):
-        if self.n_tokens < 0:
-            raise ValueError(f"--n-tokens must be 0 or more, got {self.n_tokens}")
-        if self.top_k < 1:
-            raise ValueError(f"--top-k must be at least 1, got {self.top_k}")
-        if not 1e-30 <= self.temperature:  # logits divided by less overflow
-            raise ValueError(f"--temperature must be at least 1e-30, got {self.temperature}; "
-                             "--top-k 1 takes the best symbol always")
-        if self.tokens_per_second is not None and not self.tokens_per_second > 0:
-            raise ValueError(f"--tokens-per-second must be above 0, got {self.tokens_per_second}")
+        presets.check(self)
 
 
 MODEL_FLAGS = {  # of lesson 5's Config; its other fields the corpus or the evaluation decides
@@ -62,10 +54,6 @@ MODEL_FLAGS = {  # of lesson 5's Config; its other fields the corpus or the eval
     "cutoffs": "where the vocabulary, sorted by frequency, is cut into bands",
     "div_val": "each further band has vectors so many times narrower",
     "untie_r": "u and v for each layer, not one pair"}
-
-
-METAVARS = {"dataset": "NAME", "model": "NAME", "text": "FILE", "data_dir": "FOLDER",
-            "out": "FOLDER"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -86,14 +74,13 @@ class Parser(argparse.ArgumentParser):
 def add_flag(group, field, text):
     """Add the flag of a dataclass's field, with its choices in --help."""
     kind, choices = field.type, field.metadata.get("choices")
-    metavar = METAVARS.get(field.name) or {str: "TEXT", tuple: "N"}.get(
-        kind, kind.__name__.upper())
-    options = {"type": kind, "metavar": "|".join(choices) if choices else metavar}
+    metavar = "|".join(choices) if choices else {str: "TEXT", tuple: "N"}.get(kind)
+    options = {"type": kind, "metavar": metavar or kind.__name__.upper()}
     if kind is bool:
         options = {"action": "store_true"}
     elif kind is tuple:
         options |= {"type": int, "nargs": "*"}
-    group.add_argument(flag(field.name), help=text.replace("%", "%%"), **options)
+    group.add_argument(flag(field.name), help=text, **options)
 
 
 def by_preset(presets_of, field):
@@ -138,10 +125,7 @@ def chosen(flags, device, saved=None):
     """
     typed = flags.typed
     if saved:
-        # a text may have moved: that it is the same is seen when it is read
-        free = typed.keys() & {"micro_batch", "save_minutes", "text"}
-        check_same_settings(flags, saved, "--resume", free)
-        recipe = replace(presets.Recipe(**saved["recipe"]), **{key: typed[key] for key in free})
+        recipe = saved_recipe(flags, saved, "--resume", {"micro_batch", "save_minutes", "text"})
         return saved["name"], presets.Config(**saved["config"]), recipe
     if "text" in typed and "dataset" in typed:
         raise ValueError("--text and --dataset name two corpora; give one of them")
@@ -204,32 +188,28 @@ def folder_to_use(flags, name, recipe):
     return PRETRAINED
 
 
-def check_same_settings(flags, checkpoint, act, free=()):
-    """Raise ValueError if a setting that was typed, and is not free, differs from the saved one."""
-    saved = checkpoint["config"] | checkpoint["recipe"] | {"model": checkpoint["name"]}
-    typed = flags.typed | ({"model": flags.model} if flags.model else {})
-    for key in typed.keys() - set(free):
-        if typed[key] not in (saved[key], "auto"):
-            raise ValueError(f"{act} goes on with the settings of the run: {flag(key)} is "
-                             f"{saved[key] or 'not set'} there, not {typed[key]}")
+def saved_recipe(flags, saved, act, free):
+    """Return the Recipe of a checkpoint, with those of the `free` settings that were typed.
 
-
-def other_lengths(flags, saved):
-    """For --sample and --eval-only: the settings of a checkpoint's Recipe that were given anew.
-
-    ValueError if another of its settings was given, too.
+    ValueError if another setting was typed than was saved.  A text may have moved: whether it is
+    the same shows when it is read.
     """
-    free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text"} & flags.typed.keys()
+    known = saved["config"] | saved["recipe"] | {"model": saved["name"]}
+    typed = flags.typed | ({"model": flags.model} if flags.model else {})
+    for key in typed.keys() - free:
+        if typed[key] not in (known[key], "auto"):
+            raise ValueError(f"{act} keeps the settings of the run: {flag(key)} is "
+                             f"{known[key] or 'not set'} there, not {typed[key]}")
+    changes = {key: typed[key] for key in typed.keys() & free}
+    return replace(presets.Recipe(**saved["recipe"]), **changes)
+
+
+def evaluation_recipe(flags, saved):
+    """Return the Recipe of a checkpoint for --sample and --eval-only: its evaluation may change.
+    """
     act = "--eval-only" if flags.sample is None else "--sample"
-    check_same_settings(flags, saved, act, free | {"seed"})
-    return {name: flags.typed[name] for name in free}
-
-
-def sampling(flags, recipe, model):
-    """What lesson 5's generate is asked for."""
-    generator = torch.Generator(model.u.device).manual_seed(flags.typed.get("seed", recipe.seed))
-    return {"n_tokens": flags.n_tokens, "top_k": flags.top_k, "temperature": flags.temperature,
-            "generator": generator}
+    return saved_recipe(flags, saved, act, {"eval_segment", "eval_mem_len", "eval_clamp_len",
+                                            "plain", "text", "seed"})
 
 
 # ---- one line for every mistake -----------------------------------------------------------------

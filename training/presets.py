@@ -5,6 +5,7 @@ its like); what the authors do not publish is marked "ours".  "tiny", "laptop" a
 are ours.  V is that of the published parameter counts (enwik8: without newlines); train.py puts its
 corpus's own there.
 """
+import math
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 
@@ -16,6 +17,7 @@ from training.optimizers import OPTIMIZERS
 
 lesson_5 = import_module("05_full_model")
 Config = lesson_5.Config
+ABOVE_0 = math.nextafter(0, 1)  # the smallest number above 0
 
 # what --dataset trains: with a GPU, without one
 DATASETS = {"stdlib": ("laptop", "laptop"), "copies": ("laptop", "laptop"),
@@ -27,9 +29,24 @@ def flag(name):
     return "--" + name.replace("_", "-")
 
 
-def option(default, text, choices=()):
-    """A field of a dataclass that becomes a flag: its default, its help, its choices if few."""
-    return field(default=default, metadata={"help": text, "choices": choices})
+def option(default, text, choices=(), least=0):
+    """Return the field of a dataclass that becomes a flag; `least` is the smallest number."""
+    return field(default=default, metadata={"help": text, "choices": choices, "least": least})
+
+
+def check(settings):
+    """Raise ValueError for an option with a value of another type, or out of its range."""
+    validate.types(settings)
+    for z in (z for z in fields(settings) if z.metadata):
+        name, value = flag(z.name), getattr(settings, z.name)
+        choices, least = z.metadata["choices"], z.metadata["least"]
+        if z.type in (int, float) and not least <= value < math.inf:
+            bound = "above 0" if least == ABOVE_0 else f"at least {least}"
+            raise ValueError(f"{name} must be {bound}, got {value}")
+        if z.type is int and value > validate.MOST:
+            raise ValueError(f"{name} must be at most {validate.MOST}, got {value}")
+        if choices and value not in (*choices, z.default):
+            raise ValueError(f"{name} must be {' or '.join(choices)}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -37,48 +54,37 @@ class Recipe:
     """Data and training.  Lengths are in tokens.  ValueError for settings that make no run."""
 
     dataset: str = option("stdlib", ", ".join(DATASETS))
-    batch: int = option(16, "lanes B")
-    segment: int = option(128, "segment length T")
+    batch: int = option(16, "lanes B", least=1)
+    segment: int = option(128, "segment length T", least=1)
     steps: int = option(0, "length of the run in steps (or --tokens, or --minutes)")
-    lr: float = option(3e-3, "highest learning rate")
+    lr: float = option(3e-3, "highest learning rate", least=ABOVE_0)
     warmup: int = option(100, "steps until it is reached")
-    eval_segment: int = option(512, "least T of evaluation; a longer one gives equal losses")
+    eval_segment: int = option(512, "least T of evaluation; a longer one gives equal losses", least=1)
     eval_mem_len: int = option(512, "memory length M of evaluation")
     eval_clamp_len: int = option(0, "the largest distance distinguished there; 0: no clamp")
     optimizer: str = option("adam", "muon is for the matrices of the layers, with adam for all "
                              "else", tuple(OPTIMIZERS))
-    muon_lr: float = option(0.02, "highest learning rate of Muon; lr is Adam's")
+    muon_lr: float = option(0.02, "highest learning rate of Muon; lr is Adam's", least=ABOVE_0)
     schedule: str = option("cosine", "how the rates fall to 0; sqrt is steep at first",
                             ("cosine", "sqrt"))
     eval_every: int = option(1000, "steps between validations; 0: at each tenth of the run")
     eval_tokens: int = option(100_000, "validation tokens during training; 0: all")
-    log_every: int = option(50, "steps between lines of metrics.tsv")
+    log_every: int = option(50, "steps between lines of metrics.tsv", least=1)
     tokens: int = option(0, "length of the run in tokens, in place of steps")
     minutes: float = option(0.0, "length of the run in minutes of training, in place of steps")
     text: str = option("", "train on this file instead of a dataset, as bytes, cut 90/5/5")
     drop_newlines: bool = option(False, "enwik8 as the authors count it: V = 204")
     micro_batch: int = option(0, "lanes at a time, gradients accumulated; 0: all")
-    clip: float = option(0.25, "largest norm of the gradient")
-    save_minutes: float = option(10.0, "minutes of training between two checkpoints, at most")
+    clip: float = option(0.25, "largest norm of the gradient", least=ABOVE_0)
+    save_minutes: float = option(10.0, "minutes of training between two checkpoints, at most",
+                                 least=ABOVE_0)
     seed: int = option(0, "seed of weights, dropout and samples")
     dtype: str = option("auto", "dtype of matrix products; auto is measured",
                          ("auto", "float32", "bf16"))
     plain: bool = option(False, "the model as lesson 5 has it, without training/fast.py")
 
     def __post_init__(self):
-        validate.types(self)
-        for z in fields(self):
-            name, value = flag(z.name), getattr(self, z.name)
-            choices = z.metadata["choices"]
-            least = int(z.name in ("batch", "segment", "eval_segment", "log_every"))
-            if z.type in (int, float) and not least <= value < float("inf"):
-                raise ValueError(f"{name} must be at least {least}, got {value}")
-            if z.type is int and value > validate.MOST:
-                raise ValueError(f"{name} must be at most {validate.MOST}, got {value}")
-            if z.name in ("lr", "muon_lr", "clip", "save_minutes") and not value > 0:
-                raise ValueError(f"{name} must be above 0, got {value}")
-            if choices and value not in choices:
-                raise ValueError(f"{name} must be {' or '.join(choices)}, got {value!r}")
+        check(self)
         if sum(length > 0 for length in (self.steps, self.tokens, self.minutes)) != 1:
             raise ValueError("a run needs one length above 0, --steps, --tokens or --minutes, and "
                              f"only one; got {self.steps}, {self.tokens} and {self.minutes}")
