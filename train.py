@@ -303,9 +303,7 @@ def run_command(argv):
         return estimate.dry_run(flags, device)
     ranks.join(device)
     using = flags.eval_only or flags.sample is not None
-    status = evaluate_or_sample(flags, device) if using else train(flags, device)
-    ranks.leave()
-    return status
+    return evaluate_or_sample(flags, device) if using else train(flags, device)
 
 
 def main(argv=None):

@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
 
+import torch
+
 from support.corpora import checksum, load, with_vocabulary
 from training import checkpoint, machine, presets, ranks
 from training.batches import Batches
@@ -155,8 +157,8 @@ class Job:
             self.state.memory = memory and [past[mine].to(self.device) for past in memory]
             checkpoint.set_random_state(saved, self.recipe.seed + self.state.step)
             self.saved_at, self.on_disk = self.state.seconds, self.progress()
-        else:
-            ranks.seed_per_rank(self.recipe.seed)  # to each rank its own dropout
+        elif ranks.RANK:  # each rank draws its own dropout
+            torch.manual_seed(self.recipe.seed + ranks.RANK)
         x, y = self.batches.segment(0)
         part = slice(self.recipe.micro_batch or len(x))  # what goes through the model at a time
         self.learner = ranks.parallel(self.model, x[part], y[part])

@@ -6,7 +6,6 @@ starts train.py eight times and tells each its rank.  Each has a GPU, the whole 
 of the B lanes with their memory.  In the backward pass torch's DistributedDataParallel averages the
 gradients, so all ranks make the same step.  Started without torchrun there is one rank.
 """
-import gc
 import os
 import sys
 from contextlib import contextmanager, nullcontext
@@ -38,27 +37,18 @@ def join(device):
         store.set(f"rank {RANK} is here", "")
         store.wait([f"rank {other} is here" for other in range(COUNT)], patience)
         # later they wait longer, as when rank 0 fetches a corpus or evaluates
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=RANK,
-                                world_size=COUNT, timeout=timedelta(hours=2))
+        # gradients meet on the GPUs, all else on the CPUs
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", store=store,
+                                rank=RANK, world_size=COUNT, timeout=timedelta(hours=2))
     except RuntimeError as error:
         raise ValueError(f"the {COUNT} ranks do not find each other: {error}") from None
     if RANK > 0:
         sys.stdout = open(os.devnull, "w")
 
 
-def leave():
-    """Part from the other ranks, after all have heard rank 0.  The parallel model must be gone
-    before: it would close the connections while Python itself ends, which may hang.
-    """
-    if dist.is_initialized():
-        gc.collect()  # the model refers to itself
-        broadcast(None)
-        dist.destroy_process_group()
-
-
 def end(status):
-    """End the process.  A rank ends at once: its threads of gloo may not outlive Python's own end
-    (seen once in six runs: abort, and torchrun took it for a failure).
+    """End the process.  A rank ends at once: closing its connections while Python itself ends may
+    hang, or abort (seen once in six runs, and torchrun took it for a failure).
     """
     try:
         sys.stdout.flush()
@@ -119,12 +109,6 @@ def no_sync(model, last):
     return nullcontext() if last or COUNT == 1 else model.no_sync()
 
 
-def seed_per_rank(seed):
-    """Let each rank but the first draw random numbers of its own from here on."""
-    if RANK:
-        torch.manual_seed(seed + RANK)
-
-
 @contextmanager
 def rank_0_first():
     """The first rank goes through the block before the others enter it: it may write files."""
@@ -141,44 +125,39 @@ def on_rank_0(function, *arguments):
 
 
 def all_gather(*numbers):
-    """Some numbers of each rank -> a list of all ranks' numbers, the same to the bit on all."""
+    """Return a list of all ranks' numbers, the same bits on each rank."""
     if COUNT == 1:
         return [numbers]
-    mine = torch.tensor(numbers, dtype=torch.float64, device=collective_device())
-    others = [torch.empty_like(mine) for _ in range(COUNT)]
-    dist.all_gather(others, mine)
-    return [z.tolist() for z in others]
-
-
-def collective_device():
-    """The device through which this group talks."""
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+    mine = torch.tensor(numbers, dtype=torch.float64)
+    everyone = [torch.empty_like(mine) for _ in range(COUNT)]
+    dist.all_gather(everyone, mine)
+    return [z.tolist() for z in everyone]
 
 
 def mean(number):
-    """The mean of a number over the ranks."""
+    """Return the mean of a number over the ranks."""
     return sum(z for (z,) in all_gather(number)) / COUNT
 
 
 def largest(*numbers):
-    """Of each number the largest over the ranks."""
+    """Return each number's largest value over the ranks."""
     return [max(column) for column in zip(*all_gather(*numbers))]
 
 
 def broadcast(value):
-    """Whatever the first rank has, on all."""
+    """Return rank 0's value, on all ranks."""
     box = [value]
     if COUNT > 1:
-        dist.broadcast_object_list(box, src=0, device=torch.device(collective_device()))
+        dist.broadcast_object_list(box)
     return box[0]
 
 
 def gather(z):
-    """A tensor (n, ...) of each rank -> all their rows in order, on the CPU of the first; or None.
+    """Return the rows of all ranks' tensors (n, ...) in order, on the CPU of rank 0; None elsewhere.
     """
+    z = z.detach().cpu().contiguous()
     if COUNT == 1:
-        return z.clone().cpu()  # a copy: torch.save would write all of which z is a part
-    z = z.to(collective_device()).contiguous()
+        return z.clone()  # a copy: torch.save would write all of which z is a part
     parts = [torch.empty_like(z) for _ in range(COUNT)] if RANK == 0 else None
     dist.gather(z, parts)
-    return torch.cat(parts).cpu() if RANK == 0 else None
+    return torch.cat(parts) if RANK == 0 else None

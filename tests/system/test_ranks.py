@@ -46,10 +46,7 @@ def rank_main(rank, count, port, log, function, arguments):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank),
                    "WORLD_SIZE": str(count)}
     ranks.RANK, ranks.COUNT = rank, count
-    status = function(*arguments)
-    if not status:  # a rank that has failed just ends
-        ranks.leave()
-    sys.exit(status)
+    ranks.end(function(*arguments) or 0)
 
 
 def on_ranks(count, tmp_path, function, *arguments, patience=100, again=True):
