@@ -1,4 +1,4 @@
-"""What a run will take: bytes, floating-point operations, hours; before it is started."""
+"""The resources that a run needs, before it is started: bytes, floating-point operations."""
 import math
 
 from support.corpora import load
@@ -74,20 +74,15 @@ def vocabulary(recipe):
 
 
 def dry_run(flags, device):
-    """Print what a run will take: size, memory, steps, operations and, given tokens/s, hours.
-
-    Returns the exit status, 0.
-    """
+    """Print the resources that a run needs: size, memory, steps, operations -> exit status, 0."""
     name, config, recipe = chosen(flags, device)
     config = for_vocabulary(config, vocabulary(recipe), flags)
-    parameters, speed = presets.count_parameters(config), flags.tokens_per_second
+    parameters = presets.count_parameters(config)
     dtype = recipe.dtype if recipe.dtype != "auto" else "bf16" if device == "cuda" else "float32"
     B, T = recipe.batch, recipe.segment
     at_a_time = recipe.micro_batch if recipe.micro_batch < B else 0
     needs = bytes_of_run(config, parameters, B, T, dtype, at_a_time, recipe.optimizer)
     steps, flops = recipe.steps or math.ceil(recipe.tokens / (B * T)), flops_per_step(config, B, T)
-    if recipe.minutes and speed:
-        steps = int(60 * recipe.minutes * speed / (B * T))
     print(f"{name} on {recipe.text or recipe.dataset}, vocabulary {config.vocab_size:,}\n"
           f"parameters       {parameters:,}\n"
           f"memory needed    about {sum(needs.values()) / 1e9:.1f} GB at the peak, {dtype}; "
@@ -95,15 +90,9 @@ def dry_run(flags, device):
     for what, size in needs.items():
         print(f"                 {size / 1e9:6.2f} GB  {what}")
     print(f"tokens per step  {B * T:,} ({B} lanes of {T})\n"
-          "steps            "
-          f"{f'{steps:,}' if steps else f'as many as {recipe.minutes} minutes give'}"
-          f"{f' ({steps * B * T:,} tokens)' if steps else ''}\n"
-          f"FLOPs            {flops:.3g} a step, {flops / (B * T):.3g} a token"
-          f"{f', {flops * steps:.3g} in all' if steps else ''}")
-    if speed:
-        hours = steps * B * T / speed / 3600
-        print(f"hours            {hours:,.1f} at {speed:,.0f} tokens/s, "
-              f"which are {flops / (B * T) * speed / 1e12:.3g} TFLOP/s")
+          f"FLOPs            {flops:.3g} a step, {flops / (B * T):.3g} a token")
+    if steps:
+        print(f"steps            {steps:,} ({steps * B * T:,} tokens, {flops * steps:.3g} FLOPs)")
     else:
-        print("hours            for an estimate add --tokens-per-second SPEED")
+        print(f"steps            as many as {recipe.minutes} minutes give")
     return 0

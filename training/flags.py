@@ -35,7 +35,6 @@ class Flags:
     top_k: int = option(40, "most candidates for each token of it; 1: always the best", least=1)
     temperature: float = option(1.0, "below 1 more peaked, above 1 flatter", least=1e-30)
     dry_run: bool = option(False, "print the resources that the run needs, and stop")
-    tokens_per_second: float = option(0.0, "speed with which --dry-run estimates hours")
     typed: dict = field(default_factory=dict)  # {setting: value}, of those on the command line
 
     def __post_init__(self):

@@ -116,7 +116,7 @@ def open_job(path, make, resume=False):
             stack.enter_context(checkpoint.lock(path))
         ranks.note_begin()
         job.begin(saved)
-        stack.callback(job.log.close)
+        stack.enter_context(job.log.file)
         yield job
 
 

@@ -5,7 +5,7 @@ import platform
 import subprocess
 import sys
 import time
-import warnings
+from datetime import timedelta
 from pathlib import Path
 from shutil import which
 
@@ -36,11 +36,8 @@ def test_line(nats, corpus, recipe, T):
 
 
 def clock(seconds):
-    """Seconds as 5s, 4m05s or 3h04m."""
-    minutes, s = divmod(int(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60}h{minutes % 60:02}m"
-    return f"{minutes}m{s:02}s" if minutes else f"{s}s"
+    """Return seconds as 0:04:05."""
+    return timedelta(seconds=int(seconds))
 
 
 class Log:
@@ -112,12 +109,8 @@ class Log:
                   + (f" | {state.skipped} steps skipped" if state.skipped else ""), flush=True)
 
     def flush(self):
-        """All lines are on the disk after this."""
+        """Write all lines to the disk."""
         os.fsync(self.file.fileno())
-
-    def close(self):
-        """No line comes after this."""
-        self.file.close()
 
 
 def is_known(line, state):
@@ -136,15 +129,13 @@ def read_metrics(path):
 def draw(path, corpus):
     """curve.png beside metrics.tsv, drawn from it."""
     rows, unit = read_metrics(path), corpus.unit
-    title = f"{path.parent.name}: {corpus.name.split(' (')[0]}"
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for column, style, label in (("train", "-", "training, mean since the last point"),
                                  ("valid", "o-", "validation, with the memory of evaluation")):
         points = [(int(row["tokens"]) / 1e6, float(row[column])) for row in rows if row[column]]
         axes.plot(*zip(*points) if points else ((), ()), style, markersize=4, label=label)
-    axes.set(xlabel="tokens read (millions)", ylabel=f"loss ({unit})", xlim=(0, None),
-             title=title.replace("$", r"\$"))  # it stands around formulas
+    axes.set(xlabel="tokens read (millions)", ylabel=f"loss ({unit})", xlim=(0, None))
     if unit == "bpc":
         axes.set(ylim=(0, None))
     else:  # it begins near the size of the vocabulary
@@ -152,9 +143,7 @@ def draw(path, corpus):
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set(major_formatter="{x:,.0f}", minor_locator=NullLocator())
     axes.legend()
-    with warnings.catch_warnings():  # of a letter in a file's name that the font lacks
-        warnings.simplefilter("ignore")
-        figure.savefig(path.with_name("curve.png"), dpi=120)
+    figure.savefig(path.with_name("curve.png"), dpi=120)
 
 
 def metrics_header(parameters, job):

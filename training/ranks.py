@@ -124,24 +124,22 @@ def on_rank_0(function, *arguments):
     return broadcast(function(*arguments) if RANK == 0 else None)
 
 
-def all_gather(*numbers):
-    """Return a list of all ranks' numbers, the same bits on each rank."""
-    if COUNT == 1:
-        return [numbers]
-    mine = torch.tensor(numbers, dtype=torch.float64)
-    everyone = [torch.empty_like(mine) for _ in range(COUNT)]
-    dist.all_gather(everyone, mine)
-    return [z.tolist() for z in everyone]
+def all_reduce(numbers, operation):
+    """Return each of the numbers, reduced over the ranks; the same bits on each rank."""
+    z = torch.tensor(numbers, dtype=torch.float64)
+    if COUNT > 1:
+        dist.all_reduce(z, operation)
+    return z.tolist()
 
 
 def mean(number):
     """Return the mean of a number over the ranks."""
-    return sum(z for (z,) in all_gather(number)) / COUNT
+    return all_reduce([number], dist.ReduceOp.SUM)[0] / COUNT
 
 
 def largest(*numbers):
     """Return each number's largest value over the ranks."""
-    return [max(column) for column in zip(*all_gather(*numbers))]
+    return all_reduce(numbers, dist.ReduceOp.MAX)
 
 
 def broadcast(value):

@@ -36,7 +36,7 @@ def test_metrics_are_means_of_finite_steps_since_the_last_line(tmp_path, capsys)
 
 
 @pytest.mark.parametrize("now, said", [(4.9, ""), (5.1, (
-    "step 30 | 25% | loss of this step 2.885 bpc | 90 tok/s | 1m40s, 5m00s left | 2 steps "
+    "step 30 | 25% | loss of this step 2.885 bpc | 90 tok/s | 0:01:40, 0:05:00 left | 2 steps "
     "skipped\n"))])
 def test_the_log_line_by_a_clock(now, said, monkeypatch, capsys):
     """After five seconds at the earliest; of 100 seconds a quarter is done, so 300 are left."""
