@@ -169,7 +169,7 @@ def is_validation_due(recipe, state):
     return state.step % recipe.eval_every == 0 or done == 1
 
 
-def validate_and_save(job):
+def validate_and_save(job, stop):
     """Validate if it is due; save before and after that, and every save_minutes."""
     recipe, state = job.recipe, job.state
     if job.reader is not None and is_validation_due(recipe, state):
@@ -183,7 +183,7 @@ def validate_and_save(job):
         if loss < state.lowest:  # never if it is not a number
             state.lowest = loss
             job.save_best()
-        if ranks.broadcast(time.perf_counter() - start) > 1:  # else it may be repeated
+        if stop.agree(time.perf_counter() - start) > 1:  # else it may be repeated
             job.save()
     elif state.seconds - job.saved_at > 60 * recipe.save_minutes:
         job.save()
@@ -200,9 +200,9 @@ def fit(job):
     recipe, state = job.recipe, job.state
     with Stop() as stop:  # in here Ctrl-C, SIGTERM wait for the end of a step
         while True:
-            validate_and_save(job)
+            validate_and_save(job, stop)
             done = fraction_done(recipe, state)
-            if stop.requested() or done == 1:
+            if stop.number or done == 1:
                 job.save()
                 return stop.number
             start = time.perf_counter()
@@ -213,7 +213,7 @@ def fit(job):
                 state.memory = None  # every lane restarts, without context
             loss, norm, state.memory = train_step(
                 job.learner, job.optimizer, x, y, state.memory, recipe)
-            seconds = time.perf_counter() - start
+            seconds = stop.agree(time.perf_counter() - start)
             state.record_step(x, math.isfinite(loss + norm), seconds)
             done = fraction_done(recipe, state)
             job.log.training(state, recipe, rate, loss, norm, done)

@@ -42,7 +42,7 @@ class State:
         """Add one step, on x (B, T)."""
         self.step += 1
         self.tokens += x.numel() * ranks.COUNT
-        (self.seconds,) = ranks.largest(self.seconds + seconds)
+        self.seconds += seconds
         self.skipped += not finite
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
 
@@ -209,9 +209,9 @@ class Stop:
     """Let Ctrl-C and SIGTERM end a run between two steps, so that what is saved is complete.
 
         with Stop() as stop:
-            while not stop.requested():     several ranks stop after the same step
+            while not stop.number:              the signal's number, once it is agreed upon
                 ...
-        stop.number                         of the signal that was found then; 0: none
+                seconds = stop.agree(seconds)   all ranks stop after the same step
 
     A second signal exits at once; the checkpoint on disk is complete at any moment.  Several ranks
     may each get a signal, or get it twice (from the cluster, and from torchrun, which passes it
@@ -230,13 +230,14 @@ class Stop:
             os._exit(128 + signal_number)
         self.received = self.received or signal_number
 
-    def requested(self):
-        """Return whether a signal has come, to any rank."""
-        self.number = int(*ranks.largest(self.received))
-        return self.number > 0
+    def agree(self, seconds):
+        """Return the largest of the ranks' seconds, and note a signal that has come to any rank."""
+        seconds, number = ranks.largest(seconds, self.received)
+        self.number = int(number)
+        return seconds
 
     def __exit__(self, *exception):
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
-        if self.received and not self.number:  # it came after the last question
+        if self.received and not self.number:  # it came after the last agreement
             signal.raise_signal(self.received)

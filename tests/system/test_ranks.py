@@ -133,6 +133,15 @@ def test_a_rank_is_one_of_several(environment, wanted, monkeypatch):
     assert (found["RANK"], found["COUNT"]) == wanted
 
 
+def test_ranks_agree_twice_a_step(text, tmp_path, monkeypatch):
+    """On the loss in train_step; on seconds and a signal after it, and after a validation."""
+    calls, reduce = [], ranks.all_reduce
+    monkeypatch.setattr(ranks, "all_reduce", lambda *given: calls.append(given) or reduce(*given))
+    argv = ["--text", str(text), "--steps", "8", "--out", str(tmp_path / "run")]
+    assert train.main([*FLAGS, *argv]) == 0
+    assert len(calls) == 2 * 8 + 2
+
+
 # ---- two ranks are one --------------------------------------------------------------------------
 
 def small_model():
