@@ -45,11 +45,9 @@ lesson_5 = import_module("05_full_model")
 # ---- learning rate, one step --------------------------------------------------------
 
 def fraction_done(recipe, state):
-    """How much of the run is done, 0 to 1, by whichever length it was given."""
+    """Return the fraction of the run that is done, 0 to 1, in minutes or steps."""
     if recipe.minutes:
         return min(1.0, state.seconds / (60 * recipe.minutes))
-    if recipe.tokens:
-        return min(1.0, state.tokens / recipe.tokens)
     return min(1.0, state.step / recipe.steps)
 
 

@@ -82,7 +82,7 @@ def dry_run(flags, device):
     B, T = recipe.batch, recipe.segment
     at_a_time = recipe.micro_batch if recipe.micro_batch < B else 0
     needs = bytes_of_run(config, parameters, B, T, dtype, at_a_time, recipe.optimizer)
-    steps, flops = recipe.steps or math.ceil(recipe.tokens / (B * T)), flops_per_step(config, B, T)
+    steps, flops = recipe.steps, flops_per_step(config, B, T)
     print(f"{name} on {recipe.text or recipe.dataset}, vocabulary {config.vocab_size:,}\n"
           f"parameters       {parameters:,}\n"
           f"memory needed    about {sum(needs.values()) / 1e9:.1f} GB at the peak, {dtype}; "

@@ -145,8 +145,8 @@ def chosen(flags, device, saved=None):
             raise ValueError(f"{H} heads do not divide the model width {D}")
         sizes["d_head"] = D // H
     training = {key: typed[key] for key in typed.keys() - MODEL_FLAGS.keys()}
-    if training.keys() & {"steps", "tokens", "minutes"}:
-        training = {"steps": 0, "tokens": 0, "minutes": 0.0} | training
+    if training.keys() & {"steps", "minutes"}:
+        training = {"steps": 0, "minutes": 0.0} | training
     return name, replace(config, **sizes), replace(recipe, **training)
 
 
@@ -160,14 +160,12 @@ def for_vocabulary(config, V, flags):
 
 
 def say_what_a_gpu_trains(flags, device):
-    """Without a GPU a benchmark's name alone trains a small model: say so."""
+    """Say that without a GPU a benchmark's name alone trains a small model."""
     name = flags.typed.get("dataset")
     large, small = presets.DATASETS.get(name, (None, None))
     if device == "cpu" and large != small and not flags.model:
-        recipe = presets.RECIPES[large]
-        print(f"no GPU here: training the small model {small!r} on {name}; {large!r} takes one, "
-              f"for {recipe.steps:,} steps of {recipe.batch} x {recipe.segment} tokens "
-              f"(--model {large} forces it)")
+        print(f"no GPU here: training the small model {small!r} on {name}; {large!r} needs one "
+              f"(--model {large} trains it here, too)")
 
 
 def folder_of(flags, name, recipe):

@@ -56,7 +56,7 @@ class Recipe:
     dataset: str = option("stdlib", ", ".join(DATASETS))
     batch: int = option(16, "lanes B", least=1)
     segment: int = option(128, "segment length T", least=1)
-    steps: int = option(0, "length of the run in steps (or --tokens, or --minutes)")
+    steps: int = option(0, "length of the run in steps (or --minutes)")
     lr: float = option(3e-3, "highest learning rate", least=ABOVE_0)
     warmup: int = option(100, "steps until it is reached")
     eval_segment: int = option(512, "least T of evaluation; a longer one gives equal losses", least=1)
@@ -70,8 +70,7 @@ class Recipe:
     eval_every: int = option(1000, "steps between validations; 0: at each tenth of the run")
     eval_tokens: int = option(100_000, "validation tokens during training; 0: all")
     log_every: int = option(50, "steps between lines of metrics.tsv", least=1)
-    tokens: int = option(0, "length of the run in tokens, in place of steps")
-    minutes: float = option(0.0, "length of the run in minutes of training, in place of steps")
+    minutes: float = option(0.0, "length of the run in minutes of training, instead of steps")
     text: str = option("", "train on this file instead of a dataset, as bytes, cut 90/5/5")
     drop_newlines: bool = option(False, "enwik8 as the authors count it: V = 204")
     micro_batch: int = option(0, "lanes at a time, gradients accumulated; 0: all")
@@ -85,9 +84,9 @@ class Recipe:
 
     def __post_init__(self):
         check(self)
-        if sum(length > 0 for length in (self.steps, self.tokens, self.minutes)) != 1:
-            raise ValueError("a run needs one length above 0, --steps, --tokens or --minutes, and "
-                             f"only one; got {self.steps}, {self.tokens} and {self.minutes}")
+        if (self.steps > 0) == (self.minutes > 0):
+            raise ValueError("a run needs one length above 0, --steps or --minutes, got "
+                             f"{self.steps} and {self.minutes}")
 
 
 WT103_CUTOFFS = (20_000, 40_000, 200_000)
