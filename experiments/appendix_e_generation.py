@@ -124,11 +124,10 @@ def sample(model, prompts, recipe, given):
     """Return {kind: [the texts (B, n) of each seed]} after prompts (B, P)."""
     reader, new = fast.prepared(model), {"with memory": [], "without memory": []}
     prompts = prompts.to(given.device)
-    with machine.finite_logits():
-        for seed in given.seeds:
-            with train.evaluating(reader, recipe):
-                new["with memory"].append(continued(reader, prompts, given, seed))
-            new["without memory"].append(continued(reader, prompts, given, seed, recipe.segment))
+    for seed in given.seeds:
+        with train.evaluating(reader, recipe):
+            new["with memory"].append(continued(reader, prompts, given, seed))
+        new["without memory"].append(continued(reader, prompts, given, seed, recipe.segment))
     return new
 
 

@@ -360,15 +360,10 @@ class Reader:
         if self.model.training:
             raise ValueError("a Reader reads in eval mode, since a dropout would draw "
                              "anew what it keeps; call eval() first")
-        if memory is None:
-            return
-        if not isinstance(memory, Memory):
-            raise ValueError("memory must be None or what a Reader of this model has "
-                             f"returned, got {validate.described(memory)}")
-        if memory.model is not self.model:
-            raise ValueError("memory is that of another model")
-        if memory.lanes != len(x):
-            raise ValueError(f"memory is that of {memory.lanes} lanes, x has {len(x)}")
+        fits = isinstance(memory, Memory) and (memory.model, memory.lanes) == (self.model, len(x))
+        if not (memory is None or fits):
+            raise ValueError("memory must be None or what a Reader of this model has returned "
+                             f"for {len(x)} lanes, got {validate.described(memory)}")
 
     @torch.no_grad()
     def __call__(self, x, memory=None, y=None, last_only=False):

@@ -106,9 +106,6 @@ def parse(argv, description):
         default = f" (default: {z.default})" if z.type in (int, float) and z.default else ""
         add_flag(group, z, z.metadata["help"] + default)
     values = vars(parser.parse_args(argv))
-    for name, value in values.items():
-        if value in ([], "--") and name != "cutoffs":  # what argparse makes of --text=--
-            parser.error(f"{flag(name)} needs a value")
     if "cutoffs" in values:
         values["cutoffs"] = tuple(values["cutoffs"])
     if "text" in values:

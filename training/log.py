@@ -11,7 +11,6 @@ from shutil import which
 
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 
 from training import ranks
 from training.checkpoint import write
@@ -140,8 +139,6 @@ def draw(path, corpus):
         axes.set(ylim=(0, None))
     else:  # it begins near the size of the vocabulary
         axes.set(yscale="log", ylabel="perplexity (logarithmic)")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set(major_formatter="{x:,.0f}", minor_locator=NullLocator())
     axes.legend()
     figure.savefig(path.with_name("curve.png"), dpi=120)
 

@@ -2,7 +2,6 @@
 import ctypes
 import sys
 import timeit
-from contextlib import contextmanager
 
 import torch
 
@@ -50,15 +49,3 @@ def choose_dtype(recipe, config, device):
     dtype = "bf16" if ratio >= 1.5 else "float32"
     print(f"dtype: {dtype}, as a product in bf16 is {ratio:.1f} times as fast as in float32 here")
     return dtype
-
-
-@contextmanager
-def finite_logits():
-    """ValueError, one sentence, if the block cannot sample since the logits are not finite."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "probability tensor" not in str(error):
-            raise
-        raise ValueError("the model's logits are not finite, so it cannot be sampled; train it "
-                         "with smaller --lr and --muon-lr") from None

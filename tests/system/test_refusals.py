@@ -47,7 +47,6 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--steps 0", "one length above 0"),
         (NEW + "--lr 0", "--lr must be above 0, got 0"),
         (NEW + "--lr x", "--lr: invalid float value"),
-        (NEW + "--text=--", "--text needs a value"),
         (NEW + "--batch 0", "--batch must be at least 1, got 0"),
         (NEW + f"--seed {10**30}", "--seed must be at most"),
         (NEW + f"--eval-mem-len {2**63}", "--eval-mem-len must be at most"),
