@@ -1,13 +1,12 @@
-"""Checkpoints that survive what happens to a run of days: a kill, a full disk, a flipped bit.
+"""Checkpoints that survive a kill, a full disk, a flipped bit.
 
-    checkpoint.pt.part   the new one is written here and flushed to the disk; then
-    previous.pt          what was checkpoint.pt gets this name, and
-    checkpoint.pt        the new one gets this; a rename is done or not, never half
+    checkpoint.pt.part   a new checkpoint is written here and flushed to the disk;
+    previous.pt          then the old checkpoint.pt is renamed to this,
+    checkpoint.pt        and the new one to this; a rename is atomic
 
-So at any moment a whole checkpoint is on the disk, and mostly two.  What comes back is checked:
-torch.save writes a zip archive, whose records carry a checksum each (CRC-32).  torch.load does not
-look at them; here the standard library does, and if the newest checkpoint is damaged, the one
-before it is used.  A file whose checksums hold is believed.
+So at any moment a complete checkpoint is on the disk, and mostly two.  torch.save writes a zip
+archive, whose records have checksums (CRC-32).  torch.load ignores them, so they are compared here
+by the standard library; if the newest checkpoint is damaged, the one before it is used.
 """
 import warnings
 from zipfile import ZipFile
@@ -19,16 +18,16 @@ from training import ranks
 
 try:
     import fcntl
-except ImportError:  # Windows: there nobody watches over the folder
+except ImportError:  # on Windows nothing guards the folder
     fcntl = None
 
-FORMAT = "transformer-xl-from-scratch 8"  # what a checkpoint of ours calls itself
+FORMAT = "transformer-xl-from-scratch 8"  # identifies our checkpoints
 
 
-# ---- files that are whole, whatever happens -----------------------------------------------------
+# ---- complete files -----------------------------------------------------------------------------
 
 def write(path, fill, mode="w", backup=None):
-    """Write a complete file (support/files.py).  OSError, with its name, if that fails."""
+    """Write a complete file (support/files.py).  OSError, with the path, if that fails."""
     try:
         write_atomically(path, fill, mode, backup)
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
@@ -36,12 +35,12 @@ def write(path, fill, mode="w", backup=None):
 
 
 def save(path, content, backup=None):
-    """Write a checkpoint; what it replaces is kept as `backup`, if given."""
+    """Write a checkpoint; the one that it replaces is renamed to `backup`, if given."""
     write(path, lambda file: torch.save(content, file), "wb", backup)
 
 
 class Content(dict):
-    """What a checkpoint holds, and the path that it came from."""
+    """The content of a checkpoint, and its path."""
 
     path = None
 
@@ -49,7 +48,7 @@ class Content(dict):
 def load(path):
     """Read a checkpoint -> Content, on the CPU, without running any code in it.
 
-    ValueError if it is not there, damaged, or something else.
+    ValueError if it is missing, damaged, or not a checkpoint.
     """
     if not path.is_file():
         raise ValueError(f"no checkpoint at {path}; train first, or name its folder with --out")
@@ -57,25 +56,25 @@ def load(path):
         with ZipFile(path) as archive:
             if damaged := archive.testzip():  # compares the checksums
                 raise ValueError(f"bad CRC-32 of {damaged}")
-        with warnings.catch_warnings():  # of a foreign pickle; the refusal below says it better
+        with warnings.catch_warnings():  # about a foreign pickle; the error below is clearer
             warnings.simplefilter("ignore")
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except MemoryError:  # says nothing about the file
+    except MemoryError:
         raise
-    except Exception as error:  # cut off, flipped, not a checkpoint, or a pickle that runs code
+    except Exception as error:  # truncated, a flipped bit, another file, a pickle that runs code
         reason = (str(error) or type(error).__name__).splitlines()[0][:100]
-        raise ValueError(f"{path} is damaged or no checkpoint of train.py ({reason})") from None
+        raise ValueError(f"{path} is damaged or not a train.py checkpoint ({reason})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a checkpoint of train.py (it does not say {FORMAT!r})")
+        raise ValueError(f"{path} is not a train.py checkpoint (its format is not {FORMAT!r})")
     content = Content(content)
     content.path = path
     return content
 
 
 def load_first_valid(*paths):
-    """Return the content of the first of these checkpoints that is there and whole.
+    """Return the content of the first of these checkpoints that exists and is intact.
 
-    A damaged one that is passed over is reported.  ValueError if none is left.
+    Reports a damaged one.  ValueError if none is left.
     """
     there = [path for path in paths if path.exists()] or paths[:1]
     for path, next_one in zip(there, there[1:]):
@@ -87,20 +86,20 @@ def load_first_valid(*paths):
 
 
 def to_evaluate(out):
-    """Return the content of the checkpoint that is evaluated: the best, or else the last."""
+    """Return the content of the checkpoint to evaluate: the best, otherwise the last."""
     return load_first_valid(*(out / f"{name}.pt" for name in ("best", "checkpoint", "previous")))
 
 
 # ---- random numbers -----------------------------------------------------------------------------
 
 def random_state(device):
-    """The random state of every rank, a row each: to draw on as if nothing had happened."""
+    """Return the random state of every rank, a row each."""
     return {"random": ranks.gather(torch.get_rng_state()[None]), "random_cuda": (
         ranks.gather(torch.cuda.get_rng_state()[None]) if device == "cuda" else None)}
 
 
 def set_random_state(content, seed):
-    """The same back; with another number of ranks a new one from the seed."""
+    """Restore this rank's random state; with another number of ranks use the seed."""
     rows, rows_cuda = content["random"], content["random_cuda"]
     if len(rows) != ranks.COUNT:
         torch.manual_seed(seed + ranks.RANK)
@@ -116,8 +115,9 @@ def set_random_state(content, seed):
 # ---- one run in a folder ------------------------------------------------------------------------
 
 def lock(folder):
-    """Keep other runs out of a folder -> the open file that does so until it is closed, or the
-    process ends.  ValueError if another run holds it.
+    """Lock a folder against other runs -> the open file: closing it, or an exit, releases the lock.
+
+    ValueError if another run holds it.
     """
     file = open(folder / "lock", "a")
     try:
@@ -125,8 +125,8 @@ def lock(folder):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise ValueError(f"{folder} belongs to a run that is going on: wait for its end, or name "
-                         "another folder with --out") from None
-    except OSError as error:  # a network file system that knows no locks
+        raise ValueError(f"{folder} is in use by another run: wait for its end, or use another "
+                         "folder with --out") from None
+    except OSError as error:  # a network file system without locks
         print(f"{folder} cannot be locked ({error}): let no other run use it")
     return file

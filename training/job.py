@@ -1,7 +1,7 @@
-"""One run, of train.py or of an experiment: what is trained, how far it is, and its folder.
+"""A run of train.py or of an experiment: what is trained, its progress, and its folder.
 
     with open_job(path, make, resume) as job:           a new run, or the one in the folder
-        job.model, job.optimizer, job.batches, ...      all that the loop works with
+        job.model, job.optimizer, job.batches, ...      everything that the loop uses
         job.save()                                      a resumed run continues from here
 
 Stop, at the end, lets Ctrl-C and SIGTERM end a run between two steps.
@@ -26,20 +26,20 @@ lesson_5 = import_module("05_full_model")
 
 @dataclass
 class State:
-    """The progress of a training, except the place in the text, which the Batches know."""
+    """The progress of a run, except its position in the text (Batches)."""
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0  # of training, without evaluations
     memory: list = None  # N tensors (B, m, D), of this rank's lanes
-    skipped: int = 0  # steps whose loss or gradient was not finite
+    skipped: int = 0  # steps with a loss or gradient that was not finite
     skipped_in_a_row: int = 0
     lowest: float = math.inf  # lowest validation loss so far, in nats
     validated_at: int = 0  # the step of the last validation
-    tenths_validated: int = 0  # of the run that were done then
+    tenths_validated: int = 0  # tenths of the run that were done then
 
     def record_step(self, x, finite, seconds):
-        """Add one step, on x (B, T)."""
+        """Count one step, on x (B, T)."""
         self.step += 1
         self.tokens += x.numel() * ranks.COUNT
         self.seconds += seconds
@@ -50,9 +50,8 @@ class State:
         """Raise ValueError after ten steps in a row that were not finite."""
         if self.skipped_in_a_row == 10:
             raise ValueError(f"ten steps in a row, up to step {self.step}, had a loss or gradient "
-                             "that is not finite, so training stops; none of them has reached the "
-                             "weights, nor those saved. Begin anew with smaller --lr and "
-                             "--muon-lr, and another --out")
+                             "that is not finite; the weights, also those saved, are from before. "
+                             "Start again with smaller --lr and --muon-lr, and another --out")
 
 
 # ---- text, folder, checkpoint -------------------------------------------------------------------
@@ -60,46 +59,45 @@ class State:
 def read_corpus(recipe, data_dir, saved=None, similar=False):
     """Return the run's corpus.  ValueError if it is not the one that a checkpoint was trained on.
 
-    `similar`: the library of another Python will also do, read in the checkpoint's tokens.
+    `similar` also accepts the library of another Python, in the checkpoint's vocabulary.
     """
-    with ranks.rank_0_first():  # it may fetch and unpack
+    with ranks.rank_0_first():  # it may download and unpack
         corpus = load(recipe.text or recipe.dataset, root=data_dir,
                       drop_newlines=recipe.drop_newlines)
     if saved and (saved["vocab"], saved["text"]) != (corpus.vocab, checksum(corpus)):
         if similar and recipe.dataset == "stdlib" and not recipe.text:
             print(f"{corpus.name} is the library of another Python than the model was trained on; "
-                  "a file that stands in both is in the same split of both")
+                  "a file that is in both is in the same split of both")
             return with_vocabulary(corpus, saved["vocab"])
         raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it "
                          f"has changed since ({len(saved['vocab'])} symbols then, "
-                         f"{len(corpus.vocab)} now); put the old one back, or train anew "
-                         "in another folder")
+                         f"{len(corpus.vocab)} now); restore it, or train in another folder")
     return corpus
 
 
 def find_checkpoint(path, resume):
-    """Return the content of the checkpoint to continue from; None for a new run.
+    """Return the content of the checkpoint to resume from; None for a new run.
 
-    A run of this torchrun, whose ranks have been restarted, also continues.  ValueError if a new
-    run would overwrite one, or if there is none to resume.
+    After a restart by torchrun its own run also resumes.  ValueError if a new run would overwrite
+    another one, or if there is none to resume.
     """
     last, before, has_run = path / "checkpoint.pt", path / "previous.pt", any(path.glob("*.pt"))
     if not resume and not (has_run and ranks.is_own_restart()):
         if has_run:
-            raise ValueError(f"{path} holds a run already: add --resume to go on with it, "
-                             "or keep it and name another folder with --out")
+            raise ValueError(f"{path} holds a run already: resume it with --resume, or use another "
+                             "folder with --out")
         return None
     saved = checkpoint.load_first_valid(last, before)
     if saved.path == before:
-        last.unlink(missing_ok=True)  # damaged: the next save must not make it the one before
+        last.unlink(missing_ok=True)  # damaged: the next save must not rename it to `before`
     return saved
 
 
 @contextmanager
 def open_job(path, make, resume=False):
-    """Yield the job in the folder `path`, new or continued; the folder is locked until the end.
+    """Yield the job in the folder `path`, new or resumed; the folder is locked until the end.
 
-    make(saved) builds the Job from a checkpoint's content or, if that is None, a new one.
+    make(saved) builds the Job from the content of a checkpoint or, from None, a new Job.
     """
     with ExitStack() as stack:
         saved = None
@@ -107,11 +105,11 @@ def open_job(path, make, resume=False):
             if path.is_dir():
                 stack.enter_context(checkpoint.lock(path))
             saved = find_checkpoint(path, resume)
-        chosen = ranks.broadcast(saved and saved.path)  # by rank 0; the others read the same
+        chosen = ranks.broadcast(saved and saved.path)  # the others read the same file
         if chosen and saved is None:
             saved = checkpoint.load(chosen)
         job = make(saved)
-        if ranks.RANK == 0 and not path.is_dir():  # a run that was refused leaves no folder
+        if ranks.RANK == 0 and not path.is_dir():  # a rejected run leaves no folder
             path.mkdir(parents=True)  # FileExistsError if another run was faster
             stack.enter_context(checkpoint.lock(path))
         ranks.note_begin()
@@ -123,13 +121,13 @@ def open_job(path, make, resume=False):
 # ---- the run ------------------------------------------------------------------------------------
 
 class Job:
-    """All that a run consists of.
+    """Everything about a run.
 
-    path, name             the folder, what the model is called
+    path, name             the folder, the model's name
     model, recipe, corpus  the model, the settings of its training, the text
-    reader                 what evaluates, such as fast.py's Reader; None: nothing is validated
-    batches                the place in the text
-    learner                the model as train_step gets it: with several ranks, wrapped by ranks.parallel
+    reader                 the model for evaluation, such as a Reader; None: no validation
+    batches                the segments of the text, and the position in it
+    learner                the model for train_step; with several ranks, wrapped
     optimizer, state, log  what else changes with each step
     """
 
@@ -140,13 +138,13 @@ class Job:
         self.reader = reader
         self.device = next(model.parameters()).device
         self.state, self.log, self.saved_at, self.on_disk = State(), Log(), 0.0, None
-        self.fixed_content = {  # of the checkpoints
+        self.fixed_content = {  # the part of all checkpoints that never changes
             "format": checkpoint.FORMAT, "name": name, "config": asdict(model.config),
             "recipe": asdict(recipe), "vocab": corpus.vocab, "text": checksum(corpus)}
         machine.tune(self.device.type)
 
     def begin(self, saved=None):
-        """Prepare the first step of a new run, or the next one of a checkpoint, bit for bit."""
+        """Prepare the first step of a new run, or the next one after a checkpoint, bit for bit."""
         mine, place = ranks.my_lanes(self.recipe.batch), saved["batches"] if saved else {}
         self.batches = Batches(self.corpus, self.recipe, self.device, **place)
         if saved:
@@ -160,25 +158,25 @@ class Job:
         elif ranks.RANK:  # each rank draws its own dropout
             torch.manual_seed(self.recipe.seed + ranks.RANK)
         x, y = self.batches.segment(0)
-        part = slice(self.recipe.micro_batch or len(x))  # what goes through the model at a time
+        part = slice(self.recipe.micro_batch or len(x))  # the first micro-batch
         self.learner = ranks.parallel(self.model, x[part], y[part])
         self.log.open(self)
 
     def progress(self):
-        """Return what differs between two checkpoints of a run that are worth saving."""
+        """Return what tells one checkpoint of the run from the next."""
         return self.state.step, self.state.validated_at
 
     def save_best(self):
-        """Write best.pt: all that evaluating and sampling need."""
+        """Write best.pt: everything that evaluation and sampling need."""
         if ranks.RANK == 0:
             checkpoint.save(self.path / "best.pt", self.fixed_content | {
                 "model": self.model.state_dict(), "state": vars(self.state) | {"memory": None}})
 
     def save(self):
-        """Write checkpoint.pt, all that resuming needs, unless it is there; keep the one before as
-        previous.pt.
+        """Write checkpoint.pt, everything that resuming needs, if something has changed; keep the
+        one before as previous.pt.
 
-        The saved memory covers all B lanes, in stream order, so that the run can continue with
+        The saved memory covers all B lanes, in stream order, so that the run can be resumed with
         another number of ranks.
         """
         if self.on_disk == self.progress():
@@ -189,14 +187,14 @@ class Job:
             "state": vars(self.state) | {"memory": memory}, "batches": self.batches.state(),
             "log": self.log.state()}
         if ranks.RANK == 0:
-            self.log.flush()  # its lines are on the disk before the checkpoint
+            self.log.flush()  # its lines must be on the disk before the checkpoint
             checkpoint.save(self.path / "checkpoint.pt", content, self.path / "previous.pt")
-        ranks.broadcast(None)  # no rank continues, or exits, before it is written
+        ranks.broadcast(None)  # no rank continues or exits before the file is written
         self.saved_at, self.on_disk = self.state.seconds, self.progress()
 
 
 def load_model(saved, device):
-    """Return the model of a checkpoint's content, in eval mode, its Recipe and its State."""
+    """Return the model of a checkpoint, in eval mode, its Recipe and its State."""
     config, recipe = presets.Config(**saved["config"]), presets.Recipe(**saved["recipe"])
     model = lesson_5.TransformerXL(config)
     model.load_state_dict(saved["model"])
@@ -213,9 +211,8 @@ class Stop:
                 ...
                 seconds = stop.agree(seconds)   all ranks stop after the same step
 
-    A second signal exits at once; the checkpoint on disk is complete at any moment.  Several ranks
-    may each get a signal, or get it twice (from the cluster, and from torchrun, which passes it
-    on), so there the first one is enough.
+    A second signal exits at once; the checkpoint on disk is always complete.  Several ranks may
+    get the same signal twice, from the cluster and from torchrun, so they ignore the second.
     """
 
     def __enter__(self):
@@ -225,7 +222,7 @@ class Stop:
         return self
 
     def handle(self, signal_number, frame):
-        """Called by Python on the signal."""
+        """Record a signal; exit at the second."""
         if self.received and ranks.COUNT == 1:
             os._exit(128 + signal_number)
         self.received = self.received or signal_number

@@ -100,7 +100,7 @@ REFUSED = {  # program: command line, words of the sentence
     "table5_ptb": [("--text a", "unrecognized")],
     "appendix_e_generation": [
         ("--checkpoint nowhere", "no checkpoint at nowhere"),
-        ("--checkpoint short.txt", "is damaged or no checkpoint"),
+        ("--checkpoint short.txt", "is damaged or not a train.py checkpoint"),
         (RUN + "--prompts 9 --n-tokens 60", "take 5,148"), (RUN + "--prompts 1", "--prompts"),
         (RUN + "--memory -1", "--memory"), (RUN + "--dataset stdlib", "unrecognized"),
         (RUN + "--prompts 2 --length 9 --n-tokens 9 --out short.txt", "another folder with --out")],
