@@ -1,8 +1,8 @@
-"""The training text, batch after batch: where a run stands in it, and in what order it comes.
+"""The training text as batches: a run's position in the text, and the order of sentences.
 
     batches = Batches(corpus, recipe, device)
-    for x, y in batches:                x, y (B, T): one segment after the other, for ever
-        if batches.text_begins:         the segment has no past: begin with memory = None
+    for x, y in batches:                x, y (B, T): one segment after the other, without end
+        if batches.text_begins:         the segment has no context: begin with memory = None
 """
 from importlib import import_module
 
@@ -14,14 +14,14 @@ from training import ranks
 
 lesson_1 = import_module("01_vanilla_segments")
 
-BLOCK = 1 << 20  # tokens in which sentences are looked for at a time
+BLOCK = 1 << 20  # tokens that are searched for sentences at a time
 
 
 class Batches:
-    """The segments of this rank's lanes, in the order of the text, again and again.
+    """The segments of this rank's lanes, in the order of the text, repeatedly.
 
-    Sentences that are independent of each other (lm1b's) come in a new order each time.  A run goes
-    on with column and epoch from its checkpoint.  ValueError if the text has too few tokens.
+    Independent sentences (lm1b's) are in a new order in each epoch.  A resumed run passes column
+    and epoch from its checkpoint.  ValueError if the text has too few tokens.
     """
 
     def __init__(self, corpus, recipe, device, column=0, epoch=0):
@@ -29,31 +29,31 @@ class Batches:
         self.T = recipe.segment
         self.mine = ranks.my_lanes(recipe.batch)
         self.column = column  # where the next segment begins
-        self.epoch = epoch  # how often the text has been read
+        self.epoch = epoch  # complete passes over the text
         self.text_begins = False  # whether the last segment was the first of the text
         self.stream = self.lanes()
 
     def lanes(self):
-        """The text as B lanes, (B, L + 1)."""
+        """Return the text as B lanes, (B, L + 1)."""
         if self.corpus.separator is None:
             return lesson_1.lanes(self.corpus.train, self.recipe.batch).to(self.device)
         return SentenceLanes(self.corpus.train, self.recipe.batch, self.corpus.separator,
                              self.recipe.seed, self.epoch)
 
     def state(self):
-        """What a checkpoint keeps of it."""
+        """Return the part that a checkpoint stores."""
         return {"column": self.column, "epoch": self.epoch}
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        """The next segment: x, y (B, T), the last of the text may be shorter."""
+        """Return the next segment x, y (B, T); the last one of the text may be shorter."""
         if self.column >= self.stream.shape[1] - 1:  # all has been read
             self.column = 0
             self.epoch += 1
             if self.corpus.separator is not None:
-                self.stream = None  # makes room
+                self.stream = None  # frees its memory first
                 self.stream = self.lanes()
         self.text_begins = self.column == 0
         x, y = self.segment(self.column)
@@ -61,7 +61,7 @@ class Batches:
         return x, y
 
     def segment(self, column):
-        """x, y (B, T) from this column on; the place in the text stays."""
+        """Return x, y (B, T) from this column on; the position in the text stays."""
         x, y = next(lesson_1.segments(self.stream, self.T, column))
         return x[self.mine].to(self.device), y[self.mine].to(self.device)
 
@@ -69,9 +69,9 @@ class Batches:
 class SentenceLanes:
     """Sentences in a new order for each epoch, as B lanes that `segments` reads like a tensor.
 
-    Lane b is made of every B-th sentence of the order, each as `<S> w1 ... wn`; all lanes end where
-    the shortest does.  stream[:, a:c] finds any columns, so a run can go on where it stopped.
-    shape is (B, L + 1).  tokens are not copied: for each sentence two integers are kept.
+    Lane b consists of every B-th sentence of the order, each as `<S> w1 ... wn`; all lanes end
+    where the shortest one does.  stream[:, a:c] returns any columns, so a run can resume anywhere.
+    shape is (B, L + 1).  Tokens are not copied: each sentence takes two integers.
     """
 
     def __init__(self, tokens, B, separator, seed, epoch):
@@ -80,9 +80,9 @@ class SentenceLanes:
         for i, piece in enumerate(progress(pieces, "finding sentences in part", len(pieces))):
             starts.append(np.flatnonzero(piece.numpy() == separator) + i * BLOCK)
         starts = np.concatenate(starts)
-        n = len(starts) - 1  # the last separator begins no sentence
+        n = len(starts) - 1  # no sentence follows the last separator
         if not 1 <= B <= n:
-            raise ValueError(f"{n:,} sentences cannot be read in {B} lanes")
+            raise ValueError(f"--batch must be 1 to {n:,}, the number of sentences, got {B}")
         order = np.random.default_rng((seed, epoch)).permutation(n)
         for b in progress(range(B), "ordering the sentences of lane", B):
             chosen = order[b::B]
@@ -91,7 +91,7 @@ class SentenceLanes:
         self.shape = B, 1 + min(int(ends[-1]) for ends, _ in self.lanes)
 
     def __getitem__(self, index):
-        """stream[:, a:c] -> the tokens of columns a to c of all lanes, (B, c - a)."""
+        """Return the tokens of columns a to c of all lanes, (B, c - a), for stream[:, a:c]."""
         _, columns = index
         columns = np.arange(*columns.indices(self.shape[1]))
         places = []

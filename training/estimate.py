@@ -8,8 +8,8 @@ from training.flags import for_vocabulary, chosen
 
 
 def bands(config):
-    """Width, rows and share of the targets of each band of the softmax (adaptive_softmax.py; else
-    one for all); targets are taken to be as rare as 1 / rank (Zipf), and all ask the head.
+    """Yield width, rows and share of the targets for each band of the (adaptive) softmax.  Targets
+    are assumed to be as frequent as 1 / rank (Zipf); every target needs the head.
     """
     V, tails = config.vocab_size, config.cutoffs
     yield config.d_model, (*tails, V)[0] + len(tails), 1
@@ -18,11 +18,11 @@ def bands(config):
 
 
 def flops_per_step(config, B, T):
-    """Floating-point operations of one training step: three times those of its forward pass.
+    """Return the floating-point operations of a training step: three times its forward pass.
 
-    Counted are the matrix products, two for each multiplication and addition, with a full memory:
-    for one token and layer 2 (2 D HC + 2 D FF + (K/T) 2 D HC + 3 K HC).  Cells that the mask hides
-    are in it; the projection of R, one for all lanes, is not.
+    These are the matrix products with a full memory, two operations for each multiply-add: per
+    token and layer 2 (2 D HC + 2 D FF + (K/T) 2 D HC + 3 K HC).  Masked cells count; the projection
+    of R, one for all lanes, does not.
     """
     D, FF, HC, K = config.d_model, config.d_inner, config.n_head * config.d_head, config.mem_len + T
     products = B * T * D * HC + B * K * D * 2 * HC  # q; k and v
@@ -34,12 +34,12 @@ def flops_per_step(config, B, T):
 
 
 def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam"):
-    """Estimate the most that training with B lanes holds on a GPU, in bytes, by what it is for.
+    """Estimate the peak memory of training with B lanes on a GPU, in bytes -> {purpose: bytes}.
 
-    Activations, of the lanes that are read at a time (0: all), are what their backward pass needs:
-    of a matrix product its inputs, b bytes a number; of a norm its input and of a softmax its
-    result, 4 bytes; of a dropout a mask, 1 byte.  An estimate: a CPU and --plain hold more, and
-    CUDA itself and gaps between tensors are not in it.
+    Activations, of at_a_time lanes (0: all), are stored for the backward pass: the inputs of a
+    matrix product, b bytes per element; the input of a norm and the result of a softmax, 4 bytes;
+    the mask of a dropout, 1 byte.  A CPU and --plain need more; CUDA itself and gaps between
+    tensors are not included.
     """
     N, D, FF, H, M = config.n_layer, config.d_model, config.d_inner, config.n_head, config.mem_len
     HC, K, lanes, b = H * config.d_head, M + T, at_a_time or B, 2 if dtype == "bf16" else 4
@@ -49,14 +49,14 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam")
     again = b if score_mask or b == 2 else 0  # the softmax's result, dropped out or in 16 bits
     layer += H * T * K * (4 + score_mask + again)
     softmax = [4 * T * share * rows for _, rows, share in bands(config)]
-    # Beside them comes and goes the largest of: [memory, h], from which the new memories are cut;
-    # two gradients of the largest band of the softmax; three tensors like the scores of a layer.
+    # Temporary tensors add the largest of: [memory, h], from which the new memories are sliced;
+    # two gradients of the largest band of the softmax; three tensors like a layer's scores
     passing = max(4 * N * B * K * D, lanes * 2 * max(softmax), lanes * 12 * H * T * K)
     activations, gradients = round(lanes * (N * layer + sum(softmax)) + passing), 4 * parameters
-    if not at_a_time:  # in a single backward pass gradients come as activations go
+    if not at_a_time:  # a single backward pass frees activations as it makes gradients
         gradients = max(0, gradients - activations)
     weights = parameters * (14 if dtype == "bf16" else 12)  # bf16: and a copy
-    if optimizer == "muon":  # has one moment of its matrices where Adam has two
+    if optimizer == "muon":  # stores one moment of its matrices, Adam two
         weights -= 4 * N * D * (5 * HC + 2 * FF)
     return {f"weights, moments of {optimizer.title()}": weights,
             "gradients, beyond what the activations leave free": gradients,
@@ -65,7 +65,7 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam")
 
 
 def vocabulary(recipe):
-    """Return the vocabulary size: of a benchmark, which is not fetched, the published one; any
+    """Return the vocabulary size: the published one of a benchmark, which is not downloaded; any
     other text is read.
     """
     if recipe.dataset in SOURCES and not recipe.text:

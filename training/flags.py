@@ -1,7 +1,7 @@
 """The command line: a flag for each setting, and one line for every mistake.
 
-The flags are the fields of Flags and of presets.Recipe, whose help stands beside them, and the
-sizes of lesson 5's Config, whose help is in MODEL_FLAGS.
+The flags are the fields of Flags and of presets.Recipe, with their help, and the sizes of lesson
+5's Config, whose help is in MODEL_FLAGS.
 """
 import argparse
 import sys
@@ -16,18 +16,18 @@ from training import presets, ranks
 from training.presets import flag, option
 
 ROOT = Path(__file__).resolve().parent.parent  # of train.py
-PRETRAINED = ROOT / "pretrained"  # the model that comes with the course, see the README there
+PRETRAINED = ROOT / "pretrained"  # the model that comes with the course
 
 
 @dataclass(frozen=True)
 class Flags:
-    """What train.py is told to do, and where; `typed` has the settings of Recipe and Config."""
+    """What train.py does, and where; `typed` has the settings of Recipe and Config."""
 
     model: str = option("", "a model by its name, see below (default: by dataset and device)")
     data_dir: str = option(str(ROOT / "data"), "where corpora are kept (default: data)")
     device: str = option("", "(default: the best present)", ("cpu", "cuda"))
     out: str = option("", "folder of the run (default: runs/DATASET-MODEL)")
-    resume: bool = option(False, "go on with the run in --out, with the settings it began with")
+    resume: bool = option(False, "resume the run in --out with its original settings")
     eval_only: bool = option(False, "evaluate the run in --out, or else pretrained/, on its test "
                               "split")
     sample: str = option(None, "let the run in --out, or else pretrained/, continue this text")
@@ -35,13 +35,13 @@ class Flags:
     top_k: int = option(40, "most candidates for each token of it; 1: always the best", least=1)
     temperature: float = option(1.0, "below 1 more peaked, above 1 flatter", least=1e-30)
     dry_run: bool = option(False, "print the resources that the run needs, and stop")
-    typed: dict = field(default_factory=dict)  # {setting: value}, of those on the command line
+    typed: dict = field(default_factory=dict)  # {setting: value} of those on the command line
 
     def __post_init__(self):
         presets.check(self)
 
 
-MODEL_FLAGS = {  # of lesson 5's Config; its other fields the corpus or the evaluation decides
+MODEL_FLAGS = {  # the corpus or the evaluation decides the other fields of Config
     "n_layer": "layers N",
     "d_model": "model width D",
     "n_head": "heads H",
@@ -50,13 +50,13 @@ MODEL_FLAGS = {  # of lesson 5's Config; its other fields the corpus or the eval
     "mem_len": "memory length M; 0: no memory",
     "dropout": "of hidden states",
     "dropout_attention": "of attention probabilities",
-    "cutoffs": "where the vocabulary, sorted by frequency, is cut into bands",
-    "div_val": "each further band has vectors so many times narrower",
+    "cutoffs": "indices that split the vocabulary, sorted by frequency, into bands",
+    "div_val": "each band's vectors are div_val times narrower than the last band's",
     "untie_r": "u and v for each layer, not one pair"}
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with one line for a mistake instead of the usage page."""
+    """argparse with a ValueError of one line for a mistake."""
 
     def __init__(self, **options):
         defaults = {"allow_abbrev": False, "argument_default": argparse.SUPPRESS,
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**defaults | options)
 
     def error(self, message):
-        """Raise what main prints."""
+        """Raise ValueError, with the most similar flag."""
         wrong = message.partition("unrecognized arguments: ")[2].split("=")[0].split(" ")[0]
         raise ValueError(f"{message}{validate.near(wrong, self._option_string_actions)} "
                          f"(python {self.prog} --help lists all flags)")
@@ -83,7 +83,7 @@ def add_flag(group, field, text):
 
 
 def by_preset(presets_of, field):
-    """Return the default of a field for --help: what two of the named models have."""
+    """Return the values of a setting in two named models, for --help."""
     if field.type is bool:
         return ""
     laptop, paper = (getattr(presets_of[name], field.name) for name in ("laptop", "enwik8-12L"))
@@ -91,7 +91,7 @@ def by_preset(presets_of, field):
 
 
 def parse(argv, description):
-    """The command line -> Flags.  ValueError, one sentence, if it says what cannot be."""
+    """Parse the command line -> Flags.  ValueError, one sentence, for a mistake."""
     parser = Parser(prog="train.py", description=description,
                     epilog=f"models: {', '.join(presets.MODELS)}")
     group = parser.add_argument_group("data and training")
@@ -115,16 +115,16 @@ def parse(argv, description):
 
 
 def chosen(flags, device, saved=None):
-    """Return the name, Config and Recipe that the flags mean, or those of a checkpoint to resume.
+    """Return the name, Config and Recipe that the flags select, or those of a checkpoint to resume.
 
-    ValueError if there are none such, or if others were typed than were saved.
+    ValueError for an unknown name, and for a setting that differs from the checkpoint's.
     """
     typed = flags.typed
     if saved:
         recipe = saved_recipe(flags, saved, "--resume", {"micro_batch", "save_minutes", "text"})
         return saved["name"], presets.Config(**saved["config"]), recipe
     if "text" in typed and "dataset" in typed:
-        raise ValueError("--text and --dataset name two corpora; give one of them")
+        raise ValueError("--text and --dataset are two corpora; give one of them")
     paper, small = presets.DATASETS.get(typed.get("dataset", "stdlib"), presets.DATASETS["stdlib"])
     name = flags.model or (paper if device == "cuda" else small)
     if name not in presets.MODELS:
@@ -132,7 +132,7 @@ def chosen(flags, device, saved=None):
                          f"{validate.near(name, presets.MODELS)}")
     config, recipe = presets.MODELS[name]
     large = presets.CONFIGS[paper]
-    if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model for as many words
+    if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model, many words
         config = replace(config, vocab_size=large.vocab_size, cutoffs=large.cutoffs,
                          div_val=4 if config.d_model >= 64 else 2)
     sizes = {key: typed[key] for key in typed.keys() & MODEL_FLAGS.keys()}
@@ -148,7 +148,7 @@ def chosen(flags, device, saved=None):
 
 
 def for_vocabulary(config, V, flags):
-    """Return the Config for V symbols, with the bands of a preset that there are words for."""
+    """Return the Config for V symbols, without the bands of a preset that would be empty."""
     if "cutoffs" in flags.typed:
         return replace(config, vocab_size=V)
     fits = tuple(first for first in config.cutoffs if first < V)
@@ -172,8 +172,7 @@ def folder_of(flags, name, recipe):
 
 
 def folder_to_use(flags, name, recipe):
-    """Return the folder to evaluate or sample: pretrained/ if none is named and none was trained.
-    """
+    """Return the folder to evaluate or sample: pretrained/ if none was named or trained."""
     path = folder_of(flags, name, recipe)
     named = flags.out or flags.model or flags.typed.keys() & {"dataset", "text"}
     if named or any(path.glob("*.pt")):
@@ -185,8 +184,8 @@ def folder_to_use(flags, name, recipe):
 def saved_recipe(flags, saved, act, free):
     """Return the Recipe of a checkpoint, with those of the `free` settings that were typed.
 
-    ValueError if another setting was typed than was saved.  A text may have moved: whether it is
-    the same shows when it is read.
+    ValueError if another setting differs from the saved one.  (A text may have moved: its content
+    is compared when it is read.)
     """
     known = saved["config"] | saved["recipe"] | {"model": saved["name"]}
     typed = flags.typed | ({"model": flags.model} if flags.model else {})
@@ -199,8 +198,7 @@ def saved_recipe(flags, saved, act, free):
 
 
 def evaluation_recipe(flags, saved):
-    """Return the Recipe of a checkpoint for --sample and --eval-only: its evaluation may change.
-    """
+    """Return the Recipe of a checkpoint for --sample and --eval-only, which may change lengths."""
     act = "--eval-only" if flags.sample is None else "--sample"
     return saved_recipe(flags, saved, act, {"eval_segment", "eval_mem_len", "eval_clamp_len",
                                             "plain", "text", "seed"})
@@ -209,33 +207,33 @@ def evaluation_recipe(flags, saved):
 # ---- one line for every mistake -----------------------------------------------------------------
 
 def failed(program, sentence):
-    """Say why in one line, and return the exit status."""
+    """Print the reason in one line -> exit status 1."""
     if ranks.RANK:
-        time.sleep(2)  # torchrun ends this process meanwhile, if the first rank has failed
+        time.sleep(2)  # if rank 0 has also failed, torchrun ends this process before it prints
         sentence = f"rank {ranks.RANK}: {sentence}"
     print(f"{program}: " + " ".join(str(sentence).split()), file=sys.stderr)
     return 1
 
 
 def exit_status(program, act, *arguments):
-    """Run act(*arguments) -> its exit status, or 1 after one line for whatever went wrong."""
+    """Run act(*arguments) -> its exit status, or 1 after one line about what went wrong."""
     try:
         return act(*arguments)
     except ValueError as error:
         return failed(program, error)
-    except BrokenPipeError:  # whoever read what is printed, such as `| head`, has seen enough
-        return 141  # 128 + SIGPIPE, as a shell has it
+    except BrokenPipeError:  # as with `| head`
+        return 141  # 128 + SIGPIPE, as in a shell
     except OSError as error:
-        return failed(program, f"{error}; what was saved before is whole: make room, or name "
-                      "another folder with --out; go on with --resume if there is a checkpoint")
+        return failed(program, f"{error}; earlier checkpoints are complete: make room, or use "
+                      "another folder with --out; if there is a checkpoint, --resume continues it")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate" in str(error):
-            # the last is what torch says on a CPU: can't allocate memory
+            # the last is torch's message on a CPU: can't allocate memory
             return failed(program, "out of memory: a smaller model, --batch, --segment, "
-                          "--eval-segment or --eval-mem-len takes less, --micro-batch less for the "
-                          "same steps; --dry-run says what training takes")
+                          "--eval-segment or --eval-mem-len needs less, --micro-batch less for the "
+                          "same steps; --dry-run estimates what training needs")
         if ranks.lost(error):
-            return failed(program, "another rank has ended, so this one ends, too")
+            return failed(program, "another rank has exited, so this one also exits")
         raise
     except KeyboardInterrupt:
         print(f"\n{program}: stopped", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a run says: log lines on the terminal, metrics.tsv, and the curve that is drawn from it."""
+"""The output of a run: log lines on the terminal, metrics.tsv, and the curve plotted from it."""
 import math
 import os
 import platform
@@ -16,19 +16,19 @@ from training import ranks
 from training.checkpoint import write
 from support.corpora import compressed_bits, decode
 
-# train: mean loss since the last line, train_max: the largest, which shows a spike; skipped: steps
+# train: mean loss since the last line; train_max: the largest one, to show a spike; skipped: steps
 COLUMNS = ("step", "tokens", "seconds", "lr", "grad_norm", "train", "train_max", "skipped", "valid")
 
 
 def in_unit(nats, unit):
-    """A mean loss in the corpus's unit: bits per byte, or perplexity."""
+    """Convert a mean loss to the corpus's unit: bits per byte, or perplexity."""
     if unit == "bpc":
         return nats / math.log(2)
-    return math.exp(nats) if nats < 700 else math.inf  # above, exp overflows
+    return math.exp(nats) if nats < 700 else math.inf  # exp would overflow
 
 
 def test_line(nats, corpus, recipe, T):
-    """Return the line that a run is quoted by, with the lengths of its evaluation."""
+    """Return the line with a run's result and the lengths of its evaluation."""
     return (f"test {in_unit(nats, corpus.unit):.4f} {corpus.unit} (evaluation T {T}, M "
             f"{recipe.eval_mem_len}, clamp {recipe.eval_clamp_len or 'none'}; "
             f"{len(corpus.test) - 1:,} predictions; {corpus.name})")
@@ -40,8 +40,8 @@ def clock(seconds):
 
 
 class Log:
-    """metrics.tsv of a run, a line for each mean of training losses and for each validation, and
-    what is printed of them.  Each line is written at once; with several ranks, only rank 0 writes.
+    """metrics.tsv of a run, with a line for each mean of training losses and each validation, and
+    the lines that are printed.  Lines are not buffered; with several ranks, only rank 0 writes.
     """
 
     def __init__(self, total=0.0, count=0, largest=0.0):
@@ -49,13 +49,12 @@ class Log:
         self.file = None
 
     def state(self):
-        """Return what a checkpoint keeps of it."""
+        """Return the part that a checkpoint stores."""
         return {"total": self.total, "count": self.count, "largest": self.largest}
 
     def open(self, job):
-        """Begin the file, or cut it back to what a checkpoint knows.  Says what is trained.
-
-        A validation at the checkpoint's own step is kept only if the checkpoint knows its loss.
+        """Create the file, or truncate it to the lines from before a checkpoint; print what is
+        trained.  A validation at the checkpoint's own step stays only if it was finished before.
         """
         state, self.unit, self.last_printed = job.state, job.corpus.unit, time.monotonic()
         path = job.path / "metrics.tsv"
@@ -74,18 +73,20 @@ class Log:
         self.file = open(path, "a", buffering=1)
 
     def line(self, state, **values):
-        """Write one line; a column without a value stays empty."""
+        """Write one line; columns without a value stay empty."""
         values |= {"step": state.step, "tokens": state.tokens, "seconds": f"{state.seconds:.1f}"}
         print(*(values.get(name, "") for name in COLUMNS), sep="\t", file=self.file)
 
     def validation(self, state, loss):
-        """A validation loss, in nats: in the file and on the terminal."""
+        """Write and print a validation loss, in nats."""
         value = f"{in_unit(loss, self.unit):.4f}"
         self.line(state, valid=value)
         print(f"step {state.step:,} | validation {value} {self.unit}", flush=True)
 
     def training(self, state, recipe, rate, loss, norm, done):
-        """After a step: a line of means when it is due, a spike, and a log line now and then."""
+        """Record a step; write a line of means when it is due, print a spike and a log line every
+        five seconds.
+        """
         if self.count >= 10 and loss > 2 * self.total / self.count:
             print(f"step {state.step:,} | loss {in_unit(loss, self.unit):.3f} {self.unit}: a spike,"
                   " twice the mean before it", flush=True)
@@ -113,38 +114,38 @@ class Log:
 
 
 def is_known(line, state):
-    """Return whether a checkpoint of this state knows a line of metrics.tsv; it does the head."""
+    """Return whether a line of metrics.tsv is from before a checkpoint with this state."""
     step, is_validation = line.partition("\t")[0], not line.endswith("\t\n")
-    is_saved = not is_validation or state.validated_at == state.step  # else it is made again
+    is_saved = not is_validation or state.validated_at == state.step  # else it will be repeated
     return not step.isdigit() or int(step) < state.step + is_saved
 
 
 def read_metrics(path):
-    """The lines of a metrics.tsv -> [{column: text, empty where it has no value}]."""
+    """Read a metrics.tsv -> [{column: text, empty if there is no value}]."""
     return [dict(zip(COLUMNS, line.rstrip("\n").split("\t")))
             for line in path.read_text().splitlines() if line[0].isdigit()]
 
 
 def draw(path, corpus):
-    """curve.png beside metrics.tsv, drawn from it."""
+    """Plot a metrics.tsv as curve.png, in the same folder."""
     rows, unit = read_metrics(path), corpus.unit
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for column, style, label in (("train", "-", "training, mean since the last point"),
-                                 ("valid", "o-", "validation, with the memory of evaluation")):
+                                 ("valid", "o-", "validation (evaluation memory length)")):
         points = [(int(row["tokens"]) / 1e6, float(row[column])) for row in rows if row[column]]
         axes.plot(*zip(*points) if points else ((), ()), style, markersize=4, label=label)
     axes.set(xlabel="tokens read (millions)", ylabel=f"loss ({unit})", xlim=(0, None))
     if unit == "bpc":
         axes.set(ylim=(0, None))
-    else:  # it begins near the size of the vocabulary
+    else:  # perplexity begins near the size of the vocabulary
         axes.set(yscale="log", ylabel="perplexity (logarithmic)")
     axes.legend()
     figure.savefig(path.with_name("curve.png"), dpi=120)
 
 
 def metrics_header(parameters, job):
-    """What a figure needs to be believed later: comment lines for the head of metrics.tsv."""
+    """Return comment lines for metrics.tsv: command, commit, versions, hardware, model."""
     here = Path(__file__).resolve().parent
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, text=True,
                             capture_output=True).stdout.strip() if which("git") else ""
@@ -162,12 +163,12 @@ def print_next_steps(job, prompt, sample):
     """Print the end of a run: how the model continues a prompt, and commands to try next."""
     out, recipe, corpus = job.path, job.recipe, job.corpus
     text = f"--text {recipe.text}" if recipe.text else f"--dataset {recipe.dataset}"
-    print("--- the beginning of the test split, and after >>> the model's own\n"
+    print("--- the beginning of the test split, after >>> the model's continuation\n"
           f"{decode(prompt, corpus.vocab)}>>>{decode(sample, corpus.vocab)}\n---\n"
           f"curve: {out / 'curve.png'}\n"
           f"try next: python train.py --sample TEXT --out {out}\n"
           f"          python train.py {text} --model {job.name} --minutes 30 --out {out}-30    "
-          "(from its beginning)")
+          "(a new run)")
     if corpus.unit == "bpc":
         print("the test bytes by compressors: " + ", ".join(
             f"{name} {bits:.4f}" for name, bits in compressed_bits(corpus).items()))

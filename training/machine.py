@@ -1,4 +1,4 @@
-"""The machine: its device, its dtype, and the memory that a step frees."""
+"""The machine: its device, its fastest dtype, and settings of the process."""
 import ctypes
 import sys
 import timeit
@@ -9,20 +9,20 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 
 def choose(device=""):
-    """Return the device that was asked for, or the best present.  ValueError if it is not there."""
+    """Return the requested device, or the best one.  ValueError if it is missing."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def autocast(recipe, device):
-    """With dtype bf16, matrix products in 16 bits; weights, norms, loss in float32."""
+    """Return a context: with dtype bf16 products are in 16 bits; weights, norms, loss in float32."""
     return torch.autocast(device, dtype=torch.bfloat16, enabled=recipe.dtype == "bf16")
 
 
 def tune(device):
-    """Set up the process: on a GPU what stays float32 may use TF32; on a CPU under Linux the C
-    library keeps what a step frees for the next one (training/README.md says what that brings).
+    """Set up the process: on a GPU float32 products may use TF32; on a CPU under Linux the C
+    library keeps the memory that a step frees for the next one (effect: training/README.md).
     """
     if device == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -32,9 +32,8 @@ def tune(device):
 
 
 def choose_dtype(recipe, config, device):
-    """Return the dtype that recipe.dtype asks for; for auto bf16 where it pays: on a GPU that has
-    it, and on a CPU where a product of the model's size is 1.5 times as fast (a step is more than
-    products), else float32.
+    """Return recipe.dtype or, for auto, the faster one: bf16 on a GPU that has it, and on a CPU
+    where it makes a product of the model's size 1.5 times as fast (a step is more than products).
     """
     if recipe.dtype != "auto":
         return recipe.dtype
@@ -47,5 +46,5 @@ def choose_dtype(recipe, config, device):
         seconds[dtype] = min(timeit.repeat(lambda: h @ W_1, number=1, repeat=10))
     ratio = seconds[torch.float32] / seconds[torch.bfloat16]
     dtype = "bf16" if ratio >= 1.5 else "float32"
-    print(f"dtype: {dtype}, as a product in bf16 is {ratio:.1f} times as fast as in float32 here")
+    print(f"dtype: {dtype}, since bf16 makes a product {ratio:.1f} times as fast as float32 here")
     return dtype

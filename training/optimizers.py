@@ -1,13 +1,12 @@
 """The optimizer of a run: Adam, or Muon for the matrices of the layers and Adam for the rest.
 
-A gradient is a sum over tokens, and what most tokens ask for drowns what few do: a few of its
-singular values are far larger than all others.  Muon (Jordan et al. 2024,
+A gradient is a sum over tokens, dominated by what most of them share: a few of its singular values
+are far larger than all others.  Muon (Jordan et al. 2024,
 https://kellerjordan.github.io/posts/muon/) keeps the directions of the averaged gradient and makes
-all its singular values about 1, so that a step moves rare directions as far as common ones (times
-the square root of rows / columns, if there are more rows).
+all its singular values about 1, so that rare directions change as much as common ones.
 
-It is for matrices that map one vector to another: all matrices of the layers, W_kR with them.
-Embeddings, of which a row is moved when its token occurs, biases, norms, u and v stay with Adam.
+It is for matrices that map vectors to vectors: all matrices of the layers, also W_kR.  Embeddings,
+of which each row changes when its token occurs, biases, norms, u and v stay with Adam.
 """
 import torch
 
@@ -41,9 +40,9 @@ def optimizer_of(model, recipe):
 
 
 class Optimizer:
-    """One or more of torch's optimizers, used like one.
+    """One or more of torch's optimizers, used as one.
 
-    A group of weights may have a "factor": its learning rate, in units of the run's.
+    A group of weights may have a "factor" of the run's learning rate.
     """
 
     def __init__(self, *parts):
@@ -51,26 +50,26 @@ class Optimizer:
 
     @property
     def param_groups(self):
-        """The groups of all parts."""
+        """Return the groups of all parts."""
         return [group for part in self.parts for group in part.param_groups]
 
     def set_rate(self, rate):
-        """The run's learning rate from here on."""
+        """Set the run's learning rate."""
         for group in self.param_groups:
             group["lr"] = rate * group.get("factor", 1.0)
 
     def zero_grad(self, set_to_none=True):
-        """Forget the gradients, or fill them with 0."""
+        """Clear the gradients."""
         for part in self.parts:
             part.zero_grad(set_to_none)
 
     def step(self):
-        """Move all weights."""
+        """Update all weights."""
         for part in self.parts:
             part.step()
 
     def state_dict(self):
-        """A list, the state of each part."""
+        """Return a list with the state of each part."""
         return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, states):

@@ -1,9 +1,8 @@
-"""Every named model, and how it is trained: its Config and its Recipe, one block of keywords each.
+"""Every named model and how it is trained: its Config and its Recipe, one block of keywords each.
 
-The blocks with a dataset in their names are those of the authors' scripts (run_enwik8_base.sh and
-its like); what the authors do not publish is marked "ours".  "tiny", "laptop" and "laptop-words"
-are ours.  V is that of the published parameter counts (enwik8: without newlines); train.py puts its
-corpus's own there.
+Names with a dataset are from the authors' scripts (such as run_enwik8_base.sh); what the authors do
+not publish is marked "ours".  "tiny", "laptop" and "laptop-words" are ours.  vocab_size is that of
+the published parameter counts (enwik8: without newlines); train.py sets it by its corpus.
 """
 import math
 from dataclasses import dataclass, field, fields, replace
@@ -19,7 +18,7 @@ lesson_5 = import_module("05_full_model")
 Config = lesson_5.Config
 ABOVE_0 = math.nextafter(0, 1)  # the smallest number above 0
 
-# what --dataset trains: with a GPU, without one
+# the models that --dataset trains: with a GPU, without one
 DATASETS = {"stdlib": ("laptop", "laptop"), "copies": ("laptop", "laptop"),
             **{name: source.models for name, source in SOURCES.items()}}
 
@@ -51,7 +50,7 @@ def check(settings):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Data and training.  Lengths are in tokens.  ValueError for settings that make no run."""
+    """The settings of data and training; lengths are in tokens.  ValueError for impossible ones."""
 
     dataset: str = option("stdlib", ", ".join(DATASETS))
     batch: int = option(16, "lanes B", least=1)
@@ -59,19 +58,19 @@ class Recipe:
     steps: int = option(0, "length of the run in steps (or --minutes)")
     lr: float = option(3e-3, "highest learning rate", least=ABOVE_0)
     warmup: int = option(100, "steps until it is reached")
-    eval_segment: int = option(512, "least T of evaluation; a longer one gives equal losses", least=1)
+    eval_segment: int = option(512, "smallest T of evaluation; it changes no loss", least=1)
     eval_mem_len: int = option(512, "memory length M of evaluation")
-    eval_clamp_len: int = option(0, "the largest distance distinguished there; 0: no clamp")
-    optimizer: str = option("adam", "muon is for the matrices of the layers, with adam for all "
-                             "else", tuple(OPTIMIZERS))
+    eval_clamp_len: int = option(0, "larger distances are encoded as this; 0: off")
+    optimizer: str = option("adam", "muon is for the matrices of the layers, with adam for the "
+                             "rest", tuple(OPTIMIZERS))
     muon_lr: float = option(0.02, "highest learning rate of Muon; lr is Adam's", least=ABOVE_0)
-    schedule: str = option("cosine", "how the rates fall to 0; sqrt is steep at first",
+    schedule: str = option("cosine", "decay of the learning rate to 0; sqrt is steep at first",
                             ("cosine", "sqrt"))
     eval_every: int = option(1000, "steps between validations; 0: at each tenth of the run")
     eval_tokens: int = option(100_000, "validation tokens during training; 0: all")
     log_every: int = option(50, "steps between lines of metrics.tsv", least=1)
     minutes: float = option(0.0, "length of the run in minutes of training, instead of steps")
-    text: str = option("", "train on this file instead of a dataset, as bytes, cut 90/5/5")
+    text: str = option("", "train on this file instead of a dataset, as bytes, split 90/5/5")
     drop_newlines: bool = option(False, "enwik8 as the authors count it: V = 204")
     micro_batch: int = option(0, "lanes at a time, gradients accumulated; 0: all")
     clip: float = option(0.25, "largest norm of the gradient", least=ABOVE_0)
@@ -91,7 +90,7 @@ class Recipe:
 
 WT103_CUTOFFS = (20_000, 40_000, 200_000)
 LM1B_CUTOFFS = (60_000, 100_000, 640_000)
-OFTEN = {"eval_every": 4000, "log_every": 200}  # in the runs of the authors' scripts
+OFTEN = {"eval_every": 4000, "log_every": 200}  # in the authors' scripts
 
 MODELS = {
     "tiny": (lesson_5.CONFIGS["tiny"], Recipe(

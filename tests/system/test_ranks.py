@@ -274,7 +274,7 @@ def test_a_failing_rank_ends_all(text, tmp_path):
     statuses, said = on_ranks(2, tmp_path, whole_run, argv, 0, 1, 6, patience=30)
     assert statuses == [1, 1]
     assert said[1] == "train.py: rank 1: the cables have been mixed up\n"
-    assert said[0].endswith("train.py: another rank has ended, so this one ends, too\n")
+    assert said[0].endswith("train.py: another rank has exited, so this one also exits\n")
     assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["step"] == 4
 
 

@@ -201,4 +201,4 @@ def test_lanes_of_sentences_are_those_written_out_by_hand(monkeypatch, n, B):
     for a, c in ((0, L + 1), (0, 1), (L // 2, L // 2 + 9), (L, L + 1), (L, 10**6)):
         assert lanes[:, a:c].tolist() == [lane[:L + 1][a:c] for lane in wanted]
     message = refusal(SentenceLanes, tokens, n + 1, 7, 0, 0)
-    assert message == f"{n:,} sentences cannot be read in {n + 1} lanes"
+    assert message == f"--batch must be 1 to {n:,}, the number of sentences, got {n + 1}"
