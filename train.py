@@ -34,8 +34,8 @@ from support import corpora
 from support.progress import progress
 from training import checkpoint, estimate, fast, log, machine, ranks
 from training.flags import (
-    chosen, evaluation_recipe, exit_status, folder_of, folder_to_use, for_vocabulary,
-    parse, say_what_a_gpu_trains)
+    chosen, exit_status, folder_of, folder_to_use, for_vocabulary, parse, saved_recipe,
+    say_what_a_gpu_trains)
 from training.job import Job, Stop, open_job, read_corpus, load_model
 
 lesson_1 = import_module("01_vanilla_segments")
@@ -280,7 +280,7 @@ def evaluate_or_sample(flags, device):
     name, _, recipe = chosen(flags, device)
     saved = checkpoint.to_evaluate(folder_to_use(flags, name, recipe))
     model, _, state = load_model(saved, device)
-    recipe = evaluation_recipe(flags, saved)
+    recipe = saved_recipe(flags, saved)
     reader = fast.prepared(model, recipe.plain)
     print(f"{saved.path}: step {state.step:,}")
     if flags.sample is not None:

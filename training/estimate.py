@@ -64,19 +64,14 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam")
             "activations": activations}
 
 
-def vocabulary(recipe):
-    """Return the vocabulary size: the published one of a benchmark, which is not downloaded; any
-    other text is read.
-    """
-    if recipe.dataset in SOURCES and not recipe.text:
-        return SOURCES[recipe.dataset].vocab_size - recipe.drop_newlines
-    return len(load(recipe.text or recipe.dataset).vocab)
-
-
 def dry_run(flags, device):
     """Print the resources that a run needs: size, memory, steps, operations -> exit status, 0."""
     name, config, recipe = chosen(flags, device)
-    config = for_vocabulary(config, vocabulary(recipe), flags)
+    if recipe.dataset in SOURCES and not recipe.text:  # published, so nothing is downloaded
+        V = SOURCES[recipe.dataset].vocab_size - recipe.drop_newlines
+    else:
+        V = len(load(recipe.text or recipe.dataset).vocab)
+    config = for_vocabulary(config, V, flags)
     parameters = presets.count_parameters(config)
     dtype = recipe.dtype if recipe.dtype != "auto" else "bf16" if device == "cuda" else "float32"
     B, T = recipe.batch, recipe.segment

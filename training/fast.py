@@ -1,37 +1,34 @@
-"""The same model in another order of work: faster, and equal (tests: test_fast.py).
-
-Lesson 5 is written to be read; here is what costs time, for those who want to know.
+"""The optimized implementation of lesson 5's model: faster, equal results (test_fast.py).
 
     model = TransformerXL(config)
-    reader = prepared(model)                trains faster from here on; reader reads faster
+    reader = prepared(model)                the model now trains faster
     model.eval()
     loss, memory = reader(x, memory, y)     called like the model, without gradients
 
-What you read is what runs: `prepared` stands in only for the text of the lessons that
-the tests have compared, and only for models of exactly those classes.  After an edit of
-a lesson, or with a part replaced, the model runs as it is written there.
+What you read is what runs: `prepared` replaces only the text of the lessons that the
+tests have compared, and only in models of exactly those classes.  After an edit of a
+lesson, or with a part replaced, the model runs as it is written there.
 
-Training.  Attention reads and writes its (T, K) scores once for each step that computes,
-shifts, scales or masks them.  So the shift is a view, the scale is applied to q (T * C
-numbers instead of T * K), sum and mask work in place, and the heads come first, so that
+Training.  Attention reads and writes its (T, K) scores once for each operation that
+computes, shifts, scales or masks them.  So the shift is a view, the scale is applied to q
+(T * C elements instead of T * K), sum and mask work in place, and the heads come first:
 one product serves all lanes of a head.  No gradient is computed for the memory's rows.
-Dropout takes 16 random bits for each number.
+Dropout takes 16 random bits per element.
 
-Reading.  Lesson 5 caches hidden states, and each call projects all K = m + T of them to
-keys and values, since in training W_kE and W_v learn from all.  Without gradients these
-projections never change, so a Reader caches keys and values instead, and the projected
-distances.  They are written to a buffer with room at its end: most calls write their T
-and copy nothing.  M = 4; the first call reads 4 tokens, each later one 2:
+Inference.  Lesson 5 caches hidden states, and each call projects all K = m + T of them
+to keys and values, since in training W_kE and W_v learn from all.  Without gradients
+these projections never change, so a Reader caches keys and values instead, and the
+distance keys.  They are in a buffer with room at its end: most calls write their T and
+copy nothing.  With M = 4, for a first call of 4 tokens and later calls of 2:
 
-    [a a a a . . . .]    memory 1: the caller holds the 4 of call 1
+    [a a a a . . . .]    memory 1, returned by call 1, is a a a a
     [a a a a b b . .]    call 2 writes after them; memory 2 is the last 4, a a b b
-    [a a a a b b c c]    call 3; then, no room left, the last 4 move to a new buffer
+    [a a a a b b c c]    call 3; after it, without room, the last 4 move to a new buffer
 
-What a caller holds never changes: a second call after memory 1 (as in a beam search)
-finds the room taken, and copies its M into a buffer of its own.  Arrays are laid out in
-the order in which products read them, which matters most for a single token.
-
-training/README.md says how much faster all of it is.
+A returned memory never changes: a second call with memory 1 (as in a beam search) finds
+the room taken, and copies its M into a new buffer.  Arrays are in the order in which
+products read them, which matters most for a single token.  training/README.md has the
+speeds.
 """
 import hashlib
 import inspect
@@ -57,8 +54,8 @@ COMPARED = "ec3321490d288fffcb6f35624e88cddf99ea3fdc5b6c2e9147c59c39f40d3155"
 
 
 def checksum_of_lessons():
-    """Return the SHA-256 of the text whose work is done here, or which that relies on: of
-    functions, and of classes with the methods that they have now.
+    """Return the SHA-256 of the text that is replaced here or that this relies on: functions,
+    and classes with their present methods.
     """
     parts = (lesson_1.sinusoid, lesson_2.update_memory, lesson_4.rel_shift,
              lesson_4.relative_score, lesson_5.attention_mask, lesson_5.distance_encoding,
@@ -70,9 +67,9 @@ def checksum_of_lessons():
 
 
 def is_lesson_5s(model):
-    """Tell whether the model is what lesson 5 makes of its config, or `replace_parts` of
-    that: the same modules of the same classes and sizes, with as many parameters, hooks,
-    methods of their own, ...  Rates of dropout and dtypes may differ.
+    """Return whether the model is what lesson 5, or then `replace_parts`, makes of its config:
+    modules of the same classes and sizes, and the same numbers of parameters, hooks, own
+    methods, ...  Dropout rates and dtypes may differ.
     """
     def describe(model):  # extra_repr has sizes, eps, whether there is a bias, ...
         return [(name, type(z), isinstance(z, (nn.Dropout, nn.ParameterList)) or z.extra_repr(),
@@ -91,22 +88,22 @@ def say_once(line):
 
 
 def prepared(model, plain=False):
-    """Make the model train faster, in place, and return what reads it faster: a Reader.
+    """Replace parts of the model, so that it trains faster, and return a Reader of it.
 
-    The model itself is returned, unchanged, if plain; and, with a line that says so, if
-    the lessons' text or the model is another than what was compared.
+    Return the model itself, unchanged, if plain, or (then a line says so) if the lessons'
+    text or the model is not what was compared.
     """
     if plain:
         return model
     if checksum_of_lessons() != COMPARED:
-        say_once("lesson 5 (or an earlier one) was edited, so the model runs as it is written "
-                 "there: slower to train and evaluate, several times slower to sample")
-        return model
-    if not is_lesson_5s(model):
-        say_once("the model is not exactly lesson 5's (another class or module, or a hook), so "
-                 "it runs as it is: slower to train and evaluate, several times slower to sample")
-        return model
-    return Reader(replace_parts(model))
+        reason = "lesson 5 (or an earlier one) was edited"
+    elif not is_lesson_5s(model):
+        reason = "the model is not exactly lesson 5's (another class or module, or a hook)"
+    else:
+        return Reader(replace_parts(model))
+    say_once(f"{reason}, so the model runs as it is written there: slower to train and evaluate, "
+             "several times slower to sample")
+    return model
 
 
 # ---- attention, for both ------------------------------------------------------------
@@ -114,10 +111,9 @@ def prepared(model, plain=False):
 def shift_padded(x):
     """Shift the rows of a product that already has lesson 4's extra cell in front of each.
 
-    (..., T, K + 1) -> (..., T, K): drop the first T numbers, read the others in rows of
-    K.  A view: nothing is copied.  As in lesson 4, what follows distance 0 must be
-    masked.  Here a number is 10 * query + distance, and K = 5; 5 and 15 are where
-    lesson 4 pads.
+    (..., T, K + 1) -> (..., T, K): drop the first T elements, read the rest in rows of K.
+    A view: nothing is copied.  As in lesson 4, cells after distance 0 must be masked.
+    Here an element is 10 * query + distance, and K = 5; lesson 4 pads at 5 and 15.
 
     >>> shift_padded(torch.tensor([[5, 4, 3, 2, 1, 0], [15, 14, 13, 12, 11, 10]]))
     tensor([[ 3,  2,  1,  0, 15],
@@ -128,7 +124,7 @@ def shift_padded(x):
 
 
 def attend(q_u, q_v, k, value, k_R, mask, dropout):
-    """Compute lesson 5's attention from scaled queries, heads first: -> (H, B, T, C).
+    """Return lesson 5's attention (H, B, T, C) from scaled queries, heads first.
 
     q_u, q_v (H, B, T, C) are q + u and q + v, k and value (H, B, K, C), mask (T, K).
     k_R (H, K + 1, C), by descending distance, has one distance more than there are keys:
@@ -136,11 +132,11 @@ def attend(q_u, q_v, k, value, k_R, mask, dropout):
     """
     B, T = q_u.shape[1:3]
     content = q_u @ k.mT  # (a) + (c), (H, B, T, K)
-    # (b) + (d): all lanes of a head meet its one k_R in a single product
+    # (b) + (d): one product for all lanes of a head, which share its k_R
     position = (q_v.flatten(1, 2) @ k_R.mT).unflatten(1, (B, T))  # (H, B, T, K + 1)
     score = content.add_(shift_padded(position))
     # in place (_), as the backward pass needs neither product; detached, as a masked
-    # score has probability 0 and so a gradient of 0 without the mask's help
+    # score has probability 0, so its gradient is 0 without the mask
     score.detach().masked_fill_(mask, -math.inf)
     return dropout(score.softmax(-1)) @ value
 
@@ -148,10 +144,9 @@ def attend(q_u, q_v, k, value, k_R, mask, dropout):
 # ---- training: attention, dropout ---------------------------------------------------
 
 class Attention(nn.Module):
-    """Lesson 5's attention in another order of work, made from one of lesson 5.
+    """Lesson 5's attention, optimized, with the modules and parameter names of the original.
 
-    It has the modules of that one, with the same parameters under the same names.  Of
-    W_q, W_kE and W_v it reads the weights, and does not call the modules.
+    It uses the weights of W_q, W_kE and W_v without calling these modules.
     """
 
     def __init__(self, attention):
@@ -161,7 +156,7 @@ class Attention(nn.Module):
             setattr(self, name, child)
 
     def forward(self, h, memory, R, u, v, mask):
-        """Compute what lesson 5's forward does, in one product for h and one for memory."""
+        """Return lesson 5's result, from one product for h and one for memory."""
         H, C = self.H, self.C
         W_kv = torch.cat([self.W_kE.weight, self.W_v.weight])  # (2 * H * C, D)
         qkv = F.linear(h, torch.cat([self.W_q.weight, W_kv]))  # (B, T, 3 * H * C)
@@ -177,29 +172,26 @@ class Attention(nn.Module):
 
 
 class Dropout(nn.Dropout):
-    """nn.Dropout, with 16 random bits for each number on a CPU.
-
-    p is rounded to a multiple of 1 / 65536.
-    """
+    """nn.Dropout, on a CPU with 16 random bits per element: p is a multiple of 1 / 65536."""
 
     def forward(self, z):
-        """(...) -> (...): zero with probability p, else scaled to keep the mean."""
+        """Zero each element with probability p; scale the others to keep the mean."""
         if not self.training or self.p == 0:
             return z
         if z.device.type != "cpu":
             return super().forward(z)
         dropped = min(round(65536 * self.p), 65535)  # of 65,536 values that mean "drop"
         draws = torch.empty((z.numel() + 3) // 4, dtype=torch.int64, device="cpu")
-        draws.random_(-(2**63), None)  # None: to the largest, so all 64 bits are random
+        draws.random_(-(2**63), None)  # all 64 bits are random
         numbers = draws.view(torch.int16)[: z.numel()].view(z.shape)  # -32768 ... 32767
         kept = numbers.ge_(dropped - 32768)  # in place: 0 (dropped) or 1
         return z * kept.to(z.dtype).mul_(65536 / (65536 - dropped))
 
 
 def replace_parts(model):
-    """Replace lesson 5's attention and dropouts by those above, and return the model.
+    """Replace lesson 5's attention and dropouts by those above; return the model.
 
-    No parameter changes and no key of the state dict; a second call changes nothing.
+    Parameters and the keys of the state dict stay; a second call changes nothing.
     """
     for module in model.modules():  # parents first, so the new attention is visited too
         for name, child in module.named_children():
@@ -207,16 +199,16 @@ def replace_parts(model):
                 setattr(module, name, Dropout(child.p))
             elif type(child) is lesson_5.RelativeAttention:
                 setattr(module, name, Attention(child))
-    return model.train(model.training)  # new parts are in the model's mode
+    return model.train(model.training)  # also the new parts
 
 
-# ---- reading without gradients ------------------------------------------------------
+# ---- inference ----------------------------------------------------------------------
 
-BLOCK = 64  # queries that attend at a time: under same_length they see M + 64 keys
+BLOCK = 64  # queries that attend at a time: with same_length they see M + 64 keys
 
 
 class ReadLayer:
-    """A layer as it is read: one matrix for q, k and v; the scale in q, u and v."""
+    """A layer for inference: one matrix for q, k and v; the scale in q, u and v."""
 
     def __init__(self, layer, u, v, dtype):
         self.layer, self.attention, self.dtype = layer, layer.attention, dtype
@@ -228,19 +220,19 @@ class ReadLayer:
         self.u, self.v = scale * u[:, None, None], scale * v[:, None, None]
 
     def matrix(self, weight):
-        """(out, in) -> (in, out) with the longer rows in one piece: a single row of h,
-        as in generation, is multiplied up to twice as fast, and others no slower.
+        """Transpose (out, in) -> (in, out), with the longer rows contiguous: a single row of
+        h, as in generation, is multiplied up to twice as fast, others no slower.
         """
         weight = weight.to(self.dtype).t()
         return weight.contiguous() if weight.shape[0] <= weight.shape[1] else weight
 
     def project_distances(self, R):
-        """R (K, D) -> k_R (H, C, K)."""
+        """Return the distance keys (H, C, K) of R (K, D)."""
         k_R = R @ self.attention.W_kR.weight.to(self.dtype).t()  # (K, H * C)
         return k_R.unflatten(-1, (self.attention.H, -1)).permute(1, 2, 0).contiguous()
 
     def read(self, h, keys, values, k_R, blocks):
-        """Read h (B * T, D) -> (B * T, D).
+        """Return the layer's output (B * T, D) for h (B * T, D).
 
         keys (H, B, C, K), values (H, B, K, C): those of h are written to their ends.
         """
@@ -271,8 +263,8 @@ class Buffer:
 
 
 class Memory:
-    """What a Reader returns: a place in a buffer of keys and values, k_R by layer, and
-    the layers that made them.
+    """The memory of a Reader: a position in a buffer of keys and values, k_R of each
+    layer, and the layers that made them.
 
         positions    [ ... | m of the past | T new | room ]
                            end - K                end         K = m + T
@@ -293,10 +285,10 @@ class Memory:
         like = self.layers[0].W_qkv
         self.m = min(past.next_m, M) if past else 0
         self.K = self.m + T
-        self.next_m = min(self.K, M)  # what the next call may see
+        self.next_m = min(self.K, M)  # positions that the next call may see
         if past and past.end == past.buffer.filled <= past.buffer.room - T:
             self.buffer, self.end = past.buffer, past.end + T
-        else:  # with room for next_m more, so a full memory is copied once in M positions
+        else:  # with room for next_m more: a full memory is copied once per M positions
             self.buffer, self.end = Buffer(config, B, self.K + self.next_m, like), self.K
             if self.m:
                 kept = slice(past.end - self.m, past.end)
@@ -305,7 +297,7 @@ class Memory:
         self.buffer.filled = self.end
         if past and past.clamp_len == self.clamp_len and past.count > self.K:
             self.k_R, self.count = past.k_R, past.count
-        else:  # as many distances as a call can need in this buffer
+        else:  # all distances that a call can need in this buffer
             self.count = min(self.buffer.room, M + T) + 1
             R = model.distances(self.count, h.device).to(like)
             self.k_R = [z.project_distances(R) for z in self.layers]
@@ -318,8 +310,8 @@ class Memory:
                 self.k_R[n], self.blocks)
 
     def in_blocks(self, T):
-        """Yield for each block of t queries which they are, which k keys they may see
-        between them, and the mask (t, k).
+        """Yield for each block of t queries their slice, the slice of the k keys that they
+        may see, and the mask (t, k).
         """
         M, same_length = self.model.config.mem_len, self.model.config.same_length
         for start in range(0, T, BLOCK):
@@ -330,36 +322,35 @@ class Memory:
 
 
 class Reader:
-    """Lesson 5's model in eval mode, without gradients: called like it, equal results.
+    """Lesson 5's model in eval mode with cached keys and values, called like the model.
 
-    Its memory is opaque, and holds copies of the weights that made it: after the weights
-    have changed begin with None.
+    Its memory is opaque, and has copies of the weights: after they change begin with None.
     """
 
     def __init__(self, model):
         self.model = model
 
-    # the model's own
+    # delegated to the model
     training = property(lambda self: self.model.training)
     u = property(lambda self: self.model.u)
     config = property(lambda self: self.model.config,
                       lambda self, config: setattr(self.model, "config", config))
 
     def train(self, mode=True):
-        """Switch the model's mode."""
+        """Set the model's mode."""
         self.model.train(mode)
         return self
 
     def eval(self):
-        """Switch the model to eval mode."""
+        """Set the model's eval mode."""
         return self.train(False)
 
     def check(self, x, memory, y):
         """Raise ValueError unless the model is in eval mode, and x, y and memory fit it."""
         validate.tokens(self.model, x, y)
         if self.model.training:
-            raise ValueError("a Reader reads in eval mode, since a dropout would draw "
-                             "anew what it keeps; call eval() first")
+            raise ValueError("a Reader needs eval mode, since it caches what dropout would "
+                             "change; call eval() first")
         fits = isinstance(memory, Memory) and (memory.model, memory.lanes) == (self.model, len(x))
         if not (memory is None or fits):
             raise ValueError("memory must be None or what a Reader of this model has returned "
@@ -367,7 +358,7 @@ class Reader:
 
     @torch.no_grad()
     def __call__(self, x, memory=None, y=None, last_only=False):
-        """As the model: x, y (B, T) -> logits (B, T, V) or losses (B, T); a memory."""
+        """Return logits (B, T, V) or, with y, losses (B, T), and the memory, as the model."""
         self.check(x, memory, y)
         model = self.model
         h = model.embedding(x) * math.sqrt(model.config.d_model)  # (B, T, D)

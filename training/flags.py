@@ -121,8 +121,7 @@ def chosen(flags, device, saved=None):
     """
     typed = flags.typed
     if saved:
-        recipe = saved_recipe(flags, saved, "--resume", {"micro_batch", "save_minutes", "text"})
-        return saved["name"], presets.Config(**saved["config"]), recipe
+        return saved["name"], presets.Config(**saved["config"]), saved_recipe(flags, saved)
     if "text" in typed and "dataset" in typed:
         raise ValueError("--text and --dataset are two corpora; give one of them")
     paper, small = presets.DATASETS.get(typed.get("dataset", "stdlib"), presets.DATASETS["stdlib"])
@@ -181,12 +180,16 @@ def folder_to_use(flags, name, recipe):
     return PRETRAINED
 
 
-def saved_recipe(flags, saved, act, free):
-    """Return the Recipe of a checkpoint, with those of the `free` settings that were typed.
+def saved_recipe(flags, saved):
+    """Return the Recipe of a checkpoint, with those settings that were typed and may change.
 
     ValueError if another setting differs from the saved one.  (A text may have moved: its content
     is compared when it is read.)
     """
+    act, free = "--resume", {"micro_batch", "save_minutes", "text"}
+    if flags.eval_only or flags.sample is not None:
+        act = "--eval-only" if flags.sample is None else "--sample"
+        free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text", "seed"}
     known = saved["config"] | saved["recipe"] | {"model": saved["name"]}
     typed = flags.typed | ({"model": flags.model} if flags.model else {})
     for key in typed.keys() - free:
@@ -195,13 +198,6 @@ def saved_recipe(flags, saved, act, free):
                              f"{known[key] or 'not set'} there, not {typed[key]}")
     changes = {key: typed[key] for key in typed.keys() & free}
     return replace(presets.Recipe(**saved["recipe"]), **changes)
-
-
-def evaluation_recipe(flags, saved):
-    """Return the Recipe of a checkpoint for --sample and --eval-only, which may change lengths."""
-    act = "--eval-only" if flags.sample is None else "--sample"
-    return saved_recipe(flags, saved, act, {"eval_segment", "eval_mem_len", "eval_clamp_len",
-                                            "plain", "text", "seed"})
 
 
 # ---- one line for every mistake -----------------------------------------------------------------
