@@ -5,8 +5,10 @@ from importlib import import_module
 import pytest
 import torch
 
+from system.kills import runs_differ
+from system.small_runs import again, at_call, ctrl_c, no_curve_and_no_flush, run, text
 from training import presets
-from training.optimizers import optimizer_of
+from training.optimizers import OPTIMIZERS, optimizer_of
 
 lesson_5 = import_module("05_full_model")
 RUN = replace(presets.RECIPES["tiny"], optimizer="muon", lr=0.02, muon_lr=0.1)
@@ -40,3 +42,14 @@ def test_both_rates_rise_and_fall_together():
     optimizer.set_rate(RUN.lr / 4)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(
         [0.005, 0.025], rel=1e-12)
+
+
+def test_a_run_with_an_optimizer_of_ones_own_is_resumed_to_the_bit(text, tmp_path, monkeypatch):
+    """Whatever its state consists of: here torch's Adafactor."""
+    monkeypatch.setitem(OPTIMIZERS, "adam", lambda model, recipe: [
+        torch.optim.Adafactor(model.parameters(), lr=recipe.lr)])
+    assert run(text, tmp_path / "whole", "--steps", "9") == 0
+    with at_call(6, ctrl_c):
+        assert run(text, tmp_path / "broken", "--steps", "9") == 130
+    assert again(tmp_path / "broken", "--resume") == 0
+    assert not runs_differ(tmp_path / "whole", tmp_path / "broken")
