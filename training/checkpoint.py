@@ -58,7 +58,8 @@ def load(path):
                 raise ValueError(f"bad CRC-32 of {damaged}")
         with warnings.catch_warnings():  # about a foreign pickle; the error below is clearer
             warnings.simplefilter("ignore")
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True,
+                                 mmap=ranks.COUNT > 1)  # the ranks share one copy
     except MemoryError:
         raise
     except Exception as error:  # truncated, a flipped bit, another file, a pickle that runs code

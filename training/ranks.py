@@ -27,7 +27,11 @@ def join(device):
     if COUNT == 1:
         return
     if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        gpu, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if gpu >= gpus:
+            raise ValueError(f"there are {gpus} GPUs on this machine, so rank {gpu} here has none; "
+                             f"start torchrun with --nproc-per-node={gpus}")
+        torch.cuda.set_device(gpu)
     patience = timedelta(minutes=2)  # until all are there
     try:
         # the store still has the addresses of ranks from before a restart, so each start uses
@@ -37,10 +41,12 @@ def join(device):
         store = dist.PrefixStore(f"start {restarts}", launch)
         store.set(f"rank {RANK} is here", "")
         store.wait([f"rank {other} is here" for other in range(COUNT)], patience)
-        # nccl for gradients, gloo for numbers on the CPU; the others may have to wait for hours
-        # while rank 0 fetches a corpus or evaluates
+        # the others may have to wait for hours while rank 0 fetches a corpus or evaluates, and
+        # nccl (for gradients; gloo is for numbers on the CPU) uses the store in its first call
+        hours = timedelta(hours=2)
+        store.set_timeout(hours)
         dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", store=store,
-                                rank=RANK, world_size=COUNT, timeout=timedelta(hours=2))
+                                rank=RANK, world_size=COUNT, timeout=hours)
     except RuntimeError as error:
         raise ValueError(f"the {COUNT} ranks cannot connect: {error}") from None
     if RANK > 0:

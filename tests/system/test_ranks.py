@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from itertools import count
@@ -113,6 +114,14 @@ def test_a_rank_alone_says_nothing(monkeypatch):
         assert (found["RANK"], found["COUNT"]) == wanted
 
 
+def test_more_ranks_than_gpus_are_one_sentence(monkeypatch):
+    monkeypatch.setattr(ranks, "COUNT", 3)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ValueError, match="2 GPUs .* --nproc-per-node=2"):
+        ranks.join("cuda")
+
+
 def test_ranks_agree_twice_a_step(text, tmp_path, monkeypatch):
     """On the loss in train_step; on seconds and a signal after it, and after a validation."""
     calls, reduce = [], ranks.all_reduce
@@ -126,6 +135,7 @@ def test_ranks_agree_twice_a_step(text, tmp_path, monkeypatch):
 def four_steps(path, micro_batch):
     """Four steps in float64, dropout off; the first rank saves all there is to compare."""
     ranks.join("cpu")
+    assert ranks.COUNT == 1 or ranks.launch.timeout > timedelta(hours=1)
     torch.manual_seed(0)
     model = lesson_5.TransformerXL(lesson_5.Config(
         11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)).double()
