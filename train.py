@@ -91,8 +91,9 @@ def train_step(model, optimizer, x, y, memory, recipe):
             part.backward()
         loss += part.detach()
         new_memory.append(part_memory)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()
-    loss = ranks.mean(loss.item())
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+    loss, norm = torch.stack([loss, norm]).tolist()  # waits for a GPU only once
+    loss = ranks.mean(loss)
     if not math.isfinite(loss + norm):
         return loss, norm, memory
     optimizer.step()

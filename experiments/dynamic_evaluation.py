@@ -131,7 +131,6 @@ def main(argv):
         raise ValueError("--segment must be at least 1 and --memory at least 0, got "
                          f"{given.segment} and {given.memory}")
     machine.choose(given.device)
-    machine.tune(given.device)
     found = {step: [] for step in NAMES}  # in the corpus's unit, for each run
     for path in given.checkpoint or [common.PRETRAINED]:
         model, recipe, corpus, _ = common.open_run(path, given.data_dir, given.device)

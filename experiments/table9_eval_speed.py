@@ -145,7 +145,6 @@ def main(argv):
     if min(given.turns, given.lanes, *lengths) < 1:
         raise ValueError("--turns, --lanes and --lengths must be at least 1")
     machine.choose(given.device)
-    machine.tune(given.device)
     slow = "window" if given.what == "window" else "plain"
     print(f"{given.what} {given.scale}, {given.dtype}, {given.device}, {torch.get_num_threads()} "
           f"threads: milliseconds per token, medians of {given.turns} turns")

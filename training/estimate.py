@@ -5,6 +5,7 @@ from support.corpora import load
 from support.download import SOURCES
 from training import presets
 from training.flags import for_vocabulary, chosen
+from training.machine import choose_dtype
 
 
 def bands(config):
@@ -73,7 +74,8 @@ def dry_run(flags, device):
         V = len(load(recipe.text or recipe.dataset).vocab)
     config = for_vocabulary(config, V, flags)
     parameters = presets.count_parameters(config)
-    dtype = recipe.dtype if recipe.dtype != "auto" else "bf16" if device == "cuda" else "float32"
+    dtype = "float32" if (recipe.dtype, device) == ("auto", "cpu") else choose_dtype(
+        recipe, config, device)
     B, T = recipe.batch, recipe.segment
     at_a_time = recipe.micro_batch if recipe.micro_batch < B else 0
     needs = bytes_of_run(config, parameters, B, T, dtype, at_a_time, recipe.optimizer)

@@ -16,7 +16,7 @@ from importlib import import_module
 import torch
 
 from support.corpora import checksum, load, with_vocabulary
-from training import checkpoint, machine, presets, ranks
+from training import checkpoint, presets, ranks
 from training.batches import Batches
 from training.log import Log
 from training.optimizers import optimizer_of
@@ -114,6 +114,7 @@ def open_job(path, make, resume=False):
             stack.enter_context(checkpoint.lock(path))
         ranks.note_begin()
         job.begin(saved)
+        saved = None  # frees its memory
         stack.enter_context(job.log.file)
         yield job
 
@@ -141,7 +142,6 @@ class Job:
         self.fixed_content = {  # the part of all checkpoints that never changes
             "format": checkpoint.FORMAT, "name": name, "config": asdict(model.config),
             "recipe": asdict(recipe), "vocab": corpus.vocab, "text": checksum(corpus)}
-        machine.tune(self.device.type)
 
     def begin(self, saved=None):
         """Prepare the first step of a new run, or the next one after a checkpoint, bit for bit."""

@@ -9,10 +9,14 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 
 def choose(device=""):
-    """Return the requested device, or the best one.  ValueError if it is missing."""
+    """Return the requested device, or the best one, and set the process up for it.  ValueError if
+    it is missing.
+    """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    tune(device)
+    return device
 
 
 def autocast(recipe, device):
@@ -38,7 +42,7 @@ def choose_dtype(recipe, config, device):
     if recipe.dtype != "auto":
         return recipe.dtype
     if device == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported() else "float32"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         h = torch.ones(min(2048, recipe.batch * recipe.segment), config.d_model, dtype=dtype)

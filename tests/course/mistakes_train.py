@@ -1,6 +1,6 @@
 """SPOILERS.  Mistakes in the exercises of train.py (see mistakes.py)."""
 CALL = "model(x[lanes], past, y[lanes])"
-CLIP = "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()\n"
+CLIP = "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)\n"
 MEMORY = "[torch.cat(layer) for layer in zip(*new_memory)]"
 LOOP = "    for lanes in micro_batches(len(x), recipe.micro_batch):\n"
 

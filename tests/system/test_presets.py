@@ -135,6 +135,19 @@ def test_a_dry_run_fetches_nothing(flags, words, tmp_path, monkeypatch, capsys):
 
 # ---- the machine --------------------------------------------------------------------------------
 
+def test_a_gpu_that_emulates_bf16_trains_in_float32(monkeypatch, capsys):
+    """And what float32 means there is decided for training and evaluation at once."""
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: (
+        including_emulation))
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
+    assert machine.choose() == "cuda" and seen == ["high"]
+    assert machine.choose_dtype(Run(steps=1), None, "cuda") == "float32"
+    assert train.main(["--dry-run", "--model", "tiny"]) == 0
+    assert "at the peak, float32;" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("ratio, dtype", [(1.4, "float32"), (1.6, "bf16")])
 def test_bf16_is_chosen_where_products_are_clearly_faster(ratio, dtype, monkeypatch):
     """On a CPU one product of the model's size is timed; what was asked for is not."""
