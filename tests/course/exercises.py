@@ -187,7 +187,7 @@ EXERCISES = (
         "token just sampled. Feeding the prompt again would process it twice: it is already in "
         "the memory."),
     Exercise(
-        "train_step", "train", "train_step", 18, 40, 3,
+        "train_step", "train", "train_step", 19, 40, 3,
         "one update that carries the memory over", "backward, clipping, update_memory",
         "For each slice of micro_batches(B, recipe.micro_batch), call the model with x, memory "
         "and y of these lanes under machine.autocast(recipe, x.device.type), then call "

@@ -13,7 +13,7 @@ TABLE["train_step"] = (
      ("losses.sum() / y.numel()", "losses.sum()")),
     ("test_three_things_come_back", (f"return loss, norm, {MEMORY}", f"return loss, {MEMORY}")),
     ("test_the_loss_is_the_mean_over_the_ranks",
-     ("loss = ranks.mean(loss.item())", "loss = loss.item()")),
+     ("    loss = ranks.mean(loss)\n", "")),
     ("the weights have not moved: optimizer.step() is missing, or the gradients are cleared just "
      "before it", ("    optimizer.step()\n", "")),
     ("the weights have not moved: loss.backward() is missing, so there is no gradient",
@@ -22,10 +22,10 @@ TABLE["train_step"] = (
      ("    optimizer.zero_grad()\n", "")),
     ("the gradient is not clipped, or only after the step",
      (CLIP, "    norm = torch.stack([p.grad for p in model.parameters() if p.grad is not "
-      "None]).norm().item()\n")),
+      "None]).norm()\n")),
     ("the gradient is clipped before backward() has made it", (CLIP, ""),
      ("            part.backward()\n",
-      "            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item()\n"
+      "            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)\n"
       "            part.backward()\n")),
     ("you return the norm after clipping; it must be the one before, which clip_grad_norm_ returns",
      (f"return loss, norm, {MEMORY}", f"return loss, min(norm, recipe.clip), {MEMORY}")),
@@ -49,12 +49,12 @@ TABLE["train_step"] = (
     ("test_without_a_past_the_model_gets_none",
      (CALL, "model(x[lanes], past or [torch.zeros(len(x[lanes]), 1, 1)], y[lanes])")),
     ("a weight that the loss does not depend on has no gradient: its .grad is None",
-     (CLIP, "    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()\n"
+     (CLIP, "    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()\n"
       "    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)\n")),
     ("you changed the old memory in place: a step without an update must still return it",
      ("    optimizer.step()\n", "    optimizer.step()\n    if memory:\n"
       f"        memory[0].copy_({MEMORY}[0])\n")),
-    ("test_loss_and_norm_are_floats", ("recipe.clip).item()", "recipe.clip)")),
+    ("test_loss_and_norm_are_floats", ("loss, norm = torch.stack([loss, norm]).tolist()", "loss = loss.item()")),
     ("test_a_bad_step_returns_three_things_too", ("return loss, norm, memory", "return")),
     ("test_a_bad_step_leaves_the_weights", ("if not math.isfinite(loss + norm):", "if False:")),
     ("you return the new memory of a step without an update: return the old one",

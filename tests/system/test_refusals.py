@@ -50,7 +50,6 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--batch 0", "--batch must be at least 1, got 0"),
         (NEW + f"--seed {10**30}", "--seed must be at most"),
         (NEW + f"--eval-mem-len {2**63}", "--eval-mem-len must be at most"),
-        (NEW + "--tokens-per-second -5 --dry-run", "--tokens-per-second must be above 0, got -5"),
         # sizes
         (NEW + "--n-head 3", "3 heads do not divide the model width 32"),
         (NEW + "--d-model 33 --d-head 16", "d_model must be even"),
@@ -61,7 +60,7 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--div-val 0", "div_val must be at least 1"),
         (NEW + "--cutoffs 2 3 4 --div-val 4", "leaves no width"),
         # samples
-        (DRAW + "--n-tokens -1", "--n-tokens must be 0 or more, got -1"),
+        (DRAW + "--n-tokens -1", "--n-tokens must be at least 0, got -1"),
         (DRAW + "--top-k 0", "--top-k must be at least 1"),
         (DRAW + "--temperature nan", "--temperature must be at least 1e-30"),
         # other settings than those of a run, or another text; here other symbols, another order

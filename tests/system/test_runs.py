@@ -12,10 +12,10 @@ import torch
 
 from system.kills import runs_differ
 from helpers import refusal, wait_until
-from training import checkpoint, log, machine, job as runs
+from training import checkpoint, log, job as runs
 from system.small_runs import (
-    ROOT, TINY, WHOLE, again, at_call, failure, finished, last_line, no_curve_and_no_flush, run, saved,
-    small, text)
+    ROOT, TINY, WHOLE, again, at_call, failure, finished, last_line, no_curve_and_no_flush, run,
+    saved, small, text)
 
 train = import_module("train")
 
@@ -126,7 +126,7 @@ def test_a_second_run_is_refused_while_the_first_is_running(text, small, capsys,
     path.write_bytes(b"") if flags else path.unlink()
     left = {path.name: path.read_bytes() for path in out.iterdir()}
     with checkpoint.lock(out):
-        assert "belongs to a run that is going on" in failure(
+        assert "is in use by another run" in failure(
             capsys, run(text, out, "--steps", "3", *flags))
         assert again(out, "--eval-only") == 0
     assert "holds a run already" in failure(capsys, run(text, out, "--steps", "3"))
@@ -183,31 +183,6 @@ def test_out_of_memory_is_a_sentence(text, small, tmp_path, monkeypatch, capsys)
                 lambda: again(out, "--eval-only")):
         said = failure(capsys, act())
         assert "out of memory: a smaller model" in said and "--micro-batch" in said
-
-
-# ---- torch.compile, a GPU -----------------------------------------------------------------------
-
-def test_what_is_compiled_sees_the_micro_batch_and_is_compiled_again(text, tmp_path, monkeypatch):
-    """Another shape would be another program; a resumed run is compiled without asking again."""
-    seen = []
-    monkeypatch.setattr(machine, "compiled", lambda model, context, x, y: (
-        seen.append(y.shape), model)[1])
-    flags = ["--micro-batch", "3", "--compile", "--steps", "1"]
-    assert run(text, tmp_path / "run", *flags) == again(tmp_path / "run", "--resume") == 0
-    assert seen == [(3, 8)] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-def test_the_compiled_step_gives_the_same_losses(text, tmp_path, capsys):
-    """Dropout off: the same curve up to rounding error."""
-    curves, flags = [], ["--n-layer", "1", "--steps", "9", "--log-every", "1", "--mem-len", "8"]
-    for name, more in (("a", []), ("b", ["--compile"])):
-        assert run(text, tmp_path / name, *flags, *more) == 0
-        curves.append([float(row["train"]) for row in log.read_metrics(
-            tmp_path / name / "metrics.tsv") if row["train"]])
-    assert "compiled in" in capsys.readouterr().out
-    assert len(curves[0]) == 9 and curves[0] == pytest.approx(curves[1], abs=1e-3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

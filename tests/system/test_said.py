@@ -25,7 +25,7 @@ def test_metrics_are_means_of_finite_steps_since_the_last_line(tmp_path, capsys)
         loss = {1: 2.5, 12: 2.5, 14: math.nan}.get(step, 1.0)
         job.state.record_step(torch.zeros(2, 3), math.isfinite(loss), 1.0)
         metrics.training(job.state, recipe, 0.01, loss, 0.5, step / 40)
-    metrics.close()
+    metrics.file.close()
     mean, largest, one = (f"{nats / math.log(2):.4f}" for nats in (22 / 19, 2.5, 1.0))
     assert [list(row.values()) for row in log.read_metrics(tmp_path / "metrics.tsv")] == [
         ["20", "120", "20.0", "0.01", "0.5", mean, largest, "1", ""],
