@@ -42,10 +42,11 @@ def best_loss(c):
 
     It falls by a step at each of its distances, and is flat after the last.
     """
-    right = corpora.KEPT + (1 - corpora.KEPT) / corpora.EACH  # of the symbol that stood there
-    other = (1 - corpora.KEPT) / corpora.EACH  # and of each of the others
-    known = -right * math.log(right) - (corpora.EACH - 1) * other * math.log(other)
-    losses = [known if d <= c else math.log(corpora.EACH) for d in corpora.DISTANCES]
+    copy, symbols = corpora.COPY_PROBABILITY, corpora.SYMBOLS_PER_KIND
+    right = copy + (1 - copy) / symbols  # of the symbol that stood there
+    other = (1 - copy) / symbols  # and of each of the others
+    known = -right * math.log(right) - (symbols - 1) * other * math.log(other)
+    losses = [known if d <= c else math.log(symbols) for d in corpora.DISTANCES]
     return statistics.mean(losses)
 
 

@@ -101,7 +101,7 @@ def read(name, root):
         raise ValueError(f"there is no file {name}")
     known = ["stdlib", *SOURCES, "copies"]
     raise ValueError(f"{name!r} is neither a file that exists nor one of {', '.join(known)}"
-                     f"{validate.near(name, known)}")
+                     f"{validate.did_you_mean(name, known)}")
 
 
 def split(data, label):
@@ -220,13 +220,14 @@ def sentence_corpus(name, root):
 # ---- a synthetic text, whose dependencies are known ---------------------------------------------
 
 DISTANCES = (24, 48, 72, 96)  # multiples of the number of kinds: a token there is of the same kind
-EACH, KEPT = 8, 0.9  # symbols of a kind; probability that a token repeats another
+SYMBOLS_PER_KIND = 8
+COPY_PROBABILITY = 0.9  # that a token repeats another
 
 
 def draw_copies(n, seed):
     """Draw n tokens, (n,) uint8, whose dependencies have a known length.
 
-    Four kinds of symbols, eight of each, take turns.  With probability KEPT a token repeats the one
+    Four kinds of symbols, eight of each, take turns.  With COPY_PROBABILITY a token repeats the one
     at its kind's distance before it, otherwise it is a random symbol of its kind:
 
         kind               A        a        M        m        A        a        M        m   ...
@@ -238,8 +239,8 @@ def draw_copies(n, seed):
     for t in range(n):
         kind = t % len(DISTANCES)
         back = t - DISTANCES[kind]
-        tokens.append(tokens[back] if back >= 0 and draw.random() < KEPT
-                      else EACH * kind + draw.randrange(EACH))
+        tokens.append(tokens[back] if back >= 0 and draw.random() < COPY_PROBABILITY
+                      else SYMBOLS_PER_KIND * kind + draw.randrange(SYMBOLS_PER_KIND))
     return torch.tensor(tokens, dtype=torch.uint8)
 
 

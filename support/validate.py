@@ -3,7 +3,7 @@
     validate.config(config)             sizes that fit no model
     validate.call(model, x, memory, y)  tensors that do not fit each other and the model
     validate.types(settings)            a field of a dataclass with a value of another type
-    validate.near(name, known)          the end of a message: "did you mean ...?"
+    validate.did_you_mean(name, known)  the end of a message: "did you mean ...?"
 """
 from dataclasses import fields
 from difflib import get_close_matches
@@ -25,7 +25,7 @@ def types(settings):
             raise ValueError(f"{field.name} must be of type {kind.__name__}, got {got}")
 
 
-def near(name, known):
+def did_you_mean(name, known):
     """Return "; did you mean X?", the end of a message, or "" if no known name is close."""
     return "".join(f"; did you mean {z}?" for z in get_close_matches(name, known, n=1))
 
@@ -69,7 +69,7 @@ def call(model, x, memory, y):
                 (past.dtype, past.device) != (model.u.dtype, device)
                 or past.shape != (len(x), memory[0].shape[1], config.d_model)):
             raise ValueError(f"memory must be (B, m, D) = ({len(x)}, m, {config.d_model}) in each "
-                             f"layer, {model.u.dtype} on {device}, got {described(past)}")
+                             f"layer, {model.u.dtype} on {device}, got {describe(past)}")
 
 
 def tokens(model, x, y):
@@ -79,14 +79,14 @@ def tokens(model, x, y):
         if not (isinstance(z, torch.Tensor) and z.shape == x.shape and 0 not in z.shape
                 and (z.dtype, z.dim(), z.device) == (torch.int64, 2, device)):
             raise ValueError("x and y must be int64 of one shape (B, T), both at least 1, on the "
-                             f"model's {device}; got {described(z)}, x is {described(x)}")
+                             f"model's {device}; got {describe(z)}, x is {describe(x)}")
         if z.device.type == "cpu":  # on a GPU every call would wait for the values
             for token in (z.min().item(), z.max().item()):
                 if not 0 <= token < V:
                     raise ValueError(f"token {token} outside vocabulary of {V}")
 
 
-def described(z):
+def describe(z):
     """Describe what was passed to a call, for its error message."""
     if not isinstance(z, torch.Tensor):
         return type(z).__name__

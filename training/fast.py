@@ -354,7 +354,7 @@ class Reader:
         fits = isinstance(memory, Memory) and (memory.model, memory.lanes) == (self.model, len(x))
         if not (memory is None or fits):
             raise ValueError("memory must be None or what a Reader of this model has returned "
-                             f"for {len(x)} lanes, got {validate.described(memory)}")
+                             f"for {len(x)} lanes, got {validate.describe(memory)}")
 
     @torch.no_grad()
     def __call__(self, x, memory=None, y=None, last_only=False):

@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         """Raise ValueError, with the most similar flag."""
         wrong = message.partition("unrecognized arguments: ")[2].split("=")[0].split(" ")[0]
-        raise ValueError(f"{message}{validate.near(wrong, self._option_string_actions)} "
+        raise ValueError(f"{message}{validate.did_you_mean(wrong, self._option_string_actions)} "
                          f"(python {self.prog} --help lists all flags)")
 
 
@@ -128,7 +128,7 @@ def chosen(flags, device, saved=None):
     name = flags.model or (paper if device == "cuda" else small)
     if name not in presets.MODELS:
         raise ValueError(f"unknown model {name!r}, known are {', '.join(presets.MODELS)}"
-                         f"{validate.near(name, presets.MODELS)}")
+                         f"{validate.did_you_mean(name, presets.MODELS)}")
     config, recipe = presets.MODELS[name]
     large = presets.CONFIGS[paper]
     if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model, many words
