@@ -38,8 +38,8 @@ REFUSED = {  # program: command line, words of the sentence
         # files
         (NO_TEXT + "--text nowhere.txt", "nowhere.txt"),
         (NO_TEXT + "--text none", "there is no file"),
-        (NO_TEXT + "--text empty.txt", "0 bytes, but at least 40"),
-        (NEW + "--out empty.txt/run", "empty.txt"),
+        (NO_TEXT + "--text brief.txt", "39 bytes, but at least 40"),
+        (NEW + "--out brief.txt/run", "brief.txt"),
         ("--eval-only --out nowhere", "no checkpoint at nowhere"),
         ("--sample abc --out nowhere", "no checkpoint at nowhere"),
         # settings
@@ -131,7 +131,7 @@ def test_a_command_line_is_refused_in_one_line(program, argv, words, text, small
     monkeypatch.chdir(tmp_path)
     for name, content in (("notes.txt", text.read_text()), ("short.txt", "x = 10000\n" * 20),
                           ("turned.txt", text.read_text()[:8] + text.read_text()[:7:-1]),
-                          ("empty.txt", ""),
+                          ("brief.txt", "x" * 39),
                           ("none/.hidden.py", ""), ("small.zip", ""),
                           ("project/tests/grade.py", ""),
                           ("project/02_recurrence.py", (ROOT / "02_recurrence.py").read_text())):
