@@ -52,7 +52,8 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam")
     softmax = [4 * T * share * rows for _, rows, share in bands(config)]
     # Temporary tensors add the largest of: [memory, h], from which the new memories are sliced;
     # two gradients of the largest band of the softmax; three tensors like a layer's scores
-    passing = max(4 * N * B * K * D, lanes * 2 * max(softmax), lanes * 12 * H * T * K)
+    wide = K + 8 - K % 8  # of the positions' scores, in fast.py
+    passing = max(4 * N * B * K * D, lanes * 2 * max(softmax), lanes * 4 * H * T * (2 * K + wide))
     activations, gradients = round(lanes * (N * layer + sum(softmax)) + passing), 4 * parameters
     if not at_a_time:  # a single backward pass frees activations as it makes gradients
         gradients = max(0, gradients - activations)

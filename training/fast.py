@@ -27,8 +27,7 @@ copy nothing.  With M = 4, for a first call of 4 tokens and later calls of 2:
 
 A returned memory never changes: a second call with memory 1 (as in a beam search) finds
 the room taken, and copies its M into a new buffer.  Arrays are in the order in which
-products read them, which matters most for a single token.  training/README.md has the
-speeds.
+products read them, which matters most for a single token.
 """
 import hashlib
 import inspect
@@ -127,14 +126,15 @@ def attend(q_u, q_v, k, value, k_R, mask, dropout):
     """Return lesson 5's attention (H, B, T, C) from scaled queries, heads first.
 
     q_u, q_v (H, B, T, C) are q + u and q + v, k and value (H, B, K, C), mask (T, K).
-    k_R (H, K + 1, C), by descending distance, has one distance more than there are keys:
+    k_R (H, K + 1 or more, C), by descending distance, has a row more than there are keys:
     its column in the product is the cell that lesson 4 pads, dropped or masked like it.
+    Rows after distance 0 only make k_R longer; their columns are masked or cut off.
     """
     B, T = q_u.shape[1:3]
     content = q_u @ k.mT  # (a) + (c), (H, B, T, K)
     # (b) + (d): one product for all lanes of a head, which share its k_R
-    position = (q_v.flatten(1, 2) @ k_R.mT).unflatten(1, (B, T))  # (H, B, T, K + 1)
-    score = content.add_(shift_padded(position))
+    position = (q_v.flatten(1, 2) @ k_R.mT).unflatten(1, (B, T))  # (H, B, T, K + 1 or more)
+    score = content.add_(shift_padded(position)[..., : k.shape[2]])
     # in place (_), as the backward pass needs neither product; detached, as a masked
     # score has probability 0, so its gradient is 0 without the mask
     score.detach().masked_fill_(mask, -math.inf)
@@ -164,7 +164,8 @@ class Attention(nn.Module):
         old = F.linear(memory, W_kv).unflatten(-1, (2, H, C)).permute(2, 3, 0, 1, 4)
         k, value = (torch.cat(z, dim=2) for z in zip(old, new))  # (H, B, K, C)
         k_R = self.W_kR(R).unflatten(-1, (H, C)).transpose(0, 1)  # (H, K, C)
-        k_R = F.pad(k_R, (0, 0, 1, 0))  # (H, K + 1, C)
+        # a multiple of 8 rows: the product's rows are then aligned in memory, also in 16 bits
+        k_R = F.pad(k_R, (0, 0, 1, -(k_R.shape[1] + 1) % 8))  # (H, K + 1 or more, C)
         scale = 1 / math.sqrt(C)
         q, u, v = scale * q, scale * u[:, None, None], scale * v[:, None, None]
         out = attend(q + u, q + v, k, value, k_R, mask, self.dropout_attention)

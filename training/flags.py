@@ -84,8 +84,6 @@ def add_flag(group, field, text):
 
 def by_preset(presets_of, field):
     """Return the values of a setting in two named models, for --help."""
-    if field.type is bool:
-        return ""
     laptop, paper = (getattr(presets_of[name], field.name) for name in ("laptop", "enwik8-12L"))
     return f" (laptop: {laptop}, enwik8-12L: {paper})"
 
@@ -224,7 +222,6 @@ def exit_status(program, act, *arguments):
                       "another folder with --out; if there is a checkpoint, --resume continues it")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate" in str(error):
-            # the last is torch's message on a CPU: can't allocate memory
             return failed(program, "out of memory: a smaller model, --batch, --segment, "
                           "--eval-segment or --eval-mem-len needs less, --micro-batch less for the "
                           "same steps; --dry-run estimates what training needs")

@@ -61,9 +61,11 @@ def read_corpus(recipe, data_dir, saved=None, similar=False):
 
     `similar` also accepts the library of another Python, in the checkpoint's vocabulary.
     """
-    with ranks.rank_0_first():  # it may download and unpack
-        corpus = load(recipe.text or recipe.dataset, root=data_dir,
-                      drop_newlines=recipe.drop_newlines)
+    if ranks.RANK > 0:  # rank 0 comes first, since it may download and unpack
+        ranks.broadcast(None)
+    corpus = load(recipe.text or recipe.dataset, root=data_dir, drop_newlines=recipe.drop_newlines)
+    if ranks.RANK == 0:
+        ranks.broadcast(None)
     if saved and (saved["vocab"], saved["text"]) != (corpus.vocab, checksum(corpus)):
         if similar and recipe.dataset == "stdlib" and not recipe.text:
             print(f"{corpus.name} is the library of another Python than the model was trained on; "

@@ -146,9 +146,8 @@ def draw(path, corpus):
 
 def metrics_header(parameters, job):
     """Return comment lines for metrics.tsv: command, commit, versions, hardware, model."""
-    here = Path(__file__).resolve().parent
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, text=True,
-                            capture_output=True).stdout.strip() if which("git") else ""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent,
+                            text=True, capture_output=True).stdout.strip() if which("git") else ""
     hardware = torch.cuda.get_device_name() if job.device.type == "cuda" else (
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads")
     command = " ".join(" ".join(["python", *sys.argv]).split())  # in one line

@@ -9,9 +9,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 
 def choose(device=""):
-    """Return the requested device, or the best one, and set the process up for it.  ValueError if
-    it is missing.
-    """
+    """Return the requested or the best device; tune the process.  ValueError if it is missing."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

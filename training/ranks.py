@@ -8,7 +8,7 @@ all ranks make the same step.  Without torchrun there is one rank.
 """
 import os
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
@@ -112,16 +112,6 @@ def parallel(model, x, y):
 def no_sync(model, last):
     """Return a context for one micro-batch: only the last one of a step synchronizes gradients."""
     return nullcontext() if last or COUNT == 1 else model.no_sync()
-
-
-@contextmanager
-def rank_0_first():
-    """Let rank 0 run the block before the others, since it may write files."""
-    if RANK > 0:
-        broadcast(None)
-    yield
-    if RANK == 0:
-        broadcast(None)
 
 
 def on_rank_0(function, *arguments):
