@@ -3,19 +3,19 @@
     python train.py                        the built-in corpus, five minutes
     python train.py --text notes.txt       the same on any file
     python train.py --dataset enwik8       the paper's 12 layers on a GPU
-    python train.py --model wt103-large --dry-run      what a run will take
-    python train.py --resume               go on where the run was stopped
+    python train.py --model wt103-large --dry-run      the resources that a run needs
+    python train.py --resume               continue a run that was stopped
     python train.py --sample "def main("   let the trained model continue a text
     python train.py --help                 everything else, with its defaults
     torchrun --nproc-per-node=2 train.py --dataset enwik8     the same on two GPUs
 
-A run lives in one folder (--out): checkpoint.pt and the one before it, previous.pt,
-best.pt (best validation loss), metrics.tsv and curve.png.  Losses are in nats inside,
-and shown as bits per byte (called bpc, as in the papers) or perplexity per word (ppl).
+A run has one folder (--out) with checkpoint.pt and the one before it, previous.pt,
+best.pt (lowest validation loss), metrics.tsv and curve.png.  Losses are in nats in the
+code, and printed as bits per byte (bpc, as in the papers) or perplexity per word (ppl).
 
 In this file `recipe` is the settings of data and training, `config` the model's sizes
 (both in training/presets.py).  Files, resuming and signals are in training/job.py.  A
-rank is one of several processes that train one model together, one for each GPU.
+rank is one of several processes that train one model together, one per GPU.
 """
 import math
 import os
@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
-# OpenMP's threads soon sleep while they wait; it is read when torch is imported
+# waiting OpenMP threads sleep soon; this must be set before torch is imported
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import torch
@@ -52,14 +52,16 @@ def fraction_done(recipe, state):
 
 
 def learning_rate(recipe, step, done):
-    """The smaller of a linear warm-up and a fall from lr to 0 over the whole run."""
-    sqrt = recipe.schedule == "sqrt"  # else the paper's cosine
-    fall = 1 - math.sqrt(done) if sqrt else (1 + math.cos(math.pi * done)) / 2
-    return recipe.lr * min((step + 1) / max(1, recipe.warmup), fall)
+    """Return the smaller of a linear warm-up and a decay from lr to 0 over the run."""
+    if recipe.schedule == "sqrt":
+        decay = 1 - math.sqrt(done)
+    else:  # the paper's cosine
+        decay = (1 + math.cos(math.pi * done)) / 2
+    return recipe.lr * min((step + 1) / max(1, recipe.warmup), decay)
 
 
 def micro_batches(B, size):
-    """B lanes in slices of at most `size`, in order; 0: all at once.
+    """Split B lanes into slices of at most `size`, in order; 0: all at once.
 
     >>> micro_batches(5, 2)
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
@@ -69,21 +71,21 @@ def micro_batches(B, size):
 
 
 def train_step(model, optimizer, x, y, memory, recipe):
-    """One update from x, y (B, T) and the memory of the B lanes.
+    """Update the model once, from x, y (B, T) and the memory of the B lanes.
 
-    The lanes go through the model recipe.micro_batch at a time.  Their gradients add
-    up: the update is that of all lanes, but only one part's activations are in memory.
-    Returns the mean loss (nats, over all lanes of all ranks), the gradient norm before
-    clipping, and the new memory.  If loss or norm is not finite nothing is updated and
-    the old memory comes back: one such number would poison every weight.  (The next
-    segment is then read after a gap of T tokens.)
+    The model reads recipe.micro_batch lanes at a time.  Gradients add up, so the update
+    is that of all lanes, but only one micro-batch's activations are in memory.
+
+    Return the mean loss (nats, over all lanes of all ranks), the gradient norm before
+    clipping, and the new memory.  If loss or norm is not finite, nothing is updated, as
+    one such number would spoil every weight, and the old memory is returned.
     """
     optimizer.zero_grad()
     loss = 0.0
-    new_memory = []  # of each part
+    new_memory = []  # of each micro-batch
     for lanes in micro_batches(len(x), recipe.micro_batch):
-        past = memory and [layer[lanes] for layer in memory]
-        # several ranks add up their gradients once, with those of the last part
+        past = None if memory is None else [h[lanes] for h in memory]  # of each layer
+        # several ranks synchronize gradients once, during the last micro-batch
         with ranks.no_sync(model, last=lanes.stop == len(x)):
             with machine.autocast(recipe, x.device.type):
                 losses, part_memory = model(x[lanes], past, y[lanes])
@@ -97,15 +99,15 @@ def train_step(model, optimizer, x, y, memory, recipe):
     if not math.isfinite(loss + norm):
         return loss, norm, memory
     optimizer.step()
-    # the lanes come first in each layer's memory, so the parts' are joined along them
-    return loss, norm, [torch.cat(layer) for layer in zip(*new_memory)]
+    # concatenate the lanes of each layer, dimension 0 of (lanes, m, D)
+    return loss, norm, [torch.cat(h) for h in zip(*new_memory)]
 
 
 # ---- evaluation ---------------------------------------------------------------------
 
 @contextmanager
 def evaluating(model, recipe):
-    """The model is in eval mode in the block, with the lengths of its evaluation."""
+    """Inside the block the model is in eval mode, with the lengths of evaluation."""
     training = model.training
     config = model.config
     try:
@@ -113,15 +115,17 @@ def evaluating(model, recipe):
         model.config = replace(config, mem_len=recipe.eval_mem_len, same_length=True,
                                clamp_len=recipe.eval_clamp_len)
         yield
-    finally:  # whatever happens, Ctrl-C included, the model trains on as it did
+    finally:  # whatever happens, the model trains on as before
         model.config = config
         model.train(training)
 
 
 def evaluation_segment_length(recipe):
-    """The T that `evaluate` reads with.  With same_length no loss depends on where the
-    text is cut, and longer segments are fewer calls.  But beyond M a plain model scores
-    ever more pairs that the mask hides, and above 512 the scores take much memory.
+    """Return the segment length of `evaluate`: at least recipe.eval_segment.
+
+    With same_length no loss depends on it, and longer segments need fewer calls.  But
+    beyond M a plain model computes more and more scores that are masked, and beyond 512
+    the scores need a lot of memory.
     """
     return max(recipe.eval_segment, min(recipe.eval_mem_len, 512))
 
@@ -130,9 +134,8 @@ def evaluation_segment_length(recipe):
 def evaluate(model, tokens, recipe, label="evaluating"):
     """Return the mean loss in nats over the n - 1 predictions of n tokens.
 
-    One lane, read in order with recipe.eval_mem_len tokens of memory and same_length;
-    the first token is context only.  `model` may be a Reader, which computes the same
-    faster (training/fast.py).
+    The tokens are one lane, read in order with recipe.eval_mem_len tokens of memory and
+    same_length.  `model` may be a Reader, which is faster (training/fast.py).
     """
     device = model.u.device
     T = evaluation_segment_length(recipe)
@@ -148,7 +151,7 @@ def evaluate(model, tokens, recipe, label="evaluating"):
 
 
 def test_line(model, corpus, recipe):
-    """Evaluate the whole test split -> the line that reports it, with its settings."""
+    """Evaluate the whole test split -> the line that reports it."""
     nats = ranks.on_rank_0(evaluate, model, corpus.test, recipe, "testing")
     return log.test_line(nats, corpus, recipe, evaluation_segment_length(recipe))
 
@@ -159,9 +162,9 @@ def validation_tokens(corpus, recipe):
 
 
 def is_validation_due(recipe, state):
-    """Every eval_every steps, or with 0 at each tenth of the run; and at its end."""
+    """Return whether eval_every steps, or 0: a tenth of the run, or all, are done."""
     done = fraction_done(recipe, state)
-    if state.validated_at == state.step:  # not twice at one step, nor at the beginning
+    if state.validated_at == state.step:  # not twice at one step, nor at step 0
         return False
     if recipe.eval_every == 0:
         return int(10 * done) > state.tenths_validated
@@ -172,17 +175,17 @@ def validate_and_save(job, stop):
     """Validate if it is due; save before and after that, and every save_minutes."""
     recipe, state = job.recipe, job.state
     if job.reader is not None and is_validation_due(recipe, state):
-        job.save()  # so a kill in the validation loses nothing: --resume begins with it
+        job.save()  # a kill during the validation then loses nothing
         start = time.perf_counter()
         tokens = validation_tokens(job.corpus, recipe)
         loss = ranks.on_rank_0(evaluate, job.reader, tokens, recipe, "validating")
         job.log.validation(state, loss)
         state.validated_at = state.step
         state.tenths_validated = int(10 * fraction_done(recipe, state))
-        if loss < state.lowest:  # never if it is not a number
+        if loss < state.lowest:  # False if the loss is NaN
             state.lowest = loss
             job.save_best()
-        if stop.agree(time.perf_counter() - start) > 1:  # else it may be repeated
+        if stop.agree(time.perf_counter() - start) > 1:  # second; less may be repeated
             job.save()
     elif state.seconds - job.saved_at > 60 * recipe.save_minutes:
         job.save()
@@ -191,13 +194,13 @@ def validate_and_save(job, stop):
 # ---- the training loop --------------------------------------------------------------
 
 def fit(job):
-    """Train until the recipe's end or a signal -> the signal's number, else 0.
+    """Train until the recipe's end or a signal -> the signal's number, otherwise 0.
 
     Two objects share the weights of job.model (training/job.py): job.learner for steps
-    (with several ranks wrapped), job.reader for evaluation.
+    (wrapped, with several ranks), job.reader for evaluation.
     """
     recipe, state = job.recipe, job.state
-    with Stop() as stop:  # in here Ctrl-C, SIGTERM wait for the end of a step
+    with Stop() as stop:  # Ctrl-C and SIGTERM wait for the end of a step
         while True:
             validate_and_save(job, stop)
             done = fraction_done(recipe, state)
@@ -209,10 +212,10 @@ def fit(job):
             job.optimizer.set_rate(rate)
             x, y = next(job.batches)  # (B, T)
             if job.batches.text_begins:
-                state.memory = None  # every lane restarts, without context
+                state.memory = None  # every lane restarts without context
             loss, norm, state.memory = train_step(
                 job.learner, job.optimizer, x, y, state.memory, recipe)
-            seconds = stop.agree(time.perf_counter() - start)
+            seconds = stop.agree(time.perf_counter() - start)  # the slowest rank's
             state.record_step(x, math.isfinite(loss + norm), seconds)
             done = fraction_done(recipe, state)
             job.log.training(state, recipe, rate, loss, norm, done)
@@ -220,7 +223,7 @@ def fit(job):
 
 
 def make_job(flags, device, path, saved):
-    """Build the Job that the flags describe, or the one of a checkpoint's content."""
+    """Build the Job that the flags describe, or that of a checkpoint's content."""
     name, config, recipe = chosen(flags, device, saved)
     corpus = read_corpus(recipe, flags.data_dir, saved)
     if saved is None:
@@ -230,17 +233,17 @@ def make_job(flags, device, path, saved):
         recipe = replace(recipe, dtype=dtype)
     torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(config).to(device)
-    reader = fast.prepared(model, recipe.plain)  # with --plain the model itself
+    reader = fast.prepared(model, recipe.plain)  # the model itself with --plain
     return Job(path, name, model, recipe, corpus, reader=reader)
 
 
 def train(flags, device):
-    """Train a new run or continue one, then test, sample and plot -> exit status."""
+    """Train a new run or resume one, then test, sample and plot -> exit status."""
     name, _, recipe = chosen(flags, device)
     path = folder_of(flags, name, recipe)
     with open_job(path, partial(make_job, flags, device, path), flags.resume) as job:
         if number := fit(job):
-            print(f"\nstopped after step {job.state.step:,}, saved; go on with\n"
+            print(f"\nstopped after step {job.state.step:,}, saved; continue with\n"
                   f"  python train.py --resume --out {path}")
             return 128 + number
         finish(job, flags)
@@ -250,9 +253,7 @@ def train(flags, device):
 # ---- using a trained model ----------------------------------------------------------
 
 def sample(model, prompt, recipe, flags):
-    """Sample after a prompt (P,), in eval mode and with the memory of evaluation -> new
-    tokens (n,).
-    """
+    """Continue a prompt (P,), with the memory of evaluation -> the new tokens (n,)."""
     device = model.u.device
     generator = torch.Generator(device).manual_seed(recipe.seed)
     with evaluating(model, recipe):
@@ -263,9 +264,9 @@ def sample(model, prompt, recipe, flags):
 
 
 def finish(job, flags):
-    """The end of a run: curve, sample, what to try next, and the test figure."""
+    """Finish a run: plot the curve, print a sample, next commands, the test score."""
     model, corpus, recipe = job.model, job.corpus, job.recipe
-    if (job.path / "best.pt").exists():  # not if no validation loss was finite
+    if (job.path / "best.pt").exists():  # missing if no validation loss was finite
         model, _, _ = load_model(checkpoint.to_evaluate(job.path), model.u.device)
     reader = fast.prepared(model.eval(), recipe.plain)
     if ranks.RANK == 0:
@@ -277,9 +278,9 @@ def finish(job, flags):
 
 
 def evaluate_or_sample(flags, device):
-    """--eval-only and --sample: what a checkpoint can do without being trained."""
-    name, _, recipe = chosen(flags, device)
-    saved = checkpoint.to_evaluate(folder_to_use(flags, name, recipe))
+    """--eval-only and --sample: use a checkpoint without training it."""
+    name, _, typed = chosen(flags, device)
+    saved = checkpoint.to_evaluate(folder_to_use(flags, name, typed))
     model, _, state = load_model(saved, device)
     recipe = saved_recipe(flags, saved)
     reader = fast.prepared(model, recipe.plain)
@@ -295,18 +296,18 @@ def evaluate_or_sample(flags, device):
 
 
 def run_command(argv):
-    """Do what the command line says -> exit status."""
+    """Run the command line -> exit status."""
     flags = parse(argv, __doc__)
     device = machine.choose(flags.device)
-    if flags.dry_run:  # says what the run will take, and fetches no data
+    if flags.dry_run:
         return estimate.dry_run(flags, device)
-    ranks.join(device)
+    ranks.join(device)  # from here on only rank 0 prints
     using = flags.eval_only or flags.sample is not None
     return evaluate_or_sample(flags, device) if using else train(flags, device)
 
 
 def main(argv=None):
-    """-> exit status: 0; 1 for a mistake, said in one line; 128 + n for signal n."""
+    """Return the exit status: 0; 1 after a line on a mistake; 128 + n for signal n."""
     return exit_status("train.py", run_command, argv)
 
 

@@ -1,7 +1,7 @@
 """SPOILERS.  Mistakes in the exercises of train.py (see mistakes.py)."""
 CALL = "model(x[lanes], past, y[lanes])"
 CLIP = "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)\n"
-MEMORY = "[torch.cat(layer) for layer in zip(*new_memory)]"
+MEMORY = "[torch.cat(h) for h in zip(*new_memory)]"
 LOOP = "    for lanes in micro_batches(len(x), recipe.micro_batch):\n"
 
 TABLE = {}
@@ -36,12 +36,12 @@ TABLE["train_step"] = (
     ("you add up the gradients of the micro-batches' means: each micro-batch counts by its share "
      "of all B x T tokens", ("losses.sum() / y.numel()", "losses.mean()")),
     ("the micro-batches share one memory: each needs the memory of its own lanes",
-     ("memory and [layer[lanes] for layer in memory]", "memory")),
+     ("None if memory is None else [h[lanes] for h in memory]", "memory")),
     ("you return the memory of the last micro-batch only: concatenate those of all micro-batches",
      (f"return loss, norm, {MEMORY}", "return loss, norm, part_memory")),
     ("test_every_lane_is_read_once_and_in_order",
-     ("memory and [layer[lanes] for layer in memory]",
-      "memory and [layer[lanes].flip(0) for layer in memory]")),
+     ("None if memory is None else [h[lanes] for h in memory]",
+      "None if memory is None else [h[lanes].flip(0) for h in memory]")),
     ("test_only_the_last_part_meets_the_other_ranks",
      ("with ranks.no_sync(model, last=lanes.stop == len(x)):", "if True:")),
     ("this is the old memory: return the new one, which the model returned",
@@ -54,7 +54,8 @@ TABLE["train_step"] = (
     ("you changed the old memory in place: a step without an update must still return it",
      ("    optimizer.step()\n", "    optimizer.step()\n    if memory:\n"
       f"        memory[0].copy_({MEMORY}[0])\n")),
-    ("test_loss_and_norm_are_floats", ("loss, norm = torch.stack([loss, norm]).tolist()", "loss = loss.item()")),
+    ("test_loss_and_norm_are_floats", (
+        "loss, norm = torch.stack([loss, norm]).tolist()", "loss = loss.item()")),
     ("test_a_bad_step_returns_three_things_too", ("return loss, norm, memory", "return")),
     ("test_a_bad_step_leaves_the_weights", ("if not math.isfinite(loss + norm):", "if False:")),
     ("you return the new memory of a step without an update: return the old one",

@@ -195,7 +195,7 @@ def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys, 
     statuses, said = on_ranks(2, tmp_path, partial(
         whole_run, [*argv, "--out", str(out)], stop_at=6, on_rank=1))
     assert statuses == [143, 143], said
-    assert "stopped after step 6, saved; go on with" in said[0] and said[1] == ""
+    assert "stopped after step 6, saved; continue with" in said[0] and said[1] == ""
     content = checkpoint.load(out / "checkpoint.pt")
     assert [len(z) for z in content["state"]["memory"]] == [4] * 2 and len(content["random"]) == 2
     assert train.main(["--resume", "--out", str(out), "--device", "cpu"]) == 0

@@ -88,7 +88,7 @@ def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, capsys, finishe
 
     with at_call(call, act, where):
         assert run(text, out, *WHOLE) == 128 + number
-    assert "go on with" in capsys.readouterr().out
+    assert "continue with" in capsys.readouterr().out
     read = checkpoint.load(out / "checkpoint.pt")["batches"]
     assert 56 * read["epoch"] + read["column"] == 8 * saved(out)["step"]
     assert again(out, "--resume") == 0
