@@ -137,10 +137,12 @@ def test_keys_are_projected_once(monkeypatch):
         seen.append(len(h)), read(layer, h, *given))[1])
     monkeypatch.setattr(model, "distances", lambda K, device: (
         distances.append(K), R(K, device))[1])
-    memory = None
-    for _ in range(100):
+    _, memory = fast.Reader(model)(torch.randint(11, (1, 2)))
+    layers = memory.layers
+    for _ in range(99):
         _, memory = fast.Reader(model)(torch.randint(11, (1, 2)), memory)
         buffers.append(memory.buffer)
+    assert memory.layers is layers, "weights are copied once for each text"
     assert sum(seen) == 2 * 200 and sum(distances) < 4 * 22  # 2 layers
     moves = sum(a is not b for a, b in zip(buffers[40:], buffers[41:]))
     assert 1 <= moves <= 59 / 9 and memory.buffer.room <= 2 * 22

@@ -12,7 +12,8 @@ READMES = [ROOT / name for name in ("README.md", "training/README.md", "tests/RE
                                     "tests/course/answers.md", "experiments/results.md",
                                     "experiments/questions.md", "experiments/tuning.md",
                                     "pretrained/README.md")]
-SOURCES = "--nnodes --nproc-per-node --max-restarts --index-url" + "".join(  # torchrun's, pip's
+# with the flags of torchrun and pip
+SOURCES = "--nnodes --nproc-per-node --max-restarts --shutdown-timeout --index-url" + "".join(
     path.read_text(encoding="utf-8") for pattern in (
         "*.py", "training/*.py", "experiments/*.py", "tests/[bcg]*.py", "tests/system/[cf]*.py")
     for path in ROOT.glob(pattern))
