@@ -188,7 +188,7 @@ def test_a_weight_may_have_no_gradient(train_step):
 
 
 def test_loss_and_norm_are_floats(train_step):
-    """Loss and norm are floats, made by .item() or .tolist(): a tensor would keep the graph alive."""
+    """Loss and norm are floats (.item() or .tolist()): a tensor would keep the graph alive."""
     loss, norm, memory = step(train_step, Ledger(), past())
     assert isinstance(loss, float) and isinstance(norm, float)
 
