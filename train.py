@@ -162,7 +162,7 @@ def validation_tokens(corpus, recipe):
 
 
 def is_validation_due(recipe, state):
-    """Return whether eval_every steps, or 0: a tenth of the run, or all, are done."""
+    """Return whether one is due: eval_every steps (0: a tenth) are done, or all."""
     done = fraction_done(recipe, state)
     if state.validated_at == state.step:  # not twice at one step, nor at step 0
         return False
@@ -185,7 +185,7 @@ def validate_and_save(job, stop):
         if loss < state.lowest:  # False if the loss is NaN
             state.lowest = loss
             job.save_best()
-        if stop.agree(time.perf_counter() - start) > 1:  # second; less may be repeated
+        if stop.agree(time.perf_counter() - start) > 1:  # a shorter one may be repeated
             job.save()
     elif state.seconds - job.saved_at > 60 * recipe.save_minutes:
         job.save()
