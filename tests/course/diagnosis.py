@@ -166,11 +166,11 @@ def counted(comparison):
     """How much of a result is wrong, in a sentence."""
     got, wanted, compared = comparison.found, comparison.wanted, comparison.compared
     if got.shape != wanted.shape:
-        return f"the shape is {tuple(got.shape)}, should be {tuple(wanted.shape)}"
+        return f"the shape must be {tuple(wanted.shape)}, got {tuple(got.shape)}"
     if nothing_but_nan(got) and not nothing_but_nan(wanted):
         return "every number is NaN: 0 / 0, 0 * inf or inf - inf on the way"
     if not wanted.dim():
-        return f"the result is {got.item():.6g}, should be {wanted.item():.6g}"
+        return f"the result must be {wanted.item():.6g}, got {got.item():.6g}"
     apart = (got.double() - wanted.double()).abs()
     wrong = apart.gt(comparison.tolerance) | (got.isnan() != wanted.isnan())
     if compared is not None:

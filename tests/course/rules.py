@@ -64,7 +64,7 @@ class Comparison:
         array = isinstance(self.got, np.ndarray)
         if self.found is None or array != ("NumPy" in self.wish):
             kind = "NumPy array" if array else type(self.got).__name__
-            return f"the result is a {kind}, should be {self.wish}"
+            return f"the result must be {self.wish}, got a {kind}"
         return ""
 
 
@@ -216,7 +216,7 @@ def blank_message(name):
     node, _ = find(lessons.under_test[exercise.file].read_text(), exercise.function)
     if len(node.body) > 2:  # more than a docstring and the stub
         return (f"{name} is blank: there is code in it, but the `raise NotImplementedError` of the "
-                "blank still stands there, too; delete it")
+                "blank is still there; delete it")
     return (f"{name} is blank: write {exercise.function} in {exercise.file}.py, then run "
             f"pytest -k {name}\n{exercise.task}")
 

@@ -133,7 +133,8 @@ def test_accident_is_told_in_one_line(name, body, words):
 def test_an_endless_loop_an_array_and_another_dtype_are_told(monkeypatch):
     """An array in place of a tensor is right in its numbers, but not what was asked for."""
     right = lessons.function_of(BY_NAME["rel_shift"])
-    assert "a NumPy array, should be a torch" in diagnosis_of("rel_shift", lambda x: x.numpy())
+    assert "torch tensor of shape (3, 5), got a NumPy" in diagnosis_of(
+        "rel_shift", lambda x: x.numpy())
     message = judge("rel_shift", lambda x: right(x).float())[1]
     assert "found: torch.float32 == torch.float16" in message
     monkeypatch.setattr(rules, "SECONDS", 1)
