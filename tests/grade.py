@@ -103,7 +103,7 @@ async def run_rules(folder, names, seconds):
         sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ROOT, "--confcutdir", ROOT,
         "-k", " or ".join(names), ROOT / "tests", cwd=folder, env=environment, stdin=DEVNULL,
         stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
-    size, end = 0, time.monotonic() + seconds
+    size, end = 0, time.monotonic() + 4 * seconds  # until torch is imported: nobody's fault
     try:
         while process.returncode is None and time.monotonic() < end:
             with suppress(asyncio.TimeoutError):
@@ -122,8 +122,8 @@ async def run_rules(folder, names, seconds):
         f"ended the process (status {status})")  # -n: by signal n
     notes = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
     if not notes:
-        sys.exit(f"grade.py: {how}, before any rule ran: is all of requirements.txt installed "
-                 f"for {sys.executable}?")
+        raise ImportError(f"no rule could run: is all of requirements.txt installed for "
+                          f"{sys.executable}? ({how})")
     return notes, how
 
 
@@ -176,6 +176,8 @@ async def grade(submission, names, seconds):
             for lesson, path in found.items():
                 shutil.copyfile(path, folder / "lessons" / f"{lesson}.py")
             row.found |= await judged(folder, names, seconds)
+    except ImportError:
+        raise  # else every student would get 0 points
     except (ValueError, OSError) as error:
         row.error = str(error)
     except Exception as error:  # whatever it is, the others must be graded
@@ -336,7 +338,7 @@ def main(argv=None):
         else:
             grade_class(given)
         return 0
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"grade.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
