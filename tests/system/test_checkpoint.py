@@ -3,6 +3,7 @@ import os
 import pickle
 import signal
 import time
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 
 from system.kills import differences
 from helpers import exit_status, refusal
-from training import checkpoint
-from training.job import Stop
+from training import checkpoint, ranks
+from training.job import Stop, find_checkpoint
 
 CONTENT = {"format": checkpoint.FORMAT, "weights": torch.arange(9.0), "step": 3}
 
@@ -110,12 +111,24 @@ def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path, monkeypatch, content
     assert not (tmp_path / "evil").exists()
 
 
-def test_the_one_before_is_used_if_the_newest_is_damaged(paths, capsys):
-    """One line says so; the other one is read if nothing is wrong."""
+def test_the_one_before_is_used_if_the_newest_is_damaged(paths, tmp_path, capsys):
+    """One line says so; the other one is read if nothing is wrong.  The next save keeps it."""
     assert checkpoint.load_first_valid(*paths)["step"] == 2
     paths[0].write_bytes(b"half a checkpoint")
     assert capsys.readouterr().out == "" and checkpoint.load_first_valid(*paths)["step"] == 1
     assert "checkpoint.pt is damaged" in capsys.readouterr().out
+    assert find_checkpoint(tmp_path, resume=True)["step"] == 1
+    checkpoint.save(paths[0], CONTENT, paths[1])
+    assert checkpoint.load(paths[1])["step"] == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+def test_several_ranks_map_a_checkpoint(paths, monkeypatch):
+    """So they hold it once."""
+    monkeypatch.setattr(ranks, "COUNT", 8)
+    content = checkpoint.load(paths[0])
+    assert not differences(content, CONTENT | {"step": 2})
+    assert str(paths[0]) in Path("/proc/self/maps").read_text()
 
 
 # ---- signals ------------------------------------------------------------------------------------
