@@ -12,9 +12,9 @@ evaluation is a *sliding window*: advance one token, process the whole window ag
 keep its last prediction.  Every prediction then has T tokens of context, at T times the
 cost.
 
-The thread.  Lessons 2 to 4 change this model, one thing at a time.  Each trains it on
-the same bytes, with the same BUDGET, and evaluates it on the same bytes, so the losses
-can be compared.  Each lesson prints its loss below those of the lessons before it.
+The thread of the course: lessons 2 to 4 change this model, one thing at a time.  Each
+trains it on the same bytes, with the same BUDGET, and evaluates it on the same bytes,
+so the losses can be compared.  Each prints its loss below those of the lessons before.
 
     python 01_vanilla_segments.py      15 seconds: trains, prints, plots
 
@@ -34,9 +34,9 @@ from support.corpora import load
 from support.progress import progress
 
 RUNS = Path(__file__).resolve().parent / "runs"  # where figures go
-BATCH = 64  # segments or windows that are evaluated together
-TRAIN, VALID = 518_000, 200_000  # bytes that all lessons train on, and evaluate on
-BUDGET = {"B": 32, "T": 32, "steps": 500, "lr": 5e-3}  # of training, in all lessons
+BATCH = 64  # windows that are evaluated together
+TRAIN, VALID = 518_000, 200_000  # bytes to train on (enough for 500 steps), to evaluate
+BUDGET = {"B": 32, "T": 32, "steps": 500, "lr": 5e-3}  # training in lessons 1 to 4
 
 
 # ---- the data: one stream, B lanes, segments of T ------------------------------------
@@ -84,12 +84,14 @@ def segments(stream, T, start=0):
         yield x, y
 
 
-# ---- the model: leaf to root ---------------------------------------------------------
+# ---- the model, from its parts to the whole ------------------------------------------
 
 def sinusoid(position, D):
     """Encode positions (n,) as D/2 sines, then D/2 cosines -> (n, D), float64.
 
-    The frequencies are 10000^(-2k/D), k = 0, 1, ...  Raises ValueError if D is odd.
+    Attention ignores the order of tokens, so each position gets a vector of its own: as
+    if read off D/2 clocks, fast to slow, of frequencies 10000^(-2k/D), k = 0, 1, ...
+    Raises ValueError if D is odd.
     """
     if D % 2:
         raise ValueError(f"the sinusoid needs an even width, got {D}")
@@ -100,7 +102,8 @@ def sinusoid(position, D):
 
 
 class Attention(nn.Module):
-    """Multi-head attention: position i attends to positions 0..i of its segment."""
+    """H attentions of width C side by side: position i attends to 0..i of its segment.
+    """
 
     def __init__(self, D, H, C):
         super().__init__()
@@ -126,7 +129,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then a feed-forward network; a norm *after* each sum (post-norm)."""
+    """Attention, then a feed-forward network, each added to its input, then a norm."""
 
     def __init__(self, attention, D, FF):
         super().__init__()
@@ -136,7 +139,7 @@ class Layer(nn.Module):
         self.norm_2 = nn.LayerNorm(D)
 
     def forward(self, h, *context):
-        """(B, T, D) -> (B, T, D).  Context: none here, the memory in lesson 2."""
+        """(B, T, D) -> (B, T, D).  From lesson 2 on `context` is the memory."""
         h = self.norm_1(h + self.attention(h, *context))
         return self.norm_2(h + self.feed_forward(h))
 
@@ -157,8 +160,7 @@ class VanillaTransformer(nn.Module):
         position = torch.arange(x.shape[1], device=x.device)  # *within the segment*
         E = self.embedding(x) * math.sqrt(self.D)  # (B, T, D), the embedded tokens
         U = sinusoid(position, self.D).to(E)  # (T, D), in the dtype of E
-        # elements of U are near .7, embedding weights near .02: sqrt(D) makes them .23
-        h = E + U
+        h = E + U  # U is about .7; without sqrt(D), E of about .02 would drown in it
         for layer in self.layers:
             h = layer(h)
         return h @ self.embedding.weight.T  # tied: the embedding is the output layer
@@ -196,7 +198,7 @@ def fit(model, tokens, B, T, steps, lr):
         loss = token_losses(model(x), y).mean()
         optimizer.zero_grad()
         loss.backward()
-        # scales a gradient of a norm above .25 down to it: no step is extreme
+        # if the gradient's norm is above .25, scale it to .25: no step is extreme
         nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         optimizer.step()
 
@@ -217,14 +219,14 @@ def window_losses(model, tokens, T, stride):
 # ---- the lesson ----------------------------------------------------------------------
 
 def show_sliding_window(model, tokens, losses):
-    """Print and return what a window gains over losses (segments, T), in bits."""
+    """Print and return how much less a window's loss is than one pass's: bits."""
     T = losses.shape[1]
     stride = 17  # coprime to T: the sample covers all positions of a segment
     window = window_losses(model, tokens[: losses.numel() + 1], T, stride)[:, -1]
-    one_pass = losses.flatten()[T - 1 :: stride]  # tokens T, T + 17, ..., as the window
-    print(f"{len(window)} bytes in segments {bits(one_pass):.2f} bits, the same "
-          f"by a sliding window {bits(window):.2f}")
-    return bits(one_pass) - bits(window)
+    one_pass = losses.flatten()[T - 1 :: stride]  # of the same tokens T, T + 17, ...
+    gain = bits(one_pass) - bits(window)
+    print(f"sliding window, on a sample of {len(window)} bytes: {gain:.2f} bits less")
+    return gain
 
 
 def show_fragmentation(losses, gain):
@@ -232,7 +234,7 @@ def show_fragmentation(losses, gain):
     by_position = losses.mean(0) / math.log(2)  # (T,)
     T = len(by_position)
     print(f"by position in the segment: first byte {by_position[0]:.2f} bits, "
-          f"second {by_position[1]:.2f}, later half {by_position[T // 2 :].mean():.2f}")
+          f"second {by_position[1]:.2f}, mean {by_position.mean():.2f}")
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
     axes.plot(by_position.tolist(), ".-", label="each segment alone")
     axes.axhline(by_position.mean().item() - gain, color="C1",
@@ -287,15 +289,16 @@ if __name__ == "__main__":
 #   2. Write h = E for h = E + U: which positions get worse, and why not all?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
-#     11761 bytes in segments 2.78 bits, the same by a sliding window 2.75
-# The window predicts each byte from the 32 before it, but processes 32 tokens for each.
+#     sliding window, on a sample of 11761 bytes: 0.03 bits less
+# The window predicts each byte from the 32 before it, at 32 times the cost.
 #
-#     by position in the segment: first byte 3.77 bits, second 3.12, later half 2.68
+#     by position in the segment: first byte 3.77 bits, second 3.12, mean 2.75
 #     figure: runs/01_fragmentation.png
 # The first is predicted from one byte, the second from two: their high losses raise the
-# mean.  This is context fragmentation.
+# mean.  This is context fragmentation.  So small a model gains little by mending it.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.75
 #       lesson 1: sliding window               2.72
 #     figure: runs/thread.png
+# The window's line is the mean of all bytes less the gain on the sample.

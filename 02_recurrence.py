@@ -19,9 +19,9 @@ information still flows, and each layer reaches M tokens further back.
     h1, made by layer 1     .  .  .  .   [a  x  x  x]   x  x  x  x
     h0, the embeddings     [b  x  x  x]   x  .  .  .    .  .  .  .
 
-To compute P, layer 2 attends to a and every x in row h1 (its memory in brackets): 7
-tokens back.  To compute a, in the segment before, layer 1 attended to b and every x in
-row h0: b is 11 tokens before P.
+P is the last state of segment 3.  To compute it, layer 2 attends to a and every x in
+row h1 (its memory in brackets): 7 tokens back.  When a was computed, in segment 2,
+layer 1 attended to b and every x in row h0: b is 11 tokens before P.
 
 What it breaks: absolute positions.  Swap token p, at position 3 of the memory, and
 token q, at position 3 of the segment:
@@ -29,8 +29,8 @@ token q, at position 3 of the segment:
     the key at position 3 of the memory     W_k (E_p + U_3)   becomes   W_k (E_q + U_3)
     the key at position 3 of the segment    W_k (E_q + U_3)   becomes   W_k (E_p + U_3)
 
-Later queries see both keys, and attention ignores the order of keys: no later output of
-the layer changes.  The paper calls this *temporal confusion*.
+Later queries see both keys, with their values, and attention ignores the order of keys:
+no later output of layer 1 changes.  The paper calls this *temporal confusion*.
 
     python 02_recurrence.py      20 seconds: exact zeros, exact counts, the thread
 
@@ -47,6 +47,7 @@ from matplotlib.figure import Figure
 from support.progress import progress
 
 lesson_1 = import_module("01_vanilla_segments")  # `import` takes no leading digit
+# what lesson 1 printed
 BEFORE = {"lesson 1: each segment alone": 2.75, "lesson 1: sliding window": 2.72}
 
 
@@ -131,8 +132,8 @@ class RecurrentTransformer(nn.Module):
 def reach(N, T, M):
     """Return how many tokens back the last token of a segment reaches in N layers.
 
-    A layer attends to tokens from M before the *start of the segment*; the layer below
-    does so from the earliest of these.  If T divides M: N * M + T - 1.
+    In each layer a token attends to M tokens before the *start of its segment*; in the
+    layer below, the earliest of them does the same.  If T divides M: N * M + T - 1.
 
     >>> reach(1, 4, 4), reach(2, 4, 4), reach(3, 4, 0)
     (7, 11, 3)
@@ -162,7 +163,7 @@ def fit(model, tokens, B, T, steps, lr):
     batches = list(lesson_1.segments(lesson_1.lanes(tokens, B), T))
     for step in progress(range(steps), "training step", steps):
         if step % len(batches) == 0:
-            memory = None  # the text starts (again): nothing came before it       # NEW
+            memory = None  # the text starts: nothing came before it               # NEW
         x, y = batches[step % len(batches)]
         optimizer.param_groups[0]["lr"] = lr * min((step + 1) / 50, 1 - step / steps)
         logits, memory = model(x, memory)                                          # NEW
@@ -190,6 +191,7 @@ def show_stopped_gradient(T, M, D=32):
     h_2 = torch.randn(1, T, D, requires_grad=True)
     memory = update_memory(h_1[:, :0], h_1, M)
     output = layer(h_2, memory)[0, -1, 0]  # any element will do
+    # allow_unused: None where there is no path, instead of an error
     grad_1, grad_2 = torch.autograd.grad(output, [h_1, h_2], allow_unused=True)
     print(f"gradient into segment 2: up to {grad_2.abs().max():.2f}")
     largest = None if grad_1 is None else grad_1.abs().max().item()
@@ -214,7 +216,7 @@ def show_reach(T, M):
     changes = []  # a row per model
     for N, length in ((4, 0), (1, M), (2, M), (3, M), (4, M)):
         changes.append(change_by_distance(N, T, length))
-        farthest = int(changes[-1].nonzero().max())  # ends a segment, as in reach()
+        farthest = int(changes[-1].nonzero().max())  # the last token of a segment
         print(f"  N = {N}, M = {length}: {farthest:2}, reach() predicts "
               f"{reach(N, T, length):2}")
     changes = torch.stack(changes)  # (5, n)
@@ -244,7 +246,7 @@ def change_after_swap(model, T, j, k):
 def show_confusion(T, M):
     """Print that one layer confuses memory and segment tokens of the same position."""
     model = RecurrentTransformer(V=50, N=1, D=32, H=2, FF=64, M=M).double()
-    print("one layer, a memory and a segment token swapped: later losses change")
+    print("one untrained layer, memory and segment token swapped: later losses change")
     print(f"  by {change_after_swap(model, T, 3, 3):.0e} if both were at position 3")
     print(f"  by {change_after_swap(model, T, 3, 4):.0e} if at positions 3 and 4")
 
@@ -288,10 +290,10 @@ if __name__ == "__main__":
 #     figure: runs/02_reach.png
 # Each layer adds M = 8.  All losses after these tokens change by exactly 0.
 #
-#     one layer, a memory and a segment token swapped: later losses change
+#     one untrained layer, memory and segment token swapped: later losses change
 #       by 0e+00 if both were at position 3
 #       by 3e-05 if at positions 3 and 4
-# 0, or about 1e-16, is rounding error: the same keys in another order.
+# 0 (or 1e-16, rounding error): the same keys in another order.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.75
@@ -300,4 +302,5 @@ if __name__ == "__main__":
 #     figure: runs/thread.png
 # Worse than no memory (at learning rates .001, .0025 and .01 it is 3.45, 3.34, 3.59).
 # The swap explains it: which token comes just before the query?  Two keys have that
-# position, in the memory and in the segment; attention cannot tell them apart.
+# position, in memory and segment.  Layer 1 cannot tell them apart: it mixes the token
+# before with one 32 tokens earlier, and layer 2 has to use that mixture.

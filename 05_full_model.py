@@ -13,7 +13,7 @@ shift (04), into the model that train.py trains, and adds what a complete one ne
 
 Two options for a longer memory come from the authors' code, not from the paper:
 
-  * clamp_len: larger distances are encoded as clamp_len, so that none is untrained;
+  * clamp_len: larger distances are encoded as clamp_len, the largest one in training;
   * same_length: each query sees itself and at most M keys before it.
 
 For T = 3 queries and m = M = 2 memory keys these are the distances (a dot: masked):
@@ -207,7 +207,7 @@ class TiedEmbedding(nn.Embedding):
 
     def losses(self, h, y):
         """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T)."""
-        logits = float32_at_least(self.logits(h))  # in bf16 they are 2 or 3 digits
+        logits = float32_at_least(self.logits(h))  # 16 bits are too few for a loss
         return lesson_1.token_losses(logits, y)
 
 
@@ -253,8 +253,9 @@ class TransformerXL(nn.Module):
         memory = [past[:, past.shape[1] - m :] for past in memory]  # (B, m, D) each
         R = self.dropout_R(self.distances(m + T, x.device).to(h))  # once for all layers
         mask = self.mask(T, m, x.device)  # (T, K)
-        u = self.u.expand(c.n_layer, -1, -1)  # (N, H, C): one pair for all layers,
-        v = self.v.expand(c.n_layer, -1, -1)  # or with untie_r N pairs as they are
+        # one pair for all layers, or with untie_r N pairs as they are
+        u = self.u.expand(c.n_layer, -1, -1)  # (N, H, C)
+        v = self.v.expand(c.n_layer, -1, -1)
         new_memory = []
         for n, layer in enumerate(self.layers):
             new_memory.append(lesson_2.update_memory(memory[n], h, c.mem_len))
@@ -270,7 +271,8 @@ class TransformerXL(nn.Module):
 def sample_top_k(logits, top_k, temperature=1.0, generator=None):
     """Sample one of the top_k most probable tokens: (B, V) -> (B, 1).
 
-    A temperature below 1 sharpens.  ValueError unless 1 <= top_k <= V, temperature > 0.
+    The rest is improbable, yet together it would be drawn often.  A temperature below 1
+    prefers the best.  ValueError unless 1 <= top_k <= V and temperature > 0.
     """
     V = logits.shape[-1]
     if not 1 <= top_k <= V:
@@ -333,7 +335,7 @@ def show_loss_by_memory_length(model, tokens):
     """Print and plot the loss with longer and longer memories; no weight changes."""
     axes = Figure(figsize=(7, 3), layout="constrained").subplots()
     print(f"the pretrained model, trained with M = {model.config.mem_len}, at")
-    for M in (1, 4, 16, 64, 256, 512):
+    for M in (1, 4, 16, 64, 128, 512):
         model.config = replace(model.config, mem_len=M, same_length=True)
         loss = lesson_2.bits_per_token(model, tokens, B=4, T=128)
         axes.bar_label(axes.bar(str(M), loss, color="tab:blue"), fmt="%.2f")
@@ -384,12 +386,13 @@ if __name__ == "__main__":
 #       M =   4: 2.83 bits per byte
 #       M =  16: 1.92 bits per byte
 #       M =  64: 1.39 bits per byte
-#       M = 256: 1.23 bits per byte
-#       M = 512: 1.22 bits per byte
+#       M = 128: 1.28 bits per byte
+#       M = 512: 1.21 bits per byte
 #     figure: runs/05_memory_length.png
-# Its weights have learned to use a past: without one they are worse than lesson 1's
-# model, and a longer memory than in training still helps.  (These are lesson 1's bytes;
-# the model is wider and deeper than the thread's, and has trained for two hours.)
+# With same_length, M = 1 leaves a query one token, even within its segment; the weights
+# have learned to use more, and fail.  A longer memory helps less and less, but still
+# beyond that of training.  (The bytes are the thread's; the model has 4 layers and has
+# trained for two hours.)
 #
 #     its continuation of `def read(` (yours differs):
-#       '))\n\nclass _TupleFile'
+#       '))\n\n        if read == read(3):\n            read = read(1)\n '

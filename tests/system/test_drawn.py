@@ -37,7 +37,7 @@ def test_curves_and_bars(axes, monkeypatch):
         ("sliding window, mean (at 3 times the cost)", [0, 1], pytest.approx([2.5, 2.5]))]
     assert lines[1] == [("for all pairs", [8, 16], [3, 7]), ("by the shift", [8, 16], [1, 2])]
     labels = [int(z.get_text()) for z in axes[2].get_xticklabels()]
-    assert labels == [bar.get_height() for bar in axes[2].patches] == [1, 4, 16, 64, 256, 512]
+    assert labels == [bar.get_height() for bar in axes[2].patches] == [1, 4, 16, 64, 128, 512]
     assert [z.get_text() for z in axes[3].get_yticklabels()] == ["a", "b"]
     assert [bar.get_width() for bar in axes[3].patches] == [3.0, 2.0]
 
