@@ -1,7 +1,7 @@
 """Lesson 1. The broken baseline: a Transformer on independent segments (paper, 3.1).
 
 You need to know PyTorch's modules, a training loop, and a transformer's attention.  You
-learn how a text is read in lanes, and what forgetting costs.  15 minutes (an estimate).
+learn how a text is read in lanes, and what forgetting costs.  35 minutes (readers).
 
 The problem.  A language model predicts each token from all tokens before it.  A book is
 too long to be read at once, so Al-Rfou et al. (2018) split the text into segments of T
@@ -14,9 +14,9 @@ cost.
 
 The thread of the course: lessons 2 to 4 change this model, one thing at a time.  Each
 trains it on the same bytes, with the same BUDGET, and evaluates it on the same bytes,
-so the losses can be compared.  Each prints its loss below those of the lessons before.
+so the losses can be compared.  Each prints its loss under the earlier losses.
 
-    python 01_vanilla_segments.py      15 seconds: trains, prints, plots
+    python 01_vanilla_segments.py      20 seconds: trains, prints, plots
 
 Letters used in every file:  B lanes (the rows of a batch), T segment length, D model
 width, H heads, C width of a head, N layers, V vocabulary, FF width inside the
@@ -102,7 +102,9 @@ def sinusoid(position, D):
 
 
 class Attention(nn.Module):
-    """H attentions of width C side by side: position i attends to 0..i of its segment.
+    """H parallel heads of width C; position i attends to 0..i of its segment.
+
+    A head is an attention of its own, on C numbers of q, k and value; W_o mixes heads.
     """
 
     def __init__(self, D, H, C):
@@ -145,7 +147,7 @@ class Layer(nn.Module):
 
 
 class VanillaTransformer(nn.Module):
-    """A causal model with absolute positions; it knows nothing that came before x."""
+    """A causal model with absolute positions and no context before x."""
 
     def __init__(self, V, N=2, D=128, H=4, FF=512):
         super().__init__()
@@ -219,12 +221,12 @@ def window_losses(model, tokens, T, stride):
 # ---- the lesson ----------------------------------------------------------------------
 
 def show_sliding_window(model, tokens, losses):
-    """Print and return how much less a window's loss is than one pass's: bits."""
+    """Print and return by how many bits a sliding window lowers the segments' loss."""
     T = losses.shape[1]
     stride = 17  # coprime to T: the sample covers all positions of a segment
     window = window_losses(model, tokens[: losses.numel() + 1], T, stride)[:, -1]
-    one_pass = losses.flatten()[T - 1 :: stride]  # of the same tokens T, T + 17, ...
-    gain = bits(one_pass) - bits(window)
+    same = losses.flatten()[T - 1 :: stride]  # of the same tokens, T, T + 17, ...
+    gain = bits(same) - bits(window)
     print(f"sliding window, on a sample of {len(window)} bytes: {gain:.2f} bits less")
     return gain
 
@@ -285,8 +287,8 @@ if __name__ == "__main__":
 #   1. Why does the loss fall within a segment, if all positions share the weights?
 #   2. Position 0 predicts from one byte.  Could it beat a table of counted byte pairs?
 # Change and watch
-#   1. T = 8, then 128 in BUDGET: how do the losses and the cost of both ways change?
-#   2. Write h = E for h = E + U: which positions get worse, and why not all?
+#   1. Set T to 8, then 128, in BUDGET: how do both losses and both costs change?
+#   2. Remove U from h = E + U: which positions get worse, and why not all?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
 #     sliding window, on a sample of 11761 bytes: 0.03 bits less
@@ -295,10 +297,11 @@ if __name__ == "__main__":
 #     by position in the segment: first byte 3.77 bits, second 3.12, mean 2.75
 #     figure: runs/01_fragmentation.png
 # The first is predicted from one byte, the second from two: their high losses raise the
-# mean.  This is context fragmentation.  So small a model gains little by mending it.
+# mean.  This is context fragmentation.  The figure shows that they are few: after six
+# bytes the loss is flat, so the window gains little.  Lesson 3 lowers it everywhere.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.75
 #       lesson 1: sliding window               2.72
 #     figure: runs/thread.png
-# The window's line is the mean of all bytes less the gain on the sample.
+# The sliding window's 2.72 is 2.75 minus the gain on the sample.

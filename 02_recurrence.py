@@ -1,7 +1,7 @@
 """Lesson 2. Memory: cache a segment, stop the gradient, reuse it (paper, 3.2).
 
 You need lesson 1.  You learn how the past becomes keys and values, how far back each
-layer can then attend, and why absolute positions break.  20 minutes (an estimate).
+layer can then attend, and why absolute positions break.  40 minutes (readers).
 
 The problem.  Lesson 1's model forgets everything at each segment boundary.
 
@@ -23,19 +23,19 @@ P is the last state of segment 3.  To compute it, layer 2 attends to a and every
 row h1 (its memory in brackets): 7 tokens back.  When a was computed, in segment 2,
 layer 1 attended to b and every x in row h0: b is 11 tokens before P.
 
-What it breaks: absolute positions.  Swap token p, at position 3 of the memory, and
-token q, at position 3 of the segment:
+Absolute positions no longer work.  Swap token p, at position 3 of the memory, and token
+q, at position 3 of the segment:
 
-    the key at position 3 of the memory     W_k (E_p + U_3)   becomes   W_k (E_q + U_3)
-    the key at position 3 of the segment    W_k (E_q + U_3)   becomes   W_k (E_p + U_3)
+    the key at position 3 of the memory     (E_p + U_3) W_k   becomes   (E_q + U_3) W_k
+    the key at position 3 of the segment    (E_q + U_3) W_k   becomes   (E_p + U_3) W_k
 
 Later queries see both keys, with their values, and attention ignores the order of keys:
 no later output of layer 1 changes.  The paper calls this *temporal confusion*.
 
     python 02_recurrence.py      20 seconds: exact zeros, exact counts, the thread
 
-New letters:  M the longest memory, m <= M its length so far, K = m + T keys.  NEW marks
-what the code adds to lesson 1's.
+New letters:  M maximum memory, m <= M current memory, K = m + T keys.  NEW marks what
+the code adds to lesson 1's.
 """
 import math
 from importlib import import_module
@@ -103,7 +103,7 @@ class Attention(lesson_1.Attention):
 
 
 class RecurrentTransformer(nn.Module):
-    """Lesson 1's model, each layer's input remembered; positions are still absolute."""
+    """Lesson 1's model with cached layer inputs; positions are still absolute."""
 
     def __init__(self, V, N=2, D=128, H=4, FF=512, M=32):
         super().__init__()
@@ -252,7 +252,7 @@ def show_confusion(T, M):
 
 
 def main():
-    """Exact zeros across the boundary, the reach, the confusion, and what it costs."""
+    """Show the gradient, the reach, the confusion and its effect on the loss."""
     torch.manual_seed(0)
     T = M = 8
     show_stopped_gradient(T, M)
@@ -273,7 +273,7 @@ if __name__ == "__main__":
 #   2. Gradients stop at the boundary.  How can W_k and W_v learn to use the memory?
 #   3. Could two layers notice the swap at position j?  Through which hidden states?
 # Change and watch
-#   1. T, M = 8, 16 in main, n_segments=10 in change_by_distance: how far is a step?
+#   1. Set T, M = 8, 16 (main) and n_segments=10: how much does each layer add?
 #   2. Let the memory keep its gradient: which printed line changes, and which do not?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
@@ -293,14 +293,14 @@ if __name__ == "__main__":
 #     one untrained layer, memory and segment token swapped: later losses change
 #       by 0e+00 if both were at position 3
 #       by 3e-05 if at positions 3 and 4
-# 0 (or 1e-16, rounding error): the same keys in another order.
+# 0 (or 1e-16, rounding error) means the same keys in another order.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.75
 #       lesson 1: sliding window               2.72
 #       lesson 2: memory, absolute positions   3.39
 #     figure: runs/thread.png
-# Worse than no memory (at learning rates .001, .0025 and .01 it is 3.45, 3.34, 3.59).
-# The swap explains it: which token comes just before the query?  Two keys have that
-# position, in memory and segment.  Layer 1 cannot tell them apart: it mixes the token
-# before with one 32 tokens earlier, and layer 2 has to use that mixture.
+# A memory is worse than none, also at learning rates .001, .0025 and .01: 3.45, 3.34,
+# 3.59.  The swap explains why: two keys have the position just before the query, one in
+# memory, one in the segment.  Layer 1 cannot tell them apart, so it can neither use the
+# memory nor ignore it; layer 2 has to use the mixture.

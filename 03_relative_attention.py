@@ -1,7 +1,7 @@
 """Lesson 3. Relative positions: the score with four terms (paper, 3.3).
 
 You need lessons 1 and 2.  You learn the equation of Transformer-XL term by term, and
-why distances let a memory continue a segment seamlessly.  25 minutes (an estimate).
+why distances let a segment continue a memory seamlessly.  50 minutes (readers).
 
 The problem.  In lesson 2 a memory token and a segment token can share a position.
 Numbering the whole text instead would reach positions never seen in training.
@@ -16,14 +16,14 @@ are columns; in lesson 2 and in code they are rows):
 
         absolute             relative (here)         asks
     (a) W_q E_i . W_k E_j    q_i . k_j               does key j fit this query?
-    (b) W_q E_i . W_k U_j    q_i . (W_kR R_(i-j))    does this query want that distance?
+    (b) W_q E_i . W_k U_j    q_i . (W_kR R_(i-j))    does that distance fit this query?
     (c) W_q U_i . W_k E_j    u   . k_j               is key j important to all queries?
     (d) W_q U_i . W_k U_j    v   . (W_kR R_(i-j))    is that distance important to all?
 
   * U_j, the key's position, becomes R_(i-j), its distance: also a fixed sinusoid.
-  * W_q U_i, the query's own position, no longer matters.  But (c) and (d) still score
-    keys for all queries, so learned vectors of each head replace it: u for content, v
-    for distance.
+  * W_q U_i, the query's own position, no longer matters.  But some keys and distances
+    are important to all queries: so vectors that each head learns replace it, u in (c)
+    and v in (d).
   * Content and distance are projected separately: W_k becomes W_kE, and W_kR is new.
     Higher layers have h in place of E.  Lesson 2 adds U once; here all layers use R.
 
@@ -123,7 +123,7 @@ class RelativeAttention(nn.Module):
         k = self.W_kE(h_tilde).view(B, K, self.H, self.C).transpose(1, 2)
         distance = torch.arange(K, device=h.device)                                # NEW
         R = lesson_1.sinusoid(distance, D).to(h)  # (K, D)                         # NEW
-        # the matrix, not the layer: the equation applies it to the R of each pair
+        # the matrix (H * C, D), not the layer: it is applied to the R of each pair
         W_kR = self.W_kR.weight.view(self.H, self.C, D)                            # NEW
         return four_terms_all_pairs(q, k, R, W_kR, u, v)                           # NEW
 
@@ -189,7 +189,7 @@ def show_loops_against_pairs(T=3, m=4, C=5, D=6):
 
 @torch.no_grad()
 def show_segments_against_one_pass():
-    """Print that segmentation changes no loss while M covers all that came before."""
+    """Print how much segmentation changes losses if M covers all that came before."""
     print("4 segments with memory against one pass, largest difference of losses:")
     for name, kind in (("absolute (lesson 2)", lesson_2.RecurrentTransformer),
                        ("relative (lesson 3)", RelativeTransformer)):
@@ -227,7 +227,7 @@ def draw_terms(model, tokens, vocab, T):
 
 
 def main():
-    """Loops against pairs, segments against one pass, the thread, and the terms."""
+    """Compare loops with pairs, segments with one pass; train; plot the terms."""
     torch.manual_seed(0)
     show_loops_against_pairs()
     show_segments_against_one_pass()
@@ -248,10 +248,10 @@ if __name__ == "__main__":
 
 # Ask yourself (answers: tests/course/answers.md, which your teacher has)
 #   1. Which terms change if only the query's token changes?  Which if only the key's?
-#   2. Row i of term (d), against row i + 1: what is the relation?
+#   2. How does row i of term (d) relate to row i + 1?
 #   3. Why must R cover K = M + T distances, and not T?
 # Change and watch
-#   1. Divide by sqrt(D) in place of sqrt(C) in forward: which printed lines notice?
+#   1. Divide by sqrt(D) instead of sqrt(C) in forward: which printed lines change?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
 #     loops against pairs, 18 visible cells: 2e-15
@@ -274,6 +274,6 @@ if __name__ == "__main__":
 #       lesson 3: memory, relative positions   2.46
 #     figure: runs/thread.png
 #     lesson 3's weights, evaluated without a memory: 2.67
-# Relative positions repair the memory: 2.46 is 0.3 bits below lesson 1's 2.75.  Most of
-# it, 0.2 bits, is what the memory holds: the same weights without one have 2.67.  This
-# is the paper in short: recurrence needs relative positions.
+# Relative positions repair the memory: 2.46 is 0.3 bits below lesson 1's 2.75.  Without
+# a memory these weights, which have learned to use one, still have 2.67.  This is the
+# paper in short: recurrence needs relative positions.

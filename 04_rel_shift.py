@@ -1,7 +1,7 @@
 """Lesson 4. The relative shift: the same score from K projections (paper, appendix B).
 
 You need lessons 2 and 3.  You learn how K projected distances are enough for T * K
-scores, and the three lines that make it so.  20 minutes (an estimate).
+scores, and the three lines that make it so.  35 minutes (readers).
 
 The problem.  Lesson 3 computes a key W_kR R_(i-j) for every pair (i, j) and stores all
 T * K vectors for the backward pass, although there are only K different distances.
@@ -33,7 +33,7 @@ query's row.  They are wrong but harmless: those keys are in the future, and the
 mask covers exactly these cells.  So they need not be zeroed, but the mask is not
 optional.
 
-    python 04_rel_shift.py      20 seconds: leftovers, equalities, the thread, the cost
+    python 04_rel_shift.py      25 seconds: leftovers, equalities, the cost, the thread
 
 New letter:  k_R (H, K, C), the distance keys.  From here on row 0 of R is distance
 K - 1 (in lesson 3 distance 0).  The score is still a matrix of T * K elements.
@@ -96,8 +96,8 @@ def rel_shift(x):
     *batch, T, K = x.shape
     x = F.pad(x, (1, 0))  # (..., T, K + 1): one zero in front of every row
     x = x.reshape(*batch, K + 1, T)  # the same elements in the same order, in rows of T
-    # Number q k_R^T's cells row by row from 0.  In the drawing 13, of query 1, is 6.
-    # Two zeros before it make 8; dropping the first T = 3 makes 5, the start of row 1.
+    # Number q k_R^T's cells row by row from 0.  In the drawing, 13 is cell 6.  The two
+    # zeros before it make it 8, dropping T = 3 cells makes it 5: the start of row 1.
     # In general cell (i, n) moves from i K + n to i K + n + (i + 1) - T, which is
     # i K + n - (T - 1 - i): T - 1 - i to the left.
     return x[..., 1:, :].reshape(*batch, T, K)
@@ -145,11 +145,11 @@ def show_leftovers(T=3, m=2):
     for elements, masked in zip(rel_shift(x).tolist(), mask.tolist()):
         print(" ", *(f"[{z:2}]" if is_masked else f" {z:2} "
                      for z, is_masked in zip(elements, masked)))
-    print(f"  under the causal mask are the cells {mask.nonzero().tolist()}")
+    print(f"  the causal mask covers the cells {mask.nonzero().tolist()}")
 
 
 def show_equalities(D=6, H=3, C=4):
-    """Print that three shifts agree bit for bit, and the score with lesson 3's."""
+    """Compare three shifts bit for bit, and the score with lesson 3's."""
     pairs = lesson_3.RelativeAttention(D, H, C).double()
     shift = ShiftAttention(D, H, C).double()
     shift.load_state_dict(pairs.state_dict())
@@ -197,7 +197,7 @@ def milliseconds(function):
 def show_cost(lengths, B=8):
     """Time a pass of the thread's model with both attentions, by T = M, and plot it."""
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
-    print("distance vectors to project, and forward and backward pass of the model:")
+    print("distance vectors to project; time of a forward and backward pass:")
     times = {"for all pairs": [], "by the shift": []}
     for T in progress(lengths, "measuring", len(lengths)):
         x = torch.randint(64, (B, T))
@@ -219,7 +219,7 @@ def show_cost(lengths, B=8):
 
 
 def main():
-    """The leftovers, three equal shifts, the same loss, and what the shift saves."""
+    """Show the leftovers, the equalities, the cost and the unchanged loss."""
     torch.manual_seed(0)
     show_leftovers()
     show_equalities()
@@ -236,28 +236,29 @@ if __name__ == "__main__":
 #   3. With T = 4 and m = 2: how many cells are leftovers, and does m change that?
 # Change and watch
 #   1. Pad on the right (and drop the last row) instead: which equalities fail?
-#   2. In show_equalities write causal_mask(T + m, 0)[:T], which forgets the offset m:
-#      which visible cells are no longer compared, and do the printed lines notice?
+#   2. In show_equalities write causal_mask(T + m, 0)[:T], without the offset m: which
+#      visible cells are no longer compared, and do the printed lines change?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
 #     10 * query + distance, shifted; in brackets the leftovers (the pad is 0):
 #         2    1    0  [ 0] [14]
 #        13   12   11   10  [ 0]
 #        24   23   22   21   20
-#       under the causal mask are the cells [[0, 3], [0, 4], [1, 4]]
-# The mask covers the cells in brackets, and no others.
+#       the causal mask covers the cells [[0, 3], [0, 4], [1, 4]]
+# These are the cells in brackets, and no others.
 #
 #     loops = gather = pad-reshape-drop, bit for bit: 16 of 16 shapes
 #     scores by the shift against lesson 3's: 2e-15
 # This is rounding error: the shift is a faster way to the same score.
 #
-#     distance vectors to project, and forward and backward pass of the model:
+#     distance vectors to project; time of a forward and backward pass:
 #       T = M =  32:   2,048 for all pairs,  64 by the shift; 25 ms, 17 ms
 #       T = M =  64:   8,192 for all pairs, 128 by the shift; 63 ms, 32 ms
 #       T = M = 128:  32,768 for all pairs, 256 by the shift; 163 ms, 72 ms
 #       T = M = 256: 131,072 for all pairs, 512 by the shift; 1186 ms, 194 ms
 #     figure: runs/04_price.png
-# Doubling the length quadruples the vectors for all pairs, doubles those for the shift.
+# Doubling T = M quadruples the vectors for all pairs and doubles them for the shift.
+# (Times also include the scores, of which there are T * K in both.)
 #
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.75

@@ -1,7 +1,7 @@
 """Lesson 5.  The complete Transformer-XL (Dai et al., ACL 2019; sections 3.2 and 3.3).
 
-You need lessons 1 to 4.  You learn how the parts make one model, what lets it use a
-longer memory than in training, and how it generates text.  35 minutes (an estimate).
+You need lessons 1 to 4.  You learn how the parts make one model, how it uses a
+longer memory than in training, and how it generates text.  60 minutes (readers).
 
 This file joins the parts, segments (01), memory (02), the four-term score (03) and the
 shift (04), into the model that train.py trains, and adds what a complete one needs.
@@ -13,7 +13,7 @@ shift (04), into the model that train.py trains, and adds what a complete one ne
 
 Two options for a longer memory come from the authors' code, not from the paper:
 
-  * clamp_len: larger distances are encoded as clamp_len, the largest one in training;
+  * clamp_len: larger distances are encoded as clamp_len, so that all are in training;
   * same_length: each query sees itself and at most M keys before it.
 
 For T = 3 queries and m = M = 2 memory keys these are the distances (a dot: masked):
@@ -28,7 +28,7 @@ On the left, the last query of a segment sees T - 1 more keys than the first, so
 depends on the segmentation.  On the right it does not: evaluation may choose any T.
 This is the reference implementation; training/fast.py computes the same faster.
 
-    python 05_full_model.py     20 seconds: segment lengths, memory lengths, a sample
+    python 05_full_model.py     30 seconds: segment lengths, memory lengths, a sample
 """
 import math
 import sys
@@ -70,7 +70,7 @@ class Config:
     dropout_attention: float = 0.0  # of attention probabilities
     # three for large vocabularies (support/adaptive_softmax.py); skip them at first
     cutoffs: tuple = ()  # where the vocabulary, sorted by frequency, is cut into bands
-    div_val: int = 1  # each band is this many times narrower than the last
+    div_val: int = 1  # each band is div_val times narrower than the last
     tie_projections: bool = True  # input and output share one projection
     untie_r: bool = False  # u and v for each layer, not one pair (the authors' name)
     same_length: bool = False  # each query sees itself and at most M keys before it
@@ -207,7 +207,7 @@ class TiedEmbedding(nn.Embedding):
 
     def losses(self, h, y):
         """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T)."""
-        logits = float32_at_least(self.logits(h))  # 16 bits are too few for a loss
+        logits = float32_at_least(self.logits(h))  # bfloat16 is too coarse for a loss
         return lesson_1.token_losses(logits, y)
 
 
@@ -271,8 +271,8 @@ class TransformerXL(nn.Module):
 def sample_top_k(logits, top_k, temperature=1.0, generator=None):
     """Sample one of the top_k most probable tokens: (B, V) -> (B, 1).
 
-    The rest is improbable, yet together it would be drawn often.  A temperature below 1
-    prefers the best.  ValueError unless 1 <= top_k <= V and temperature > 0.
+    The others are improbable, but many.  A temperature below 1 prefers the best.
+    ValueError unless 1 <= top_k <= V and temperature > 0.
     """
     V = logits.shape[-1]
     if not 1 <= top_k <= V:
@@ -306,7 +306,7 @@ def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None)
 # ---- the lesson ---------------------------------------------------------------------
 
 def load_pretrained():
-    """Load the model in pretrained/: -> it, in eval mode, and its vocabulary."""
+    """Load the model in pretrained/ -> the model in eval mode, its vocabulary."""
     if not PRETRAINED.exists():
         sys.exit(f"{PRETRAINED} is missing: train a model with python train.py, and "
                  "copy best.pt from its folder there")
@@ -334,7 +334,7 @@ def show_effect_of_segment_length(M, same_length, reason):
 def show_loss_by_memory_length(model, tokens):
     """Print and plot the loss with longer and longer memories; no weight changes."""
     axes = Figure(figsize=(7, 3), layout="constrained").subplots()
-    print(f"the pretrained model, trained with M = {model.config.mem_len}, at")
+    print(f"the pretrained model, trained with T = M = {model.config.mem_len}, at")
     for M in (1, 4, 16, 64, 128, 512):
         model.config = replace(model.config, mem_len=M, same_length=True)
         loss = lesson_2.bits_per_token(model, tokens, B=4, T=128)
@@ -369,10 +369,10 @@ if __name__ == "__main__":
 #   2. With same_length, T = 96 and M = 16: how many keys does query 90 see, and which?
 #   3. What would go wrong if generate passed the whole text again in each call?
 # Change and watch
-#   1. Let same_length show each query one key less: which printed lines notice it?
-#   2. Begin with zeros: write h.new_zeros(len(h), c.mem_len, c.d_model) for h[:, :0].
+#   1. Give each query one key fewer with same_length: which printed lines change?
+#   2. Replace h[:, :0] with h.new_zeros(len(h), c.mem_len, c.d_model).
 #      Which case of show_effect_of_segment_length is no longer rounding error?
-#   3. Evaluate with clamp_len=127, too: are untrained distances a problem at M = 512?
+#   3. Also evaluate with clamp_len=127: does the loss at M = 512 change?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
 #     losses with T = 4, 16 and 96 differ from those with T = 1 by up to
@@ -381,7 +381,7 @@ if __name__ == "__main__":
 #       M 16, same_length True:  9e-16 9e-16 9e-16  (all queries see 16 tokens back)
 # With same_length the segment length changes no loss, only the speed.
 #
-#     the pretrained model, trained with M = 128, at
+#     the pretrained model, trained with T = M = 128, at
 #       M =   1: 5.71 bits per byte
 #       M =   4: 2.83 bits per byte
 #       M =  16: 1.92 bits per byte
@@ -389,10 +389,9 @@ if __name__ == "__main__":
 #       M = 128: 1.28 bits per byte
 #       M = 512: 1.21 bits per byte
 #     figure: runs/05_memory_length.png
-# With same_length, M = 1 leaves a query one token, even within its segment; the weights
-# have learned to use more, and fail.  A longer memory helps less and less, but still
-# beyond that of training.  (The bytes are the thread's; the model has 4 layers and has
-# trained for two hours.)
+# With same_length and M = 1 a query attends to itself and one key; the weights, trained
+# with more, fail.  Longer memories help less and less, but also beyond training's M.
+# (The bytes are the thread's; the model has 4 layers and has trained for two hours.)
 #
 #     its continuation of `def read(` (yours differs):
 #       '))\n\n        if read == read(3):\n            read = read(1)\n '

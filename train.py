@@ -107,7 +107,7 @@ def train_step(model, optimizer, x, y, memory, recipe):
 
 @contextmanager
 def evaluating(model, recipe):
-    """Inside the block the model is in eval mode, with the lengths of evaluation."""
+    """Put the model in eval mode, with evaluation lengths, within the block."""
     training = model.training
     config = model.config
     try:
@@ -223,7 +223,7 @@ def fit(job):
 
 
 def make_job(flags, device, path, saved):
-    """Build the Job that the flags describe, or that of a checkpoint's content."""
+    """Build the Job from the flags, or from a checkpoint's content."""
     name, config, recipe = chosen(flags, device, saved)
     corpus = read_corpus(recipe, flags.data_dir, saved)
     if saved is None:
@@ -253,7 +253,7 @@ def train(flags, device):
 # ---- using a trained model ----------------------------------------------------------
 
 def sample(model, prompt, recipe, flags):
-    """Continue a prompt (P,), with the memory of evaluation -> the new tokens (n,)."""
+    """Continue a prompt (P,), with the evaluation memory -> the new tokens (n,)."""
     device = model.u.device
     generator = torch.Generator(device).manual_seed(recipe.seed)
     with evaluating(model, recipe):
