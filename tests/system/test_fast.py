@@ -106,8 +106,8 @@ def test_replace_parts_changes_no_parameter_and_no_key():
     (fast.BLOCK, True), (fast.BLOCK, False), (1, True), (2, True), (3, True), (4, True)])
 @pytest.mark.parametrize("name, B", CASES)
 def test_a_reader_gives_the_models_numbers(name, B, block, with_losses, monkeypatch):
-    """Many calls in a row, of all lengths, before and after the memory is full; whichever corners of
-    a block of queries are masked.
+    """Many calls in a row, of all lengths, before and after the memory is full; whichever corners
+    of a block of queries are masked.
     """
     model = model_of(CONFIGS[name])
     pieces = torch.randint(11, (B, sum(CUTS))).split(CUTS, dim=1)
