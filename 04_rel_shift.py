@@ -252,10 +252,10 @@ if __name__ == "__main__":
 # This is rounding error: the shift is a faster way to the same score.
 #
 #     distance vectors to project; time of a forward and backward pass:
-#       T = M =  32:   2,048 for all pairs,  64 by the shift; 25 ms, 17 ms
-#       T = M =  64:   8,192 for all pairs, 128 by the shift; 63 ms, 32 ms
-#       T = M = 128:  32,768 for all pairs, 256 by the shift; 163 ms, 72 ms
-#       T = M = 256: 131,072 for all pairs, 512 by the shift; 1186 ms, 194 ms
+#       T = M =  32:   2,048 for all pairs,  64 by the shift; 11 ms, 8 ms
+#       T = M =  64:   8,192 for all pairs, 128 by the shift; 30 ms, 15 ms
+#       T = M = 128:  32,768 for all pairs, 256 by the shift; 82 ms, 33 ms
+#       T = M = 256: 131,072 for all pairs, 512 by the shift; 342 ms, 95 ms
 #     figure: runs/04_price.png
 # Doubling T = M quadruples the vectors for all pairs and doubles them for the shift.
 # (Times also include the scores, of which there are T * K in both.)
