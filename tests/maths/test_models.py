@@ -121,15 +121,6 @@ def test_losses_are_float32_at_least():
 
 # ---- the chain of the lessons -------------------------------------------------------------------
 
-@pytest.mark.parametrize("M, cuts", [(4, (5,)), (0, (5, 5, 4))])
-def test_lesson_2_without_memory_is_lesson_1(M, cuts):
-    """With the same weights, in a first segment, and in every segment if M = 0."""
-    model, vanilla = early(lesson_2.RecurrentTransformer, M=M), early(Forgetful)
-    vanilla.load_state_dict(model.state_dict())
-    x = torch.randint(11, (3, sum(cuts)))
-    assert_close(read(model, x, cuts)[0], read(vanilla, x, cuts)[0], "logits without a memory")
-
-
 @pytest.mark.parametrize("T, m", SHAPES)
 def test_lesson_4_is_lesson_3_forward_and_gradient(T, m):
     """The shift computes the same score from K projections instead of T * K."""
@@ -144,18 +135,6 @@ def test_lesson_4_is_lesson_3_forward_and_gradient(T, m):
     for a, b in zip(gradients(found, [*leaves, *shift.parameters()]),
                     gradients(wanted, [*leaves, *pairs.parameters()]), strict=True):
         assert_close(a, b, "a gradient")
-
-
-@pytest.mark.parametrize("T, m", SHAPES)
-def test_lesson_5s_attention_is_lesson_3s_by_lesson_4s_score(T, m):
-    """With the same weights the attention of lesson 5 and that of lesson 3 are equal."""
-    fast = lesson.RelativeAttention(SMALL).double()
-    slow = lesson_3.RelativeAttention(6, 3, 4).double()
-    slow.load_state_dict(fast.state_dict())
-    h, memory, u, v = (torch.randn(z, dtype=torch.float64) for z in (
-        (2, T, 6), (2, m, 6), (3, 4), (3, 4)))
-    found = fast(h, memory, lesson.distance_encoding(m + T, 6), u, v, ~visible(T, m))
-    assert_close(found, slow(h, memory, u, v), "attention against lesson 3's")
 
 
 # ---- the two golden equalities ------------------------------------------------------------------
@@ -189,16 +168,6 @@ def test_golden_2_with_same_length_no_loss_depends_on_the_segmentation(M):
         assert largest_difference(model, x, cuts, (12,)) < 1e-12, f"segments of {cuts}"
     model.config = replace(model.config, same_length=False)
     assert M == 20 or largest_difference(model, x, (2,) * 6, (4,) * 3) > 1e-3
-
-
-def test_lengths_are_read_at_every_call():
-    """A trained model is evaluated at other lengths by replacing its config; no weight changes."""
-    model, x = full(replace(SMALL, mem_len=8)), torch.randint(11, (2, 6))
-    memory = model(x)[1]
-    model.config = replace(model.config, mem_len=4)
-    shorter, new = model(x, memory)
-    assert new[0].shape[1] == 4
-    assert_close(shorter, model(x, [rows[:, -4:] for rows in memory])[0], "the last rows alone")
 
 
 # ---- lesson 5: first values, dropout, refusals --------------------------------------------------

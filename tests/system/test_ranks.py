@@ -18,7 +18,6 @@ from importlib import import_module
 from itertools import count
 from multiprocessing import get_context
 from multiprocessing.forkserver import ensure_running
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +26,6 @@ from system.kills import differences, runs_differ
 from training import checkpoint, log, presets, ranks
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
-ROOT = Path(train.__file__).parent
 SETTINGS = presets.Recipe(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
 FLAGS = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment", "8", "--mem-len",
          "12", "--eval-segment", "16", "--eval-mem-len", "16", "--log-every", "1", "--eval-every",
@@ -122,14 +120,6 @@ def test_more_ranks_than_gpus_are_one_sentence(monkeypatch):
         ranks.join("cuda")
 
 
-def test_ranks_agree_twice_a_step(text, tmp_path, monkeypatch):
-    """On the loss in train_step; on seconds and a signal after it, and after a validation."""
-    calls, reduce = [], ranks.all_reduce
-    monkeypatch.setattr(ranks, "all_reduce", lambda *given: calls.append(given) or reduce(*given))
-    assert train.main([*FLAGS, "--text", str(text), "--out", str(tmp_path / "run")]) == 0
-    assert len(calls) == 2 * 12 + 3
-
-
 # ---- two ranks are one --------------------------------------------------------------------------
 
 def four_steps(path, micro_batch):
@@ -167,15 +157,15 @@ def test_two_ranks_are_one(tmp_path, micro_batch):
         assert a.shape == b.shape and (a - b).abs().max() < 1e-9
 
 
-def whole_run(argv, stop_at=0, break_at=0, on_rank=0, where="train_step"):
-    """train.main(argv); at a call of a function of train.py a rank gets a SIGTERM, or fails."""
+def whole_run(argv, stop_at=0, break_at=0, on_rank=0, where="train_step", number=signal.SIGTERM):
+    """train.main(argv); at a call of a function of train.py a rank gets a signal, or fails."""
     real, calls = getattr(train, where), count(1)
 
     def call(*arguments):
-        number = next(calls) if ranks.RANK == on_rank else -1
-        if number == stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-        if number == break_at:
+        now = next(calls) if ranks.RANK == on_rank else -1
+        if now == stop_at:
+            os.kill(os.getpid(), number)
+        if now == break_at:
             raise ValueError("the cables have been mixed up")
         return real(*arguments)
 
@@ -185,11 +175,9 @@ def whole_run(argv, stop_at=0, break_at=0, on_rank=0, where="train_step"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "muon"])
-def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys, optimizer):
+def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
     """A signal for one rank ends all after the same step; one rank goes on with all lanes."""
-    argv = [*FLAGS, "--text", str(text), "--optimizer", optimizer]
-    out = tmp_path / "two"
+    argv, out = [*FLAGS, "--text", str(text)], tmp_path / "two"
     assert train.main([*argv, "--out", str(tmp_path / "one")]) == 0
     figure = capsys.readouterr().out.split("\ntest ")[1]
     statuses, said = on_ranks(2, tmp_path, partial(
@@ -231,39 +219,25 @@ def test_resumed_on_as_many_ranks_to_the_bit(count, how, statuses, step, text, t
     argv = [*FLAGS, "--text", str(text), "--dropout", "0.2", "--optimizer", "muon", "--out"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert on_ranks(count, tmp_path, partial(whole_run, [*argv, str(whole)]))[0] == [0] * count
-    assert on_ranks(count, tmp_path, partial(whole_run, [*argv, str(broken)], **how))[0] == statuses
+    found, said = on_ranks(count, tmp_path, partial(whole_run, [*argv, str(broken)], **how))
+    assert found == statuses, said
     content = checkpoint.load(broken / "checkpoint.pt")
     assert content["state"]["step"] == step
+    if "break_at" in how:  # the reason is the one that is read
+        assert said[0].endswith("train.py: the cables have been mixed up\n")
+        assert said[1] == "train.py: rank 1: another rank has exited, so this one also exits\n"
     again = partial(whole_run, [*argv, str(broken), "--resume"])
     assert on_ranks(count, tmp_path, again)[0] == [0] * count
     assert not runs_differ(whole, broken)
     assert differences(content["random"][0], content["random"][1]), "each rank draws its own"
 
 
-@pytest.mark.slow
-def test_a_failing_rank_ends_all(text, tmp_path):
-    """Its reason is the one that is read."""
-    argv = [*FLAGS, "--text", str(text), "--out", str(tmp_path / "run")]
-    statuses, said = on_ranks(2, tmp_path, partial(whole_run, argv, break_at=6, on_rank=1))
-    assert statuses == [1, 1]
-    assert said[1] == "train.py: rank 1: the cables have been mixed up\n"
-    assert said[0].endswith("train.py: another rank has exited, so this one also exits\n")
-    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["state"]["step"] == 4
-
-
 KILLER = f"""
 import os, signal, sys
-sys.path.insert(0, {str(ROOT)!r})
-import train
-from training import ranks
-real, calls = train.train_step, []
-def step(*arguments):
-    calls.append(1)
-    if ranks.RANK == 1 and len(calls) == 9 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments)
-train.train_step = step
-ranks.end(train.main())
+sys.path[:] = {sys.path}
+from test_ranks import ranks, whole_run
+kill_at = 9 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0
+ranks.end(whole_run(sys.argv[1:], kill_at, on_rank=1, number=signal.SIGKILL))
 """
 
 
