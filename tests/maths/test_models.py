@@ -1,5 +1,5 @@
-"""The models of all lessons: against the paper's equations, against each other, and the equalities
-that a Transformer-XL must keep.
+"""The models of all lessons: against the paper's equations, and the equalities that a
+Transformer-XL must keep.
 """
 import math
 from dataclasses import replace
@@ -10,7 +10,7 @@ import torch
 import torch.nn as nn
 
 from course.stand_ins import Multiply
-from helpers import assert_close, gradients, randomized, visible
+from helpers import assert_close, gradients, randomized
 from maths import oracle
 
 lesson_1, lesson_2, lesson_3, lesson_4, lesson = map(import_module, (
@@ -20,8 +20,6 @@ TransformerXL = lesson.TransformerXL
 
 SMALL = lesson.Config(vocab_size=11, n_layer=2, d_model=6, n_head=3, d_head=4, d_inner=7, mem_len=5)
 BANDS = replace(SMALL, d_model=12, cutoffs=(3, 7), div_val=2)
-# T, m: one token, no memory, memory longer and shorter than a segment, K odd and even
-SHAPES = [(1, 0), (1, 4), (4, 0), (3, 2), (2, 5), (5, 3), (3, 3), (2, 6)]
 
 
 class Forgetful(lesson_1.VanillaTransformer):
@@ -68,6 +66,7 @@ MODELS = {
     "lesson 1": lambda: early(Forgetful),
     "lesson 2": lambda: early(lesson_2.RecurrentTransformer, M=4),
     "lesson 3": lambda: early(lesson_3.RelativeTransformer, M=4),
+    "lesson 4": lambda: early(lesson_3.RelativeTransformer, M=4, attention=lesson_4.ShiftAttention),
     "lesson 5": full,
     "same_length": lambda: full(replace(SMALL, same_length=True, mem_len=3)),
     "M 0": lambda: full(replace(SMALL, mem_len=0)),
@@ -117,24 +116,6 @@ def test_losses_are_float32_at_least():
     """The softmax over a vocabulary, also where autocast has made the logits bf16."""
     model, x = TransformerXL(SMALL).bfloat16(), torch.randint(11, (2, 4))
     assert model(x, None, x)[0].dtype == torch.float32
-
-
-# ---- the chain of the lessons -------------------------------------------------------------------
-
-@pytest.mark.parametrize("T, m", SHAPES)
-def test_lesson_4_is_lesson_3_forward_and_gradient(T, m):
-    """The shift computes the same score from K projections instead of T * K."""
-    shift, pairs = (kind(6, 3, 4).double() for kind in (
-        lesson_4.ShiftAttention, lesson_3.RelativeAttention))
-    pairs.load_state_dict(shift.state_dict())
-    inputs = [torch.randn(z, dtype=torch.float64, requires_grad=True) for z in (
-        (2, T, 6), (2, m, 6), (3, 4), (3, 4))]  # h, memory, u, v
-    found, wanted = (z.score(*inputs)[..., visible(T, m)] for z in (shift, pairs))
-    assert_close(found, wanted, "score against lesson 3's")
-    leaves = [z for z in inputs if z.numel()]  # no memory, no gradient
-    for a, b in zip(gradients(found, [*leaves, *shift.parameters()]),
-                    gradients(wanted, [*leaves, *pairs.parameters()]), strict=True):
-        assert_close(a, b, "a gradient")
 
 
 # ---- the two golden equalities ------------------------------------------------------------------

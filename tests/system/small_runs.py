@@ -15,7 +15,6 @@ import pytest
 from training import checkpoint, log
 
 train = import_module("train")
-ROOT = Path(train.__file__).parent
 TINY = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment", "8", "--mem-len",
         "12", "--eval-segment", "16", "--eval-mem-len", "16", "--log-every", "2",
         "--n-tokens", "5"]

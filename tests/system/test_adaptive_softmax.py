@@ -32,14 +32,6 @@ def test_logits_losses_and_embeddings_are_those_of_the_oracle(name):
             assert_close(a, b, "gradient")
 
 
-def test_projections_are_tied_in_the_tails_alone():
-    """If that is asked for; rows get narrower by div_val from band to band."""
-    for name, tied in (("tied", [False, True, True, True]), ("untied", [False] * 4)):
-        words = lesson_5.AdaptiveSoftmax(KINDS[name])
-        assert [a is b for a, b in zip(words.project_in, words.project_out)] == tied
-        assert [rows.shape[1] for rows in words.rows] == [12, 6, 3, 1]
-
-
 def test_only_the_needed_rows_are_built_and_in_float32():
     """A tail's for the tokens whose target is in it; for the next token the last position's.  A sum
     over thousands of words needs 32 bits."""

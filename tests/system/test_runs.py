@@ -2,7 +2,6 @@
 import math
 import os
 import signal
-import subprocess
 import sys
 from importlib import import_module
 from unittest.mock import Mock
@@ -11,11 +10,11 @@ import pytest
 import torch
 
 from system.kills import runs_differ
-from helpers import refusal, wait_until
+from helpers import refusal
 from training import checkpoint, log, job as runs
 from system.small_runs import (
-    ROOT, TINY, WHOLE, again, at_call, failure, finished, last_line, no_curve_and_no_flush, run,
-    saved, small, text)
+    WHOLE, again, at_call, failure, finished, last_line, no_curve_and_no_flush, run, saved, small,
+    text)
 
 train = import_module("train")
 
@@ -49,26 +48,6 @@ def test_eval_only_and_sample_need_no_flags_but_the_folder(finished, capsys):
         assert again(out, "--sample", "abc", "--n-tokens", "9", "--top-k", "3") == 0
         samples.append(last_line(capsys))
     assert samples[0] == samples[1] and samples[0].startswith("abc") and len(samples[0]) == 12
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for a child process")
-def test_the_command_itself(text, tmp_path):
-    """`python train.py`, stopped by a real Ctrl-C: status 130 and how to go on; then to the end."""
-    out, metrics = tmp_path / "run", tmp_path / "run" / "metrics.tsv"
-    command, pipes = [sys.executable, str(ROOT / "train.py")], {
-        "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
-    with subprocess.Popen([*command, *TINY, "--text", str(text), "--out", str(out), "--steps",
-                           "300"], **pipes) as child:
-        wait_until(lambda: child.poll() is not None or metrics.exists()
-                   and "\n8\t" in metrics.read_text(), "step 8", seconds=120)
-        child.send_signal(signal.SIGINT)
-        printed, errors = child.communicate(timeout=300)
-    assert child.returncode == 130, errors
-    assert f"python train.py --resume --out {out}" in printed and saved(out)["step"] >= 8
-    done = subprocess.run([*command, "--resume", "--out", str(out)], timeout=300, **pipes)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("test ")
 
 
 # ---- stop and resume ----------------------------------------------------------------------------
