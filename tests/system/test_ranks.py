@@ -23,13 +23,12 @@ import pytest
 import torch
 
 from system.kills import differences, runs_differ
+from system.small_runs import TINY, again, no_curve_and_no_flush, text
 from training import checkpoint, log, presets, ranks
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 SETTINGS = presets.Recipe(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
-FLAGS = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment", "8", "--mem-len",
-         "12", "--eval-segment", "16", "--eval-mem-len", "16", "--log-every", "1", "--eval-every",
-         "4", "--n-tokens", "9", "--steps", "12"]
+FLAGS = [*TINY, "--eval-every", "4", "--steps", "12", "--text"]
 
 
 # ---- some ranks ---------------------------------------------------------------------------------
@@ -65,20 +64,6 @@ def on_ranks(count, tmp_path, act):
         child.join(10)
     return [c.exitcode for c in children], [
         (tmp_path / f"log-{r}").read_text() for r in range(count)]
-
-
-@pytest.fixture(autouse=True)
-def no_curve(monkeypatch):
-    """Drawing takes longer than all else in these runs."""
-    monkeypatch.setattr(log, "draw", lambda *arguments: None)
-
-
-@pytest.fixture
-def text(tmp_path):
-    """500 bytes of text."""
-    path = tmp_path / "notes.txt"
-    path.write_bytes(bytes((97 + torch.randint(5, (500,))).tolist()))
-    return path
 
 
 def curve(folder):
@@ -177,16 +162,16 @@ def whole_run(argv, stop_at=0, break_at=0, on_rank=0, where="train_step", number
 @pytest.mark.slow
 def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
     """A signal for one rank ends all after the same step; one rank goes on with all lanes."""
-    argv, out = [*FLAGS, "--text", str(text)], tmp_path / "two"
-    assert train.main([*argv, "--out", str(tmp_path / "one")]) == 0
+    argv, out = [*FLAGS, str(text), "--out"], tmp_path / "two"
+    assert train.main([*argv, str(tmp_path / "one")]) == 0
     figure = capsys.readouterr().out.split("\ntest ")[1]
     statuses, said = on_ranks(2, tmp_path, partial(
-        whole_run, [*argv, "--out", str(out)], stop_at=6, on_rank=1))
+        whole_run, [*argv, str(out)], stop_at=6, on_rank=1))
     assert statuses == [143, 143], said
     assert "stopped after step 6, saved; continue with" in said[0] and said[1] == ""
     content = checkpoint.load(out / "checkpoint.pt")
     assert [len(z) for z in content["state"]["memory"]] == [4] * 2 and len(content["random"]) == 2
-    assert train.main(["--resume", "--out", str(out), "--device", "cpu"]) == 0
+    assert again(out, "--resume") == 0
     said = capsys.readouterr().out
     assert "saved by 2 ranks, now there are 1" in said
     assert curve(out) == pytest.approx(curve(tmp_path / "one"), abs=2e-3)
@@ -216,7 +201,7 @@ def test_resumed_on_as_many_ranks_to_the_bit(count, how, statuses, step, text, t
     """Dropout on: parameters, optimizer, every rank's random state, memory, metrics; no step is
     lost, even if a validation comes to no end.
     """
-    argv = [*FLAGS, "--text", str(text), "--dropout", "0.2", "--optimizer", "muon", "--out"]
+    argv = [*FLAGS, str(text), "--dropout", "0.2", "--optimizer", "muon", "--out"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert on_ranks(count, tmp_path, partial(whole_run, [*argv, str(whole)]))[0] == [0] * count
     found, said = on_ranks(count, tmp_path, partial(whole_run, [*argv, str(broken)], **how))
@@ -246,7 +231,7 @@ def test_torchrun_restarts_a_run_and_it_goes_on_by_itself(text, tmp_path):
     """A rank is killed; after the restart the run resumes; the same again would be refused."""
     (tmp_path / "killer.py").write_text(KILLER)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    flags = [*FLAGS, "--text", str(text), "--out"]
+    flags = [*FLAGS, str(text), "--out"]
 
     def torchrun():
         return subprocess.run(
