@@ -3,7 +3,6 @@ import io
 import os
 import random
 import shutil
-import signal
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from importlib import import_module
@@ -98,10 +97,6 @@ def at_call(number, act, where="train_step"):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, where, watched)
         yield
-
-
-def ctrl_c():
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def saved(out, name="checkpoint"):
