@@ -293,8 +293,9 @@ def test_the_text_in_the_file_decides(old, new, is_edit, tmp_path, monkeypatch):
     """Of lesson 5, here edited."""
     text = Path(lesson_5.__file__).read_text(encoding="utf-8")
     assert old in text
-    (tmp_path / "edited.py").write_bytes(text.replace(old, new).encode())
+    path = tmp_path / "edited.py"
+    path.write_bytes(text.replace(old, new).encode())
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "edited", raising=False)
-    monkeypatch.setattr(fast, "lesson_5", import_module("edited"))
+    monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    monkeypatch.setattr(fast, "lesson_5", import_module(path.stem))
     assert (fast.checksum_of_lessons() != fast.COMPARED) == is_edit

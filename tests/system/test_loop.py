@@ -23,7 +23,8 @@ lesson_5 = import_module("05_full_model")
 LOOP = presets.Recipe(steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
                  eval_clamp_len=4, lr=0.02, warmup=3, eval_every=3, eval_tokens=20, log_every=2,
                  clip=1.0, seed=3, muon_lr=0.05)
-TINY = replace(lesson_5.CONFIGS["tiny"], vocab_size=7, dropout=0.2, mem_len=12)
+TINY = replace(lesson_5.CONFIGS["tiny"], vocab_size=7, cutoffs=(2, 4), div_val=2, dropout=0.2,
+               mem_len=12)
 
 
 def corpus_of(unit):

@@ -82,7 +82,7 @@ def test_lanes_are_dealt_out_in_order(monkeypatch):
         monkeypatch.setattr(ranks, "RANK", rank)
         found += range(12)[ranks.my_lanes(12)]
     assert found == list(range(12))
-    with pytest.raises(ValueError, match="22 .* by 3 ranks; start 1, 2, 11, 22 ranks.*--batch 21"):
+    with pytest.raises(ValueError, match="22 .* 3 ranks; start 1, 2, 11, 22 ranks.*--batch 21"):
         ranks.my_lanes(22)
     monkeypatch.setattr(ranks, "COUNT", 8)
     with pytest.raises(ValueError, match="start 1, 2 ranks, or use --batch 8"):
