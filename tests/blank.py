@@ -8,8 +8,8 @@
     python tests/blank.py --all FOLDER --only reach,layer    these blank, all others written
     python tests/blank.py --all FOLDER --exam    without the solutions and known mistakes
 
-Nothing is ever lost: a lesson is kept in tests/course/pristine before its first blank, and whatever
-is overwritten after that, an attempt of yours say, goes to .exercises/attempts.  No git is needed.
+Nothing is ever lost: a lesson is kept in tests/course/pristine before its first blank, and an
+attempt of yours is printed before it is overwritten.  No git is needed.
 """
 import argparse
 import difflib
@@ -27,7 +27,6 @@ from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find, in_lines
 sys.path.insert(1, str(ROOT))  # support/ is there
 from support.files import write_atomically
 
-STORE = ROOT / ".exercises"  # ignored by git
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
 # all that the student edition contains: what students open shows no solution; what must know the
 # answers is in tests/course and says so
@@ -64,7 +63,6 @@ class Lesson:
         self.before = "".join(lines[: first - 1])
         self.after = "".join(lines[node.end_lineno :])
         self.body = "".join(lines[first - 1 : node.end_lineno])
-        self.function = "".join(lines[node.lineno - 1 : node.end_lineno])
         self.indent = " " * (node.col_offset + 4)
 
     def is_blank(self):
@@ -118,15 +116,6 @@ def is_student_edition():
     return not (ROOT / "tests" / "grade.py").exists()
 
 
-def keep_attempt(lesson):
-    """Save the function as it is beside the others, and say where."""
-    folder, n = STORE / "attempts", 1
-    while (path := folder / f"{lesson.exercise.name}-{n}.py").exists():
-        n += 1
-    write_whole(path, textwrap.dedent(lesson.function))
-    print(f"your attempt is kept in {path.relative_to(ROOT)}")
-
-
 def blank(name):
     """Replace the body of an exercise by its task."""
     exercise = exercise_called(name)
@@ -137,7 +126,7 @@ def blank(name):
         if not kept.exists():
             lessons.keep_pristine(exercise.file, ROOT)
         elif Lesson(exercise, kept).body != lesson.body:
-            keep_attempt(lesson)
+            print(f"your attempt was:\n\n{lesson.body}")
         lesson.write(lesson.stub())
         print(f"{exercise.function} in {lesson.path.name} is blank now: {exercise.idea}")
     print(f"write it (about {exercise.lines} lines), then run:  pytest -k {exercise.name}")
@@ -148,13 +137,11 @@ def undo(name):
     exercise = exercise_called(name)
     lesson, kept = Lesson(exercise), lessons.kept_file(exercise.file, ROOT)
     if is_student_edition() or not kept.exists():
-        attempts = sorted((STORE / "attempts").glob(f"{exercise.name}-*.py"))
-        where = f"; what you wrote is in {attempts[-1].relative_to(ROOT)}" if attempts else ""
         why = "this is the student edition" if is_student_edition() else "it was not blanked here"
-        raise ValueError(f"{exercise.name}: {why}, so there is nothing to put back{where}")
+        raise ValueError(f"{exercise.name}: {why}, so there is nothing to put back")
     body = Lesson(exercise, kept).body
     if not lesson.is_blank() and lesson.body != body:
-        keep_attempt(lesson)
+        print(f"your attempt was:\n\n{lesson.body}")
     lesson.write(body)
     if lessons.text_of(kept) == lessons.text_of(lesson.path):
         kept.unlink()

@@ -84,7 +84,7 @@ def run_examples(lesson):
 def copy_of_project(folder):
     """Copy the project, as it is shipped, into this folder: return where it is."""
     return shutil.copytree(ROOT, folder / "project", ignore=shutil.ignore_patterns(
-        ".git", ".venv", ".pytest_cache", ".exercises", "__pycache__", "data", "runs", "pristine"))
+        ".git", ".venv", ".pytest_cache", "__pycache__", "data", "runs", "pristine"))
 
 
 def content_of(folder):
