@@ -37,12 +37,9 @@ def failure(capsys, *argv):
     return line
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["unix", "windows"])
-def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys, newline):
+def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys):
     """Signature and docstring stay, and the task appears; undone in another order, while line
     numbers move, every byte is as before.  Blanked twice, nothing changes."""
-    for file in LESSONS:
-        (project / f"{file}.py").write_text(lessons.pristine(file), newline=newline)
     before = content_of(project)
     for exercise in EXERCISES:
         path = project / f"{exercise.file}.py"
@@ -55,7 +52,6 @@ def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys, n
         assert isinstance(node.body.pop(), ast.Raise)  # and nothing else is left
         old.body[1:] = []
         assert ast.dump(node) == ast.dump(old)
-        assert path.read_bytes().count(newline.encode()) == path.read_bytes().count(b"\n")
         assert blank.main([exercise.name]) == 0 and content_of(project) == blanked
         assert "blank already" in capsys.readouterr().out
     for exercise in EXERCISES[::2] + EXERCISES[1::2][::-1]:
@@ -78,15 +74,13 @@ def test_an_attempt_is_never_destroyed(project, capsys):
 
 
 def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
-    """A syntax error, another encoding, a function with another name, read-only."""
+    """A syntax error, another encoding, a function with another name."""
     path = project / "04_rel_shift.py"
     good = path.read_bytes()
-    for bad, mode, words in ((good + b"\ndef f(:\n", 0o644, "line"),
-                             (good + "# \xe9".encode("latin-1"), 0o644, "not UTF-8"),
-                             (good.replace(b"rel_shift(x", b"shift(x"), 0o644, "no rel_shift in"),
-                             (good, 0o444, "read-only")):
+    for bad, words in ((good + b"\ndef f(:\n", "line"),
+                       (good + "# \xe9".encode("latin-1"), "not UTF-8"),
+                       (good.replace(b"rel_shift(x", b"shift(x"), "no rel_shift in")):
         path.write_bytes(bad)
-        path.chmod(mode)
         assert words in failure(capsys, "rel_shift")
         assert path.read_bytes() == bad
 
