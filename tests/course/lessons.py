@@ -184,11 +184,6 @@ def function_of(exercise):
     return found
 
 
-def is_blank(exercise):
-    """Is the task still in the place of the function?"""
-    return f'"{exercise.name} is blank' in under_test[exercise.file].read_text(errors="replace")
-
-
 def problem_of(exercise):
     """Why this exercise cannot be tested, in one sentence; "" if it can."""
     if exercise.file in broken:

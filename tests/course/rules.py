@@ -258,12 +258,9 @@ def progress_line():
 
 
 def line_of(name):
-    """rel_shift is solved; next: attention_mask (05), one of 8 that are blank"""
+    """rel_shift is solved"""
     if BY_NAME[name] not in counted():
         return f"{name} is not in XL_CODE"
     if why := lessons.broken.get(BY_NAME[name].file, ""):
         return f"{name} cannot be tested: {why}"
-    found, blank = state(name)[0], [e for e in counted() if lessons.is_blank(e)]
-    return f"{name} is {found}" + (
-        f"; next: {blank[0].name} ({blank[0].lesson}), one of {len(blank)} that are blank"
-        if blank and found == "solved" else "")
+    return f"{name} is {state(name)[0]}"

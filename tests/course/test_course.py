@@ -176,11 +176,3 @@ def test_a_difference_is_seen_and_said_as_it_is():
         assert f"4 of 4 entries are{words}" in diagnosis.counted(same(wanted + by, wanted))
     said = diagnosis.side_by_side([1, 2, 3], torch.tensor([1, 2]))
     assert "expected (3,), got (2,)" in said and "[1 2 3]" in said and "[1 2]" in said
-
-
-def test_the_next_exercise_is_named_after_a_solved_one(monkeypatch):
-    """A student whose exercise fails stays with it."""
-    monkeypatch.setattr(rules, "states", {"lanes": ("solved", ""), "reach": ("failing", "")})
-    monkeypatch.setattr(lessons, "is_blank", lambda e: e.name == "segments")
-    assert "lanes is solved; next: segments (01)" in rules.line_of("lanes")
-    assert rules.line_of("reach") == "reach is failing"
