@@ -114,7 +114,6 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
     assert "stream_losses: OSError" in rows["calls"]["sentences"]
     printed = " ".join(done.stdout.split())
     assert f"cheats 1/{COUNT} - - - - - - - - 1 0 - - -" in printed
-    assert "rel_shift 2/4 1 x " in printed
     page = (tmp_path / "pages" / "cheats.txt").read_text()
     assert page.startswith(f"cheats: 1 of {COUNT} exercises solved\n\nlanes: not handed in\n")
     assert "rel_shift: " in page and "the rule: " in page and "got" in page
