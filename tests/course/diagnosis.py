@@ -100,7 +100,7 @@ def misconception(rule, function, mine):
     shipped = mistakes.function_from(rule.exercise, solution(BY_NAME[rule.exercise]))
     if mine.kind() == "rule" or outcome_of(rule, shipped) is not None:
         return ""
-    alike = [mistake for mistake in filter(mistakes.applies, mistakes.mistakes_for(rule.exercise))
+    alike = [mistake for mistake in mistakes.mistakes_for(rule.exercise)
              if mistake.sentence and alike_under(rule, mistake, mine)]
     if len({mistake.sentence for mistake in alike}) > 1:
         all_mine = [(other, outcome_of(other, function)) for other in rules_of(rule.exercise)]
@@ -220,9 +220,6 @@ def side_by_side(wanted, got, compared=None):
         mask = None if mask is None else mask[part]
     else:
         where = f"shape: expected {shapes[0]}, got {shapes[1]}"
-        if wanted.dim() == got.dim() > 2:
-            wanted, got = (z[(0,) * (z.dim() - 2)] for z in (wanted, got))
-            where += "; of each the first matrix:"
         wanted, got = (z.flatten(0, -2)[:10, :columns] for z in (wanted, got))
         mask = None
     numbers = torch.cat([z.double().flatten() for z in (wanted, got)])
