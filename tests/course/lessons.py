@@ -57,11 +57,9 @@ def find_lessons(place):
     """{lesson: path} of the lesson files in a folder, or in the one folder below it that has some.
     Of several copies the last one counts.  ValueError: one sentence."""
     place = Path(place)
-    if not place.exists():
-        raise ValueError(f"{place} does not exist; name the folder with the student's files")
     if not place.is_dir():
-        raise ValueError(f"{place.name} is not a folder; unpack archives, and put the files of one "
-                         "student into a folder")
+        raise ValueError(f"{place} is no folder; unpack archives, and name the folder with the "
+                         "files of one student")
     paths = [path for path in place.rglob("*.py")
              if lesson_of(path) and not any(map(is_hidden, path.relative_to(place).parts))]
     paths.sort(key=copy_number)
