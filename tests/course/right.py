@@ -1,4 +1,4 @@
-"""SPOILERS.  A right solution of every exercise that is not written as in its lesson."""
+"""SPOILERS.  Right solutions of the exercises that are not written as in their lesson."""
 import math
 
 import numpy as np
@@ -35,17 +35,6 @@ def update_memory(memory, h, M):
     return torch.cat([memory, h], dim=1).flip(1)[:, :M].flip(1).detach()
 
 
-def causal_mask(T, m, device=None):
-    return torch.ones(T, m + T, dtype=torch.bool, device=device).triu(m + 1)
-
-
-def reach(N, T, M):
-    back = 0
-    for _ in range(N):
-        back += (T - 1 - back) % T + M
-    return back
-
-
 def stream_losses(model, x, y, T):
     memory, losses = None, []
     for t in range(0, x.shape[1], T):
@@ -72,11 +61,6 @@ def rel_shift_by_index(x):
 def rel_shift(x):
     T, K = x.shape[-2:]
     return x.flatten(-2)[..., T - 1 :].unfold(-1, K, max(1, K - 1))
-
-
-def attention_mask(T, m, M, same_length, device=None):
-    every = torch.ones(T, m + T, dtype=torch.bool, device=device)
-    return every.triu(m + 1) | (every.tril(m - M - 1) if same_length else False)
 
 
 def distance_encoding(K, D, clamp_len=0, device=None):
