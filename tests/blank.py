@@ -21,7 +21,7 @@ import zipfile
 from pathlib import Path
 
 from course import lessons
-from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find, in_lines
+from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
 
 sys.path.insert(1, str(ROOT))  # support/ is there
 from support.files import write_atomically
@@ -69,7 +69,8 @@ class Lesson:
     def stub(self):
         """The task as a comment, and an error that says it is blank."""
         name = self.exercise.name
-        task = in_lines(f"EXERCISE {name}: {self.exercise.task}", WIDTH - 2 - len(self.indent))
+        task = textwrap.wrap(f"EXERCISE {name}: {self.exercise.task}",
+                             WIDTH - 2 - len(self.indent))
         lines = [f"# {line}\n" for line in [*task, f"Test it with: pytest -k {name}"]]
         lines.append(f'''raise NotImplementedError(
     "{name} is blank: write it here, "

@@ -13,6 +13,7 @@ files, and while one of your own exercises is blank or wrong.
 import difflib
 import os
 import sys
+import textwrap
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[1:1] = [str(ROOT), str(ROOT / "experiments")]  # after tests/: its helpers are ours
 from course import lessons, rules
-from course.exercises import BY_NAME, EXERCISES, LESSONS, in_lines
+from course.exercises import BY_NAME, EXERCISES, LESSONS
 from course.rules import exercise_of
 
 XL_CODE = os.environ.get("XL_CODE")
@@ -160,12 +161,12 @@ def failure_report(item, name, error):
     if function := item.funcargs.get(name):
         message = rules.failure_message(rules.rule_of(item), function, error)
     diagnosis, *below = message.splitlines()
-    lines = in_lines(diagnosis, 96)
+    lines = textwrap.wrap(diagnosis, 96)
     for line in below:
-        lines += in_lines(line, 96, subsequent_indent="  ") if len(line) > 100 else [line]
+        lines += textwrap.wrap(line, 96, subsequent_indent="  ") if len(line) > 100 else [line]
     rules.record(name, "\n".join(lines))
     hint = BY_NAME[name].hint if item.config.getoption("hints") else f"pytest -k {name} --hints"
-    return "\n".join([*lines, *in_lines(f"hint: {hint}", 96)])
+    return "\n".join([*lines, *textwrap.wrap(f"hint: {hint}", 96)])
 
 
 # ---- the last lines -----------------------------------------------------------------------------

@@ -4,8 +4,6 @@
 in tests/test_04_rel_shift.py and take `rel_shift` as an argument.
 """
 import ast
-import re
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,12 +213,6 @@ EXERCISES = (
         "progress(items, label, total), which displays the progress of the loop."),
 )
 BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
-
-
-def in_lines(text, width, **options):
-    """The text in lines of at most so many columns; a formula is not cut at its operators."""
-    kept = re.sub(r" ([-+*/=.]|//) ", r"~\1~", text)
-    return [line.replace("~", " ") for line in textwrap.wrap(kept, width, **options)]
 
 
 # ---- the source of a function -------------------------------------------------------------------
