@@ -191,7 +191,7 @@ def saved_recipe(flags, saved):
     known = saved["config"] | saved["recipe"] | {"model": saved["name"]}
     typed = flags.typed | ({"model": flags.model} if flags.model else {})
     for key in typed.keys() - free:
-        if typed[key] not in (known[key], "auto"):
+        if typed[key] != known[key] and (key, typed[key]) != ("dtype", "auto"):
             raise ValueError(f"{act} keeps the settings of the run: {flag(key)} is "
                              f"{known[key] or 'not set'} there, not {typed[key]}")
     changes = {key: typed[key] for key in typed.keys() & free}
