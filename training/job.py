@@ -159,9 +159,7 @@ class Job:
             self.saved_at, self.on_disk = self.state.seconds, self.progress()
         elif ranks.RANK:  # each rank draws its own dropout
             torch.manual_seed(self.recipe.seed + ranks.RANK)
-        x, y = self.batches.segment(0)
-        part = slice(self.recipe.micro_batch or len(x))  # the first micro-batch
-        self.learner = ranks.parallel(self.model, x[part], y[part])
+        self.learner = ranks.parallel(self.model, *self.batches.segment(0))
         self.log.open(self)
 
     def progress(self):
