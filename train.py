@@ -267,7 +267,7 @@ def finish(job, flags):
     """Finish a run: plot the curve, print a sample, next commands, the test score."""
     model, corpus, recipe = job.model, job.corpus, job.recipe
     if (job.path / "best.pt").exists():  # missing if no validation loss was finite
-        model, _, _ = load_model(checkpoint.to_evaluate(job.path), model.u.device)
+        model = load_model(checkpoint.to_evaluate(job.path), model.u.device)
     reader = fast.prepared(model.eval(), recipe.plain)
     if ranks.RANK == 0:
         log.draw(job.path / "metrics.tsv", corpus)
@@ -281,10 +281,9 @@ def evaluate_or_sample(flags, device):
     """--eval-only and --sample: use a checkpoint without training it."""
     name, _, typed = chosen(flags, device)
     saved = checkpoint.to_evaluate(folder_to_use(flags, name, typed))
-    model, _, state = load_model(saved, device)
     recipe = saved_recipe(flags, saved)
-    reader = fast.prepared(model, recipe.plain)
-    print(f"{saved.path}: step {state.step:,}")
+    reader = fast.prepared(load_model(saved, device), recipe.plain)
+    print(f"{saved.path}: step {saved['state']['step']:,}")
     if flags.sample is not None:
         prompt = corpora.encode(flags.sample, saved["vocab"])
         tokens = torch.cat([prompt, sample(reader, prompt, recipe, flags)])

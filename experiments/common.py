@@ -146,7 +146,7 @@ def open_run(path, data_dir, device="cpu"):
     if not (path.is_file() or any(path.glob("*.pt"))):
         raise ValueError(f"no checkpoint at {path}; name the folder of a run of train.py")
     content = checkpoint.load(path) if path.is_file() else checkpoint.to_evaluate(path)
-    model, recipe, _ = load_model(content, device)
+    model, recipe = load_model(content, device), presets.Recipe(**content["recipe"])
     corpus = read_corpus(recipe, data_dir, content, similar=True)
     return model, recipe, corpus, content
 

@@ -194,11 +194,10 @@ class Job:
 
 
 def load_model(saved, device):
-    """Return the model of a checkpoint, in eval mode, its Recipe and its State."""
-    config, recipe = presets.Config(**saved["config"]), presets.Recipe(**saved["recipe"])
-    model = lesson_5.TransformerXL(config)
+    """Return the model of a checkpoint, in eval mode."""
+    model = lesson_5.TransformerXL(presets.Config(**saved["config"]))
     model.load_state_dict(saved["model"])
-    return model.to(device).eval(), recipe, State(**saved["state"])
+    return model.to(device).eval()
 
 
 # ---- stopping -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support import corpora
-from training import checkpoint, flags, job
+from training import checkpoint, flags, job, presets
 from system.small_runs import failure, finished, no_curve_and_no_flush, small, text
 
 train = import_module("train")
@@ -31,7 +31,7 @@ def test_it_predicts_a_text_of_the_repository(saved):
     """Small, without an optimizer; the licence costs what it cost when the model came in."""
     assert [path.name for path in flags.PRETRAINED.glob("*.pt")] == ["best.pt"]
     assert saved.path.stat().st_size <= 4_000_000 and "optimizer" not in saved
-    model, run, _ = job.load_model(saved, "cpu")
+    model, run = job.load_model(saved, "cpu"), presets.Recipe(**saved["recipe"])
     licence = (flags.PRETRAINED.parent / "LICENSE").read_text(encoding="utf-8")
     tokens = corpora.encode(licence, saved["vocab"])
     bits = train.evaluate(model, tokens, replace(run, dtype="float32")) / math.log(2)
