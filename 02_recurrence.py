@@ -47,6 +47,7 @@ from matplotlib.figure import Figure
 from support.progress import progress
 
 lesson_1 = import_module("01_vanilla_segments")  # `import` takes no leading digit
+BUDGET = lesson_1.BUDGET
 # what lesson 1 printed
 BEFORE = {"lesson 1: each segment alone": 2.75, "lesson 1: sliding window": 2.72}
 
@@ -175,7 +176,7 @@ def fit(model, tokens, B, T, steps, lr):
 
 
 @torch.no_grad()
-def bits_per_token(model, tokens, B, T):
+def bits_per_token(model, tokens, B=BUDGET["B"], T=BUDGET["T"]):
     """Return the mean loss, in bits, over B lanes read in segments of T."""
     stream = lesson_1.lanes(tokens.long(), B)
     losses = stream_losses(model, stream[:, :-1], stream[:, 1:], T)
@@ -260,8 +261,8 @@ def main():
     show_confusion(T, M)
     train, valid, vocab = lesson_1.load_text()
     model = RecurrentTransformer(len(vocab))
-    fit(model, train, **lesson_1.BUDGET)
-    loss = bits_per_token(model, valid, B=32, T=32)
+    fit(model, train, **BUDGET)
+    loss = bits_per_token(model, valid)
     lesson_1.show_thread(BEFORE | {"lesson 2: memory, absolute positions": loss})
 
 

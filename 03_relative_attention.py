@@ -236,10 +236,10 @@ def main():
     model = RelativeTransformer(len(vocab))
     lesson_2.fit(model, train, **lesson_1.BUDGET)
     draw_terms(model, valid[5000:5024], vocab, T=12)
-    loss = lesson_2.bits_per_token(model, valid, B=32, T=32)
+    loss = lesson_2.bits_per_token(model, valid)
     lesson_1.show_thread(BEFORE | {"lesson 3: memory, relative positions": loss})
     model.M = 0
-    loss = lesson_2.bits_per_token(model, valid, B=32, T=32)
+    loss = lesson_2.bits_per_token(model, valid)
     print(f"lesson 3's weights, evaluated without a memory: {loss:.2f}")
 
 

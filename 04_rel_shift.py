@@ -176,10 +176,10 @@ def show_same_loss(train, valid, vocab):
     torch.manual_seed(0)  # so lesson 3's initial weights
     model = lesson_3.RelativeTransformer(len(vocab), attention=ShiftAttention)
     lesson_2.fit(model, train, **lesson_1.BUDGET)
-    by_shift = lesson_2.bits_per_token(model, valid, B=32, T=32)
+    by_shift = lesson_2.bits_per_token(model, valid)
     by_pairs = lesson_3.RelativeTransformer(len(vocab))
     by_pairs.load_state_dict(model.state_dict())
-    again = lesson_2.bits_per_token(by_pairs, valid, B=32, T=32)
+    again = lesson_2.bits_per_token(by_pairs, valid)
     lesson_1.show_thread(BEFORE | {"lesson 4: the same by the shift": by_shift})
     print(f"the same weights by the shift {by_shift:.6f}, for all pairs {again:.6f}")
 
