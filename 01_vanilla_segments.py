@@ -1,7 +1,7 @@
 """Lesson 1. The broken baseline: a Transformer on independent segments (paper, 3.1).
 
 You need to know PyTorch's modules, a training loop, and a transformer's attention.  You
-learn how a text is read in lanes, and what forgetting costs.  35 minutes (readers).
+learn to read text in lanes, and the cost of forgetting.  35 minutes (readers' median).
 
 The problem.  A language model predicts each token from all tokens before it.  A book is
 too long to be read at once, so Al-Rfou et al. (2018) split the text into segments of T

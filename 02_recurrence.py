@@ -1,7 +1,7 @@
 """Lesson 2. Memory: cache a segment, stop the gradient, reuse it (paper, 3.2).
 
 You need lesson 1.  You learn how the past becomes keys and values, how far back each
-layer can then attend, and why absolute positions break.  40 minutes (readers).
+layer can then attend, and why absolute positions break.  40 minutes (readers' median).
 
 The problem.  Lesson 1's model forgets everything at each segment boundary.
 

@@ -1,7 +1,7 @@
 """Lesson 3. Relative positions: the score with four terms (paper, 3.3).
 
 You need lessons 1 and 2.  You learn the equation of Transformer-XL term by term, and
-why distances let a segment continue a memory seamlessly.  50 minutes (readers).
+why distances let a segment continue a memory seamlessly.  50 minutes (readers' median).
 
 The problem.  In lesson 2 a memory token and a segment token can share a position.
 Numbering the whole text instead would reach positions never seen in training.

@@ -1,7 +1,7 @@
 """Lesson 4. The relative shift: the same score from K projections (paper, appendix B).
 
 You need lessons 2 and 3.  You learn how K projected distances are enough for T * K
-scores, and the three lines that make it so.  35 minutes (readers).
+scores, and the three lines that make it so.  35 minutes (readers' median).
 
 The problem.  Lesson 3 computes a key W_kR R_(i-j) for every pair (i, j) and stores all
 T * K vectors for the backward pass, although there are only K different distances.

@@ -1,7 +1,7 @@
 """Lesson 5.  The complete Transformer-XL (Dai et al., ACL 2019; sections 3.2 and 3.3).
 
 You need lessons 1 to 4.  You learn how the parts make one model, how it uses a
-longer memory than in training, and how it generates text.  60 minutes (readers).
+longer memory than in training, and how it generates.  60 minutes (readers' median).
 
 This file joins the parts, segments (01), memory (02), the four-term score (03) and the
 shift (04), into the model that train.py trains, and adds what a complete one needs.
