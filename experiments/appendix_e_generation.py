@@ -152,7 +152,7 @@ def write_samples(prompts, new, vocab, path):
     print(f"{samples[0]}===\nsamples: {path}")
 
 
-@common.exit_status
+@common.make_main
 def main(argv):
     """Sample with and without memory, write the texts, print the shares."""
     flags = common.new_parser(NAME, __doc__, "--seeds", "--data-dir", "--device", "--checkpoint")

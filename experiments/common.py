@@ -19,7 +19,7 @@ import torch
 
 from support import corpora, validate
 from training import checkpoint, fast, log, machine, presets
-from training.flags import PRETRAINED, Parser
+from training.flags import PRETRAINED, Parser, exit_status
 from training.job import Job, open_job, read_corpus, load_model
 
 lesson_1 = import_module("01_vanilla_segments")
@@ -84,23 +84,10 @@ def begin(given, name):
     return given, corpus
 
 
-def exit_status(experiment):
-    """Turn experiment(argv) into main(argv=None) that returns 0, 1 for an error, 130 for Ctrl-C."""
+def make_main(experiment):
+    """Turn experiment(argv) into main(argv=None), which returns the exit status, as train.py's."""
     name = Path(experiment.__code__.co_filename).name
-
-    def main(argv=None):
-        try:
-            experiment(argv)
-            return 0
-        except (ValueError, OSError, torch.OutOfMemoryError) as error:
-            advice = "; make room, or name another folder with --out" * isinstance(error, OSError)
-            print(f"{name}: {' '.join(str(error).split())}{advice}", file=sys.stderr)
-            return 1
-        except KeyboardInterrupt:
-            print(f"\n{name}: stopped; the same command resumes from what is saved",
-                  file=sys.stderr)
-            return 130
-    return main
+    return lambda argv=None: exit_status(name, experiment, argv)
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -129,6 +116,7 @@ def fit(path, make, corpus, recipe, optimizer=None, reader=None):
     recipe = replace(recipe, save_minutes=1.0)
     with open_job(path, make_job, resume=any(path.glob("*.pt"))) as job:
         if train.fit(job):
+            print(f"{path} is saved; the same command resumes it", file=sys.stderr)
             raise KeyboardInterrupt
     job.model.eval()
     return job

@@ -110,7 +110,7 @@ def dynamic_losses(step, model, corpus, given, recipe):
     return torch.cat(losses)
 
 
-@common.exit_status
+@common.make_main
 def main(argv):
     """Read the test split of each run in three ways, and print the losses."""
     flags = common.new_parser(NAME, __doc__, "--data-dir", "--device")

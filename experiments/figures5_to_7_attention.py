@@ -171,7 +171,7 @@ def report(numbers, names, wide, M):
             print("{:24} {:10}{:14.2f}{:16.1f}{:23.2f}".format(name, part, *row))
 
 
-@common.exit_status
+@common.make_main
 def main(argv):
     """Read the validation split, print numbers, draw."""
     flags = common.new_parser(NAME, __doc__, "--data-dir", "--checkpoint")

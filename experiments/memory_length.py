@@ -111,7 +111,7 @@ def draw(results, study, floor, path, nats):
     common.save_figure(figure, path)
 
 
-@common.exit_status
+@common.make_main
 def main(argv):
     """Train what is missing, evaluate, print, draw."""
     given, corpus = common.begin(

@@ -128,7 +128,7 @@ def read(path):
     return state
 
 
-@common.exit_status
+@common.make_main
 def main(argv):
     """Evaluate a file of official weights beside the published number: one line."""
     flags = common.new_parser(NAME, __doc__, "--data-dir", "--device")

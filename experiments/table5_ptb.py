@@ -156,7 +156,7 @@ def result_of(model, corpus, recipe, memories, path, test):
     return result
 
 
-@common.exit_status
+@common.make_main
 def main(argv):
     """Train what is missing, choose the evaluation and, if asked, test."""
     flags = common.make_flags(NAME, __doc__, SCALES)

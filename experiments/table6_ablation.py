@@ -280,7 +280,7 @@ def draw(points, results, path, title, nats):
     common.save_figure(figure, path)
 
 
-@common.exit_status
+@common.make_main
 def main(argv):
     """Train what is missing, evaluate, print, draw."""
     flags = common.make_flags(NAME, __doc__, SCALES)

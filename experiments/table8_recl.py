@@ -201,7 +201,7 @@ def report(models, lengths, losses, contexts):
               + "   " + " / ".join(map(str, row.paper)))
 
 
-@common.exit_status
+@common.make_main
 def main(argv):
     """Train what is missing, read, print the table, draw."""
     flags = common.make_flags(NAME, __doc__, SCALES)

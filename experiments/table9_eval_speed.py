@@ -129,7 +129,7 @@ def now(device):
     return time.perf_counter()
 
 
-@common.exit_status
+@common.make_main
 def main(argv):
     """Measure, and print a line for each length."""
     flags = common.new_parser(NAME, __doc__, "--dtype", "--device")

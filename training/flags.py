@@ -212,19 +212,19 @@ def failed(program, sentence):
 def exit_status(program, act, *arguments):
     """Run act(*arguments) -> its exit status, or 1 after one line about what went wrong."""
     try:
-        return act(*arguments)
+        return act(*arguments) or 0
     except ValueError as error:
         return failed(program, error)
     except BrokenPipeError:  # as with `| head`
         return 141  # 128 + SIGPIPE, as in a shell
     except OSError as error:
-        return failed(program, f"{error}; earlier checkpoints are complete: make room, or use "
-                      "another folder with --out; if there is a checkpoint, --resume continues it")
+        return failed(program, f"{error}; what was saved before is complete: make room and resume, "
+                      "or use another folder with --out")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate" in str(error):
-            return failed(program, "out of memory: a smaller model, --batch, --segment, "
-                          "--eval-segment or --eval-mem-len needs less, --micro-batch less for the "
-                          "same steps; --dry-run estimates what training needs")
+            return failed(program, "out of memory: a smaller model, batch, segment or memory of "
+                          "evaluation needs less; train.py --micro-batch needs less for the same "
+                          "steps, and --dry-run estimates what training needs")
         if ranks.lost(error):
             return failed(program, "another rank has exited, so this one also exits")
         raise
