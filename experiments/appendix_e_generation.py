@@ -163,7 +163,7 @@ def main(argv):
     flags.add_argument("--out", type=Path, default=lesson_1.RUNS / NAME,
                        help=f"default: runs/{NAME}")
     given = flags.parse_args(argv)
-    machine.choose(given.device)
+    given.device = machine.choose(given.device)
     if given.prompts < 2 or given.length < 1 or given.n_tokens < 1 or (given.memory or 0) < 0:
         raise ValueError("--prompts must be at least 2, --length and --n-tokens at least 1, and "
                          "--memory at least 0")

@@ -44,7 +44,7 @@ DATASETS = {"tiny": "stdlib", "small": "stdlib", "copies": "copies", "paper": "w
 SHARED = {  # flags that several experiments take
     "--seeds": {"type": int, "nargs": "+", "default": [0, 1, 2]},
     "--data-dir": {"default": lesson_1.RUNS.parent / "data", "metavar": "FOLDER"},
-    "--device": {"choices": ("cpu", "cuda")},
+    "--device": {"choices": ("cpu", "cuda"), "default": "", "help": "default: the best present"},
     "--dtype": {"choices": ("float32", "bf16"), "default": "float32",
                 "help": "of matrix products; bf16 is faster on a GPU, and on a CPU that has it"},
     "--checkpoint": {"type": Path, "metavar": "RUN", "help": "a run of train.py, or a file in it"}}
@@ -55,7 +55,6 @@ def new_parser(name, about, *shared):
     parser = Parser(prog=f"experiments/{name}.py", description=about, argument_default=None)
     for flag in shared:
         parser.add_argument(flag, **SHARED[flag])
-    parser.set_defaults(device=machine.choose())  # the best present
     return parser
 
 
@@ -75,7 +74,7 @@ def begin(given, name):
     if len(set(given.seeds)) < len(given.seeds) or not all(
             0 <= seed <= validate.MOST for seed in given.seeds):
         raise ValueError(f"--seeds must be different, from 0 to {validate.MOST}, got {given.seeds}")
-    machine.choose(given.device)
+    given.device = machine.choose(given.device)
     given.dataset = given.dataset or DATASETS[given.scale]
     corpus = corpora.load(given.dataset, root=given.data_dir)
     folder = f"{name}-{given.scale}-{Path(given.dataset).stem}"

@@ -130,7 +130,7 @@ def main(argv):
     if given.segment < 1 or given.memory < 0:
         raise ValueError("--segment must be at least 1 and --memory at least 0, got "
                          f"{given.segment} and {given.memory}")
-    machine.choose(given.device)
+    given.device = machine.choose(given.device)
     found = {step: [] for step in NAMES}  # in the corpus's unit, for each run
     for path in given.checkpoint or [common.PRETRAINED]:
         model, recipe, corpus, _ = common.open_run(path, given.data_dir, given.device)

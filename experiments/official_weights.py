@@ -136,7 +136,7 @@ def main(argv):
     flags.add_argument("--model", choices=presets.CONFIGS, metavar="NAME", required=True,
                        help="its sizes: " + ", ".join(presets.CONFIGS))
     given = flags.parse_args(argv)
-    machine.choose(given.device)
+    given.device = machine.choose(given.device)
     state = read(given.file)
     config, recipe = presets.CONFIGS[given.model], presets.RECIPES[given.model]
     is_shared = {"r_w_bias", "transformer.r_w_bias"} & state.keys()  # one u, v for all layers

@@ -144,7 +144,7 @@ def main(argv):
     lengths = given.lengths or (PAPER if given.what == "window" else [recipe.eval_mem_len])
     if min(given.turns, given.lanes, *lengths) < 1:
         raise ValueError("--turns, --lanes and --lengths must be at least 1")
-    machine.choose(given.device)
+    given.device = machine.choose(given.device)
     slow = "window" if given.what == "window" else "plain"
     print(f"{given.what} {given.scale}, {given.dtype}, {given.device}, {torch.get_num_threads()} "
           f"threads: milliseconds per token, medians of {given.turns} turns")
