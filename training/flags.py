@@ -39,6 +39,8 @@ class Flags:
 
     def __post_init__(self):
         presets.check(self)
+        if self.resume and (self.eval_only or self.sample is not None):
+            raise ValueError("--resume trains, --eval-only and --sample do not: give one of them")
 
 
 MODEL_FLAGS = {  # the corpus or the evaluation decides the other fields of Config

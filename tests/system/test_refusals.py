@@ -56,6 +56,7 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--div-val 2", "div_val 2 narrows the bands, so it needs cutoffs"),
         (NEW + "--div-val 0", "div_val must be at least 1"),
         (NEW + "--cutoffs 2 3 4 --div-val 4", "leaves no width"),
+        ("--resume --eval-only --out small", "--resume trains"),
         # samples
         ("--sample abc --out small --temperature nan", "--temperature must be at least 1e-30"),
         # other settings than those of a run, or another text; here other symbols, another order
