@@ -24,7 +24,6 @@ import lzma
 import os
 import random
 import re
-import shutil
 import sys
 import sysconfig
 import zlib
@@ -181,20 +180,6 @@ class VocabularyWithUnk(dict):
         return self["<UNK>"]
 
 
-def encode_shards(shards, token, encoded):
-    """Write `<S>` and the tokens of all shards into the file `encoded`, as int32.
-
-    Each shard has its own file until the last is done: after a kill, encoding resumes with the
-    first shard that has none.
-    """
-    parts = [Path(f"{encoded}.shards", shard.name) for shard in shards]
-    for shard, part in zip(shards, parts):
-        if not part.is_file():
-            write(part, [tokenize(shard, "<S>", token).numpy()])
-    done = (part.read_bytes() for part in progress(parts, "joining shard", len(parts)))
-    write(encoded, itertools.chain([np.int32(token["<S>"]).tobytes()], done))
-
-
 def sentence_corpus(name, root):
     """Return a Corpus of independent sentences, `<S> s1 <S> s2 <S> ... sn <S>`.
 
@@ -208,8 +193,8 @@ def sentence_corpus(name, root):
         token = VocabularyWithUnk((line.split()[0], number) for number, line in enumerate(file))
     encoded = Path(root, f"{name}.train.int32")
     if not encoded.is_file():
-        encode_shards(shards, token, encoded)
-    shutil.rmtree(f"{encoded}.shards", ignore_errors=True)
+        tokens = (tokenize(shard, "<S>", token).numpy() for shard in shards)
+        write(encoded, itertools.chain([np.int32(token["<S>"]).tobytes()], tokens))
     train = torch.from_file(str(encoded), shared=False, size=encoded.stat().st_size // 4,
                             dtype=torch.int32)
     first = torch.tensor([token["<S>"]], dtype=torch.int32)
