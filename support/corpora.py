@@ -14,8 +14,8 @@ segment is converted (`.long()`) when it is used: a text of bytes takes an eight
     python -m support.corpora enwik8        a benchmark: fetched into data/ once, and checked
     python -m support.corpora notes.txt     any file of yours
 
-prints the sizes of a corpus, and how many bits per byte zlib and xz need for a test split of bytes:
-a model with a higher loss has learned little.
+prints the sizes of a corpus and, for bytes, the bits per byte that zlib and xz need for its test
+split.  A model with a higher loss has learned little.
 """
 import argparse
 import hashlib
@@ -286,7 +286,7 @@ def with_vocabulary(corpus, vocab):
 # ---- between text and tokens --------------------------------------------------------------------
 
 def encode(text, vocab):
-    """Turn text into tokens, (n,) int64: the bytes of its UTF-8, or its words and ends of lines.
+    """Turn text into tokens, (n,) int64: its UTF-8 bytes, or its words and ends of lines.
 
     Raises ValueError for empty text and for characters or words that the corpus lacks.
     """
@@ -308,7 +308,7 @@ def encode(text, vocab):
 
 
 def checked(tokens, vocab):
-    """Return tokens as a tensor on the CPU; ValueError if one is not in vocab."""
+    """Return tokens as a tensor on the CPU.  ValueError if one is not in vocab."""
     tokens = torch.as_tensor(tokens).cpu()
     for token in tokens.aminmax() if tokens.numel() else ():
         if not 0 <= int(token) < len(vocab):  # int, because 256 is 0 in uint8

@@ -2,7 +2,7 @@
 
 A file appears under its name when it is complete and correct, or not at all: Ctrl-C, a full disk
 and a lost connection leave nothing half-written.  The size and checksum of an archive are compared
-with the published ones while it is fetched, or when it is there already, put there by hand.
+with the published ones while it is fetched, or when you have put the file there by hand.
 """
 import hashlib
 import tarfile
@@ -137,7 +137,7 @@ def download(file, path):
 
 
 def fetch(file, root):
-    """Return the path of a published file in root: downloaded, or checked if it is there already.
+    """Return the path of a published file in root: downloaded, or checked if it is already there.
     """
     path = Path(root, file.name)
     if not path.is_file():  # a pipe there would never end
@@ -183,8 +183,8 @@ def extract(archive, wanted):
     except OSError as error:
         raise ValueError(f"{path} cannot be unpacked from {archive} ({error})") from None
     except Exception as error:  # broken bytes raise a dozen types: of zipfile, tarfile, zlib, lzma
-        raise ValueError(f"{archive} is not what it should be ({error}); delete it and run again"
-                         ) from None
+        raise ValueError(f"{archive} is damaged or another archive ({error}); delete it and run "
+                         "again") from None
 
 
 def unpack(source, root):

@@ -2,7 +2,7 @@
 
     batches = Batches(corpus, recipe, device)
     for x, y in batches:                x, y (B, T): one segment after the other, without end
-        if batches.text_begins:         the segment has no context: begin with memory = None
+        if batches.text_begins:         the segment has no context: pass memory = None
 """
 from importlib import import_module
 
@@ -49,7 +49,7 @@ class Batches:
 
     def __next__(self):
         """Return the next segment x, y (B, T); the last one of the text may be shorter."""
-        if self.column >= self.stream.shape[1] - 1:  # all has been read
+        if self.column >= self.stream.shape[1] - 1:  # the whole text has been read
             self.column = 0
             self.epoch += 1
             if self.corpus.separator is not None:
@@ -61,7 +61,7 @@ class Batches:
         return x, y
 
     def segment(self, column):
-        """Return x, y (B, T) from this column on; the position in the text stays."""
+        """Return x, y (B, T) from this column on; the position in the text does not change."""
         x, y = next(lesson_1.segments(self.stream, self.T, column))
         return x[self.mine].to(self.device), y[self.mine].to(self.device)
 

@@ -4,7 +4,7 @@
     previous.pt          then the old checkpoint.pt is renamed to this,
     checkpoint.pt        and the new one to this; a rename is atomic
 
-So at any moment a complete checkpoint is on the disk, and mostly two.  torch.save writes a zip
+So at any moment a complete checkpoint is on the disk, and usually two.  torch.save writes a zip
 archive, whose records have checksums (CRC-32).  torch.load ignores them, so they are compared here
 by the standard library; if the newest checkpoint is damaged, the one before it is used.
 """

@@ -9,8 +9,9 @@ from training.machine import choose_dtype
 
 
 def bands(config):
-    """Yield width, rows and share of the targets for each band of the (adaptive) softmax.  Targets
-    are assumed to be as frequent as 1 / rank (Zipf); every target needs the head.
+    """Yield the width, rows and share of the targets of each band of the (adaptive) softmax.
+
+    A word's frequency is assumed to be proportional to 1 / rank (Zipf); all targets need the head.
     """
     V, tails = config.vocab_size, config.cutoffs
     yield config.d_model, (*tails, V)[0] + len(tails), 1
@@ -88,7 +89,7 @@ def dry_run(flags, device):
     for what, size in needs.items():
         print(f"                 {size / 1e9:6.2f} GB  {what}")
     print(f"tokens per step  {B * T:,} ({B} lanes of {T})\n"
-          f"FLOPs            {flops:.3g} a step, {flops / (B * T):.3g} a token")
+          f"FLOPs            {flops:.3g} per step, {flops / (B * T):.3g} per token")
     if steps:
         print(f"steps            {steps:,} ({steps * B * T:,} tokens, {flops * steps:.3g} FLOPs)")
     else:

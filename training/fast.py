@@ -53,8 +53,8 @@ COMPARED = "d9a2f68354d09394423bc1f8db7415eeed65001940e81b9ea3e3de62323a584d"
 
 
 def checksum_of_lessons():
-    """Return the SHA-256 of the text that is replaced here or that this relies on: functions,
-    and classes with their present methods.
+    """Return the SHA-256 of the lessons' text that is replaced or relied on here: functions, and
+    classes with their present methods.
     """
     parts = (lesson_1.sinusoid, lesson_2.update_memory, lesson_4.rel_shift,
              lesson_4.relative_score, lesson_5.attention_mask, lesson_5.distance_encoding,
@@ -66,9 +66,9 @@ def checksum_of_lessons():
 
 
 def is_lesson_5s(model):
-    """Return whether the model is what lesson 5, or then `replace_parts`, makes of its config:
-    modules of the same classes and sizes, and the same numbers of parameters, hooks, own
-    methods, ...  Dropout rates and dtypes may differ.
+    """Return whether the model is what lesson 5 builds from its config, before or after
+    `replace_parts`: modules of the same classes and sizes, with the same numbers of
+    parameters, hooks, own methods, ...  Dropout rates and dtypes may differ.
     """
     def describe(model):  # extra_repr has sizes, eps, whether there is a bias, ...
         return [(name, type(z), isinstance(z, (nn.Dropout, nn.ParameterList)) or z.extra_repr(),

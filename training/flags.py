@@ -21,11 +21,11 @@ PRETRAINED = ROOT / "pretrained"  # the model that comes with the course
 
 @dataclass(frozen=True)
 class Flags:
-    """What train.py does, and where; `typed` has the settings of Recipe and Config."""
+    """The flags of train.py that are no setting of a Recipe or Config: those are in `typed`."""
 
     model: str = option("", "a model by its name, see below (default: by dataset and device)")
     data_dir: str = option(str(ROOT / "data"), "where corpora are kept (default: data)")
-    device: str = option("", "(default: the best present)", ("cpu", "cuda"))
+    device: str = option("", "(default: the best one available)", ("cpu", "cuda"))
     out: str = option("", "folder of the run (default: runs/DATASET-MODEL)")
     resume: bool = option(False, "resume the run in --out with its original settings")
     eval_only: bool = option(False, "evaluate the run in --out, or else pretrained/, on its test "
@@ -156,16 +156,16 @@ def for_vocabulary(config, V, flags):
 
 
 def say_what_a_gpu_trains(flags, device):
-    """Say that without a GPU a benchmark's name alone trains a small model."""
+    """Print that without a GPU a benchmark's name alone trains a small model."""
     name = flags.typed.get("dataset")
     large, small = presets.DATASETS.get(name, (None, None))
     if device == "cpu" and large != small and not flags.model:
         print(f"no GPU here: training the small model {small!r} on {name}; {large!r} needs one "
-              f"(--model {large} trains it here, too)")
+              f"(--model {large} also trains it here)")
 
 
 def folder_of(flags, name, recipe):
-    """Return the folder of a run: --out, or runs/DATASET-MODEL beside train.py."""
+    """Return the folder of a run: --out, or runs/DATASET-MODEL next to train.py."""
     text = Path(recipe.text).stem if recipe.text else recipe.dataset
     return Path(flags.out or ROOT / "runs" / f"{text}-{name}")
 

@@ -163,7 +163,7 @@ class Job:
         self.log.open(self)
 
     def progress(self):
-        """Return what tells one checkpoint of the run from the next."""
+        """Return the two numbers by which a checkpoint differs from the one before."""
         return self.state.step, self.state.validated_at
 
     def save_best(self):
@@ -227,7 +227,7 @@ class Stop:
         self.received = self.received or signal_number
 
     def agree(self, seconds):
-        """Return the largest of the ranks' seconds, and note a signal that has come to any rank."""
+        """Return the largest of the ranks' seconds, and record a signal to any rank."""
         seconds, number = ranks.largest(seconds, self.received)
         self.number = int(number)
         return seconds

@@ -84,8 +84,8 @@ class Log:
         print(f"step {state.step:,} | validation {value} {self.unit}", flush=True)
 
     def training(self, state, recipe, rate, loss, norm, done):
-        """Record a step; write a line of means when it is due, print a spike and a log line every
-        five seconds.
+        """Record a step; write a line of means when it is due; print a spike and, every five
+        seconds, a log line.
         """
         if self.count >= 10 and loss > 2 * self.total / self.count:
             print(f"step {state.step:,} | loss {in_unit(loss, self.unit):.3f} {self.unit}: a spike,"

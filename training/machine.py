@@ -18,7 +18,7 @@ def choose(device=""):
 
 
 def autocast(recipe, device):
-    """Return a context: for bf16 products are in 16 bits; weights, norms, loss in float32."""
+    """Return a context: with bf16, products are in 16 bits, weights, norms, loss in float32."""
     return torch.autocast(device, dtype=torch.bfloat16, enabled=recipe.dtype == "bf16")
 
 
