@@ -47,7 +47,7 @@ def as_text(tokens, vocab):
 
 
 def names(text):
-    """The names in a text, in order -> [(name, where it begins, where it ends)]."""
+    """Return the names in a text, in order: [(name, where it begins, where it ends)]."""
     if isinstance(text, str):
         return [(match[0], *match.span()) for match in IDENTIFIER.finditer(text)]
     return [(word, i, i + 1) for i, word in enumerate(text) if IDENTIFIER.fullmatch(word)]
@@ -144,7 +144,7 @@ def prompts_of(corpus, given):
 
 
 def write_samples(prompts, new, vocab, path):
-    """All texts after their prompts, into a file; print the first."""
+    """Write all texts, after their prompts, into a file; print the first."""
     samples = [f"=== prompt {i + 1}, {kind} {k + 1}\n{corpora.decode(prompt, vocab)}>>>"
                f"{corpora.decode(texts[i], vocab)}\n" for i, prompt in enumerate(prompts)
                for kind in new for k, texts in enumerate(new[kind])]

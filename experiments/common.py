@@ -138,7 +138,7 @@ def open_run(path, data_dir, device="cpu"):
     return model, recipe, corpus, content
 
 
-# ---- losses after so many tokens ----------------------------------------------------------------
+# ---- losses at a context length -----------------------------------------------------------------
 
 @contextmanager
 def evaluating_with(model, **changes):
@@ -182,9 +182,9 @@ def memory_losses(model, tokens, before, segment, **changes):
 
 
 def window_losses(model, tokens, before, L):
-    """Read them without a memory, from windows of L tokens; the last quarter of each is counted.
+    """Read excerpts without a memory, in windows of L tokens; the last quarter of each is counted.
 
-    So a prediction is made from L - L // 4 + 1 to L tokens.
+    So each prediction has a context of L - L // 4 + 1 to L tokens.
     """
     stride, n = max(1, L // 4), tokens.shape[1] - 1 - before
     ends = [*range(before + stride, before + n, stride), before + n]
@@ -211,12 +211,12 @@ def save_figure(figure, path):
 
 
 def spread(values, digits=3):
-    """Mean and half the range over the seeds, as text."""
+    """Return the mean and half the range over the seeds, as text."""
     half = (max(values) - min(values)) / 2
     middle = round(statistics.mean(values), digits) + 0.0  # + 0.0: no minus before a zero
     return f"{middle:.{digits}f} ± {half:.{digits}f}"
 
 
 def mean_table(tables):
-    """Tables {length: loss}, one for each seed -> their mean."""
+    """Return the mean of tables {length: loss}, one for each seed."""
     return {length: statistics.mean(z[length] for z in tables) for length in tables[0]}

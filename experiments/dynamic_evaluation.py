@@ -44,7 +44,7 @@ NAMES = {"static": "static evaluation", "sgd": "dynamic evaluation, sgd",
 
 
 def sgd_step(weights, rate):
-    """Plain gradient descent; the gradients' norm, over all weights, is at most 1."""
+    """Take a step of gradient descent, after clipping the norm of all gradients to 1."""
     torch.nn.utils.clip_grad_norm_(weights, 1.0)
     with torch.no_grad():
         for W in weights:
@@ -59,7 +59,7 @@ def paces(s, rate, epsilon, decay):
 
 
 def rms_step(weights, trained, forward, back):
-    """The authors' step, from the gradients, the trained weights and the two paces."""
+    """Take the authors' step, from the gradients, the trained weights and the two paces."""
     with torch.no_grad():
         for W, W_0, pace, pull in zip(weights, trained, forward, back):
             W += pull * (W_0 - W) - pace * W.grad

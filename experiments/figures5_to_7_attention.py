@@ -52,7 +52,7 @@ def terms(q, k, k_R, u, v):
 
 @torch.no_grad()
 def averages(model, tokens, n):
-    """Attention by distance, the mean over the last n of tokens (B, L) of each lane; L - n >= M.
+    """Return attention by distance, the mean over the last n of tokens (B, L) per lane; L - n >= M.
 
     So all n have a full memory.  (4, N, H, M + 1) float64, PARTS in front; each row sums to 1.
     """
@@ -87,7 +87,7 @@ def measures(p, whole):
 
 
 def draw_heads(p, names):
-    """Figure 5: p (heads, M + 1), a row for each head."""
+    """Plot figure 5: p (heads, M + 1), a row for each head."""
     figure = Figure(figsize=(9, 1.4 + 0.16 * max(12, len(p))), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(p.clamp(min=1e-5).numpy(), cmap="magma", norm=LogNorm(1e-5, 1),
@@ -100,14 +100,14 @@ def draw_heads(p, names):
 
 
 def label(symbol):
-    """A symbol of the vocabulary, visible: a character for a byte, a word and the gap after it."""
+    """Return a symbol of the vocabulary, visible: a character for a byte, or a word and a gap."""
     if isinstance(symbol, str):
         return "¶" if symbol in corpora.SEPARATORS else symbol + " "
     return {9: "→", 10: "¶", 32: "·"}.get(symbol, chr(symbol) if 32 < symbol < 127 else "▯")
 
 
 def draw_text(p, labels, names, title, width=80):
-    """Figure 6: p (heads, M + 1) colors the M + 1 labels, in lines that end at width or at a ¶."""
+    """Plot figure 6: p (heads, M + 1) colors the M + 1 labels, in lines up to width or a ¶."""
     places, row, column = [], 0, 0
     for text in labels:
         if column and column + len(text) > width:
@@ -132,7 +132,7 @@ def draw_text(p, labels, names, title, width=80):
 
 
 def draw_terms(p, names):
-    """Figure 7: p (4, heads, M + 1), a panel for each head, a line for each of PARTS."""
+    """Plot figure 7: p (4, heads, M + 1), a panel for each head, a line for each of PARTS."""
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey=True)
     for axes, head, name in zip(panels.flat, p.unbind(1), names):
@@ -147,7 +147,7 @@ def draw_terms(p, names):
 
 
 def position_of(given, n):
-    """The position to show, if the flags fit a split of n tokens; else ValueError."""
+    """Return the position to show.  ValueError if the flags do not fit a split of n tokens."""
     M, queries = given.memory, given.queries
     if M < 1 or queries < 1:
         raise ValueError(f"--memory and --queries must be at least 1, got {M} and {queries}")

@@ -61,7 +61,7 @@ def evaluate(model, study, corpus, M):
 
 
 def report(results, study, floor):
-    """Print a line for each model: what memory brings, and where that ends."""
+    """Print a line for each model: the gain from memory, and where it ends."""
     shortest, longest = study.lengths[0], study.lengths[-1]
     print("nats per token, mean ± half the range over the seeds; above best: with the longest "
           f"memory, M {longest}\n N  M in training{'best':>16}{f'gain over M {shortest}':>18}"
@@ -83,7 +83,7 @@ def report(results, study, floor):
 
 
 def draw(results, study, floor, path, nats):
-    """A panel for each depth: loss over the memory length, a color for each memory of training."""
+    """Plot a panel for each depth: loss over the memory length, a color per memory of training."""
     depths = list(dict.fromkeys(N for N, _ in results))
     figure = Figure(figsize=(1 + 3 * len(depths), 3.8), layout="constrained")
     panels = figure.subplots(1, len(depths), sharey=True)

@@ -64,7 +64,7 @@ class LockedDropout(nn.Dropout1d):
     """Dropout with one mask for all time steps of a call: (B, T, D), mask (B, 1, D)."""
 
     def forward(self, z):
-        """(B, T, D) -> (B, T, D), the mean kept; in evaluation z itself."""
+        """Return z (B, T, D) with dropped features and the same mean; in evaluation z itself."""
         return super().forward(z.mT).mT
 
 
@@ -116,7 +116,7 @@ class Averaging(Optimizer):
 
 
 def fit(config, recipe, dropouts, corpus, path, device):
-    """Train the run in the folder `path`, or what is left of it -> its average, in eval mode."""
+    """Train, or resume, the run in the folder `path` -> its average, in eval mode."""
     def optimizer(model):
         averaging = Averaging(model, recipe)
         regularize(model, dropouts)  # not the mean, which only evaluates

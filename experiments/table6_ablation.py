@@ -254,7 +254,7 @@ def status(first, other, paper):
 
 
 def draw(points, results, path, title, nats):
-    """Left: how far each row is above the first.  Right: the loss over the attention length."""
+    """Plot, left, how far each row is above the first; right, loss over attention length."""
     figure = Figure(figsize=(11, 1.2 + 0.3 * max(7, len(points))), layout="constrained")
     left, right = figure.subplots(1, 2)
     limit = 1.2 * max(0.05, *(max(above) for _, above, paper in points if paper is not None))

@@ -58,7 +58,7 @@ SCALES = {"tiny": (range(4, 25, 4), 8, 2, 20), "small": (range(32, 1025, 32), 10
 
 
 def hard_loss(losses, i, c, other, r):
-    """f_i(c, other), in nats; c and other count among the contexts of losses.
+    """Return f_i(c, other), in nats; c and other are indices of contexts.
 
     losses (models, contexts, positions); T_r is the fraction r of the positions, at least one.
     """
@@ -132,7 +132,7 @@ def best_length(model, study, corpus):
 
 
 def losses_by_context(model, tokens, contexts, attention, side_by_side):
-    """-ln p in nats after exactly c tokens, for each c in contexts: (contexts, positions).
+    """Return -ln p in nats after exactly c tokens, for each c in contexts: (contexts, positions).
 
     contexts are step, 2 step, 3 step ...; positions are the tokens (n,) at I step, (I + 1) step ...
     for I contexts, each met with all of them.
@@ -158,7 +158,7 @@ def losses_by_context(model, tokens, contexts, attention, side_by_side):
 
 
 def draw(losses, contexts, path, title):
-    """Figures 3 and 4: losses are those of each seed, (models, contexts, positions)."""
+    """Plot figures 3 and 4 from the losses (models, contexts, positions) of each seed."""
     left, right = Figure(figsize=(10, 4), layout="constrained").subplots(1, 2)
     shown = []
     for i, (name, style) in enumerate(STYLES.items()):
