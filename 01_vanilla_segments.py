@@ -5,12 +5,10 @@ learn to read text in lanes, and the cost of forgetting.  35 minutes (readers' m
 
 The problem.  A language model predicts each token from all tokens before it.  A book is
 too long to be read at once, so Al-Rfou et al. (2018) split the text into segments of T
-tokens and train on each as if no text came before it.  Boundaries are at arbitrary
-tokens, and the first tokens of a segment lack context: the paper (Dai et al.,
-"Transformer-XL", ACL 2019) calls this *context fragmentation*.  The usual fix at
-evaluation is a *sliding window*: advance one token, process the whole window again,
-keep its last prediction.  Every prediction then has T tokens of context, at T times the
-cost.
+tokens and train on each as if no text came before it.  The first tokens of a segment
+lack context: the paper (Dai et al., "Transformer-XL", ACL 2019) calls this *context
+fragmentation*.  The usual fix at evaluation is a *sliding window*: advance one token,
+process the whole window again, keep its last prediction.  This costs T times as much.
 
 The thread of the course: lessons 2 to 4 change this model, one thing at a time.  Each
 trains it on the same bytes, with the same BUDGET, and evaluates it on the same bytes,
@@ -34,7 +32,6 @@ from support.corpora import load
 from support.progress import progress
 
 RUNS = Path(__file__).resolve().parent / "runs"  # where figures go
-BATCH = 64  # windows that are evaluated together
 TRAIN, VALID = 518_000, 200_000  # bytes to train on (enough for 500 steps), to evaluate
 BUDGET = {"B": 32, "T": 32, "steps": 500, "lr": 5e-3}  # training in lessons 1 to 4
 
@@ -44,9 +41,8 @@ BUDGET = {"B": 32, "T": 32, "steps": 500, "lr": 5e-3}  # training in lessons 1 t
 def lanes(tokens, B):
     """Split one stream into B lanes, (n,) -> (B, L + 1), L = (n - 1) // B inputs each.
 
-    The lanes are the rows of the batch: lane b starts where lane b - 1 ends.  The last
-    token of a lane is only a target; it is also the next lane's first input, as every
-    target is the next token *of the stream*.  Up to B - 1 tokens at the end are unused.
+    The lanes are the rows of the batch.  The last token of a lane is only a target, and
+    the first input of the next lane.  Up to B - 1 tokens at the end are unused.
     Raises ValueError if no lane has an input.
 
     >>> lanes(torch.arange(23), 2)
@@ -56,8 +52,7 @@ def lanes(tokens, B):
     L = (len(tokens) - 1) // B if B > 0 else 0
     rows = [tokens[b * L : (b + 1) * L + 1] for b in range(B)]
     if L < 1:
-        raise ValueError(f"{len(tokens)} tokens cannot be cut into {B} lanes: it takes "
-                         "at least 1 lane, and more tokens than lanes")
+        raise ValueError(f"{len(tokens)} tokens cannot be cut into {B} lanes")
     return torch.stack(rows)
 
 
@@ -66,7 +61,7 @@ def segments(stream, T, start=0):
 
     Row b of each segment continues row b of the previous segment, as lesson 2 requires;
     the last segment may be shorter.  Tokens become int64, for nn.Embedding.  The first
-    segment begins at column `start`, above 0 for a resumed run.  ValueError if T < 1.
+    segment begins at column `start`, above 0 for a resumed run.
 
     >>> for x, y in segments(lanes(torch.arange(23), 2), 4):
     ...     print(x.tolist(), y.tolist())
@@ -74,8 +69,6 @@ def segments(stream, T, start=0):
     [[4, 5, 6, 7], [15, 16, 17, 18]] [[5, 6, 7, 8], [16, 17, 18, 19]]
     [[8, 9, 10], [19, 20, 21]] [[9, 10, 11], [20, 21, 22]]
     """
-    if T < 1:
-        raise ValueError(f"a segment has at least 1 token, not {T}")
     L = stream.shape[1] - 1
     for t in range(start, L, T):
         end = min(t + T, L)
@@ -91,10 +84,7 @@ def sinusoid(position, D):
 
     Attention ignores the order of tokens, so each position gets a vector of its own: as
     if read off D/2 clocks, fast to slow, of frequencies 10000^(-2k/D), k = 0, 1, ...
-    Raises ValueError if D is odd.
     """
-    if D % 2:
-        raise ValueError(f"the sinusoid needs an even width, got {D}")
     two_k = torch.arange(0, D, 2, dtype=torch.float64, device=position.device)
     frequency = 10000.0 ** (-two_k / D)  # (D/2,)
     angle = position.double()[:, None] * frequency  # (n, D/2)
@@ -102,10 +92,7 @@ def sinusoid(position, D):
 
 
 class Attention(nn.Module):
-    """H parallel heads of width C; position i attends to 0..i of its segment.
-
-    A head is an attention of its own, on C numbers of q, k and value; W_o mixes heads.
-    """
+    """H parallel heads of width C; position i attends to 0..i of its segment."""
 
     def __init__(self, D, H, C):
         super().__init__()
@@ -182,11 +169,8 @@ def bits(losses):
 # ---- the thread's text, training, evaluation -----------------------------------------
 
 def load_text():
-    """Load text of Python's library: -> train (TRAIN,), valid (VALID,), vocab.
-
-    A token is the index of a byte in vocab, the list of the bytes that occur.
-    """
-    corpus = load("stdlib")
+    """Load text of Python's library: -> train (TRAIN,), valid (VALID,), vocab."""
+    corpus = load("stdlib")  # a token is the index of a byte in vocab
     return corpus.train[:TRAIN], corpus.valid[:VALID], corpus.vocab
 
 
@@ -207,12 +191,9 @@ def fit(model, tokens, B, T, steps, lr):
 
 @torch.no_grad()
 def window_losses(model, tokens, T, stride):
-    """Evaluate windows of T tokens, each alone: (n,) -> (windows, T) nats.
-
-    One begins every `stride` tokens; with stride T they are the segments of training.
-    """
+    """Evaluate windows of T tokens, one every `stride`: (n,) -> (windows, T) nats."""
     # unfold takes T + 1 tokens each time: x, and one more for the last target
-    parts = tokens.long().unfold(0, T + 1, stride).split(BATCH)
+    parts = tokens.long().unfold(0, T + 1, stride).split(64)
     losses = [token_losses(model(part[:, :-1]), part[:, 1:])
               for part in progress(parts, "evaluating", len(parts))]
     return torch.cat(losses)
@@ -231,19 +212,15 @@ def show_sliding_window(model, tokens, losses):
     return gain
 
 
-def show_fragmentation(losses, gain):
+def show_fragmentation(losses):
     """Print and plot the mean by position of losses (segments, T), in bits."""
     by_position = losses.mean(0) / math.log(2)  # (T,)
-    T = len(by_position)
     print(f"by position in the segment: first byte {by_position[0]:.2f} bits, "
           f"second {by_position[1]:.2f}, mean {by_position.mean():.2f}")
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
-    axes.plot(by_position.tolist(), ".-", label="each segment alone")
-    axes.axhline(by_position.mean().item() - gain, color="C1",
-                 label=f"sliding window, mean (at {T} times the cost)")
+    axes.plot(by_position.tolist(), ".-")
     axes.set(xlabel="position in the segment", ylabel="loss (bits per byte)",
              ylim=(0, None), title="The first tokens of a segment lack context")
-    axes.legend()
     save(axes.figure, "01_fragmentation.png")
 
 
@@ -275,7 +252,7 @@ def main():
     fit(model, train, **BUDGET)
     losses = window_losses(model, valid, BUDGET["T"], BUDGET["T"])
     gain = show_sliding_window(model, valid, losses)
-    show_fragmentation(losses, gain)
+    show_fragmentation(losses)
     show_thread({"lesson 1: each segment alone": bits(losses),
                  "lesson 1: sliding window": bits(losses) - gain})
 

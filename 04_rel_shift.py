@@ -38,7 +38,7 @@ optional.
 New letter:  k_R (H, K, C), the distance keys.  From here on row 0 of R is distance
 K - 1 (in lesson 3 distance 0).  The score is still a matrix of T * K elements.
 """
-import time
+import timeit
 from importlib import import_module
 
 import torch
@@ -186,12 +186,8 @@ def show_same_loss(train, valid, vocab):
 
 def milliseconds(function):
     """Return the milliseconds of a forward and backward pass: the least of five."""
-    times = []
-    for _ in range(6):
-        start = time.perf_counter()
-        function().sum().backward()
-        times.append(1000 * (time.perf_counter() - start))
-    return min(times[1:])  # skip the warm-up; take the minimum, as noise only adds time
+    times = timeit.repeat(lambda: function().sum().backward(), number=1, repeat=6)
+    return 1000 * min(times[1:])  # the first warms up; the least, as noise adds time
 
 
 def show_cost(lengths, B=8):
@@ -263,7 +259,7 @@ if __name__ == "__main__":
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.75
 #       lesson 1: sliding window               2.72
-#       lesson 2: memory, absolute positions   3.39
+#       lesson 2: memory, absolute positions   3.40
 #       lesson 3: memory, relative positions   2.46
 #       lesson 4: the same by the shift        2.45
 #     figure: runs/thread.png

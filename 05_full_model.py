@@ -227,15 +227,6 @@ class TransformerXL(nn.Module):
         self.dropout_R = nn.Dropout(config.dropout)
         self.dropout_final = nn.Dropout(config.dropout)
 
-    def distances(self, K, device):
-        """Return R (K, D) with the config's clamp_len."""
-        return distance_encoding(K, self.config.d_model, self.config.clamp_len, device)
-
-    def mask(self, T, m, device):
-        """Return the mask (T, m + T) with the config's M and same_length."""
-        c = self.config
-        return attention_mask(T, m, c.mem_len, c.same_length, device)
-
     def forward(self, x, memory=None, y=None, last_only=False):
         """Read x (B, T) int64 after the memory of the previous call; None: no memory.
 
@@ -251,8 +242,9 @@ class TransformerXL(nn.Module):
             memory = [h[:, :0]] * c.n_layer  # nothing at all, not zeros
         m = min(memory[0].shape[1], c.mem_len)  # less if mem_len has been lowered
         memory = [past[:, past.shape[1] - m :] for past in memory]  # (B, m, D) each
-        R = self.dropout_R(self.distances(m + T, x.device).to(h))  # once for all layers
-        mask = self.mask(T, m, x.device)  # (T, K)
+        R = distance_encoding(m + T, c.d_model, c.clamp_len, x.device)  # for all layers
+        R = self.dropout_R(R.to(h))  # (K, D)
+        mask = attention_mask(T, m, c.mem_len, c.same_length, x.device)  # (T, K)
         # one pair for all layers, or with untie_r N pairs as they are
         u = self.u.expand(c.n_layer, -1, -1)  # (N, H, C)
         v = self.v.expand(c.n_layer, -1, -1)
@@ -272,13 +264,7 @@ def sample_top_k(logits, top_k, temperature=1.0, generator=None):
     """Sample one of the top_k most probable tokens: (B, V) -> (B, 1).
 
     The others are improbable, but many.  A temperature below 1 prefers the best.
-    ValueError unless 1 <= top_k <= V and temperature > 0.
     """
-    V = logits.shape[-1]
-    if not 1 <= top_k <= V:
-        raise ValueError(f"top_k must be from 1 to V = {V}, got {top_k}")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
     best, tokens = logits.float().topk(top_k)  # (B, top_k), descending
     probability = (best / temperature).softmax(-1)
     choice = torch.multinomial(probability, 1, generator=generator)  # (B, 1)
@@ -320,12 +306,11 @@ def load_pretrained():
 def show_effect_of_segment_length(M, same_length, reason):
     """Print how much 96 losses of an untrained model change with T."""
     torch.manual_seed(0)
-    x = torch.randint(205, (1, 96))
-    y = torch.randint(205, (1, 96))  # any targets will do
+    x = torch.randint(205, (1, 96))  # also the targets: any will do
     model = TransformerXL(CONFIGS["tiny"]).double().eval()
     model.config = replace(model.config, mem_len=M, same_length=same_length)
-    one_by_one = lesson_2.stream_losses(model, x, y, T=1)
-    changes = [(lesson_2.stream_losses(model, x, y, T) - one_by_one).abs().max()
+    one_by_one = lesson_2.stream_losses(model, x, x, T=1)
+    changes = [(lesson_2.stream_losses(model, x, x, T) - one_by_one).abs().max()
                for T in (4, 16, 96)]
     print(f"  M {M}, same_length {same_length}: ",
           *(f"{change:.0e}" for change in changes), f" ({reason})")
@@ -377,7 +362,7 @@ if __name__ == "__main__":
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
 #     losses with T = 4, 16 and 96 differ from those with T = 1 by up to
 #       M 96, same_length False:  9e-16 9e-16 9e-16  (nothing has left the memory)
-#       M 16, same_length False:  6e-04 7e-04 1e-03  (late queries see more)
+#       M 16, same_length False:  4e-05 7e-05 1e-04  (late queries see more)
 #       M 16, same_length True:  9e-16 9e-16 9e-16  (all queries see 16 tokens back)
 # With same_length the segment length changes no loss, only the speed.
 #
