@@ -1,15 +1,13 @@
-"""The authors' weights in our model: the losses of loops in NumPy, and nothing but exact names.
+"""The authors' weights in our model: each tensor where it belongs, and nothing but exact names.
 
     pytest tests/system/test_official_weights.py
 
-`losses` reads with a state dict in the layout of the official PyTorch code, or of its port, by the
-formulas of the paper, section 3.3: one query, one head and one key at a time.
+tests/maths compares the model that they are loaded into with the paper's equations.
 """
 import math
 from dataclasses import replace
 from importlib import import_module
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,126 +19,62 @@ FULL = lesson_5.Config(29, n_layer=2, d_model=16, n_head=3, d_head=4, d_inner=11
 BANDS = replace(FULL, cutoffs=(5, 11, 19))
 TIED = replace(BANDS, div_val=2)
 CASES = {
-    "full softmax": FULL,
-    "div_val 1, per layer, same_length, clamp": replace(
-        BANDS, untie_r=True, same_length=True, clamp_len=4, mem_len=5),
-    "div_val 2, tied tails": TIED,
-    "div_val 4, three bands, untied, no memory": replace(
-        BANDS, div_val=4, cutoffs=(5, 11), tie_projections=False, untie_r=True, mem_len=0)}
+    "full softmax": FULL, "div_val 1, per layer": replace(BANDS, untie_r=True),
+    "div_val 2, tied tails": TIED, "div_val 4, three bands, untied": replace(
+        BANDS, div_val=4, cutoffs=(5, 11), tie_projections=False, untie_r=True)}
 EACH = [(case, port) for case in CASES for port in (False, True)]
 
 
-def random_state(c, port, *names):
-    """Random weights by the names that the loader wants; `losses` has names of its own."""
-    model = randomized(lesson_5.TransformerXL(c))
-    table = official.parts_by_name(model, dict.fromkeys(["transformer.", *names] * port))
-    sines = 10000.0 ** -(torch.arange(0, c.d_model, 2).double() / c.d_model)
-    return {name: torch.cat(parts).detach() for name, parts in table.items()} | {
-        "transformer." * port + "pos_emb.inv_freq": sines}
+def random_model(config):
+    return randomized(lesson_5.TransformerXL(config)).eval()
 
 
-def norm(x, get, name):
-    x = (x - x.mean()) / math.sqrt(x.var() + 1e-5)
-    return x * get(name + "weight") + get(name + "bias")
-
-
-def embeddings(get, c):
-    """The table of all embeddings (V, D): the rows of each band, projected."""
-    if c.div_val == 1:
-        return get("word_emb.emb_layers.0.weight")
-    return np.concatenate([
-        get(f"word_emb.emb_layers.{i}.weight") @ get(f"word_emb.emb_projs.{i}").T
-        for i in range(len(c.cutoffs) + 1)])
-
-
-def log_probabilities(get, h, c, port):
-    """ln p of every word after h (D,) -> (V,).  The head's column of band i is -i in the official
-    code, cutoffs[0] + i - 1 in the port.
-    """
-    edges, parts = [0, *c.cutoffs, None], []
-    for i, (first, last) in enumerate(zip(edges, edges[1:])):
-        table, x = 0 if c.div_val == 1 else i, h
-        if c.div_val > 1:
-            x = h @ get(f"crit.out_projs.{i}")
-        logits = get(f"crit.out_layers.{table}.weight") @ x + get(f"crit.out_layers.{table}.bias")
-        logits = logits[first:last] if c.div_val == 1 else logits
-        if i == 0 and c.cutoffs:
-            logits = np.append(logits, get("crit.cluster_weight") @ x + get("crit.cluster_bias"))
-        parts.append(logits - math.log(np.exp(logits).sum()))
-        if i:
-            parts[i] = parts[i] + parts[0][c.cutoffs[0] + i - 1 if port else -i]
-    return np.concatenate([parts[0][: edges[1]], *parts[1:]])
-
-
-def layer_output(get, n, h, memory, c):
-    """Layer n on one lane: h (T, D), memory (m, D) -> (T, D)."""
-    attn, ff = f"layers.{n}.dec_attn.", f"layers.{n}.pos_ff."
-    D, H, C, rows, m = c.d_model, c.n_head, c.d_head, np.concatenate([memory, h]), len(memory)
-    W_q, W_k, W_v = get(attn + "qkv_net.weight").reshape(3, H, C, D)
-    W_R = get(attn + "r_net.weight").reshape(H, C, D)
-    frequencies = 10000.0 ** -(np.arange(0, D, 2) / D)
-    u, v = (get((attn if c.untie_r else "") + name) for name in ("r_w_bias", "r_r_bias"))
-    out = []
-    for i, query in enumerate(h):
-        heads = []
-        for a in range(H):
-            q, scores = W_q[a] @ query, []
-            keys = rows[max(0, m + i - c.mem_len) if c.same_length else 0 : m + i + 1]
-            for distance, key in zip(range(len(keys))[::-1], keys):
-                angles = min(distance, c.clamp_len or distance) * frequencies
-                r = W_R[a] @ np.append(np.sin(angles), np.cos(angles))
-                k = W_k[a] @ key
-                scores.append((q @ k + q @ r + u[a] @ k + v[a] @ r) / math.sqrt(C))
-            weights = np.exp(scores)
-            heads.append(sum(p * (W_v[a] @ key) for p, key in zip(weights, keys)) / weights.sum())
-        o = get(attn + "o_net.weight") @ np.concatenate(heads) + query
-        o = norm(o, get, attn + "layer_norm.")
-        inner = np.maximum(get(ff + "CoreNet.0.weight") @ o + get(ff + "CoreNet.0.bias"), 0)
-        x = get(ff + "CoreNet.3.weight") @ inner + get(ff + "CoreNet.3.bias") + o
-        out.append(norm(x, get, ff + "layer_norm."))
-    return np.array(out)
-
-
-def losses(state, segments, c, port):
-    """-ln p(y) of one lane: an array (T,) per segment (x, y); the memory starts empty."""
-    unread = {name for name in state if "inv_freq" not in name}
-
-    def get(name):
-        name = "transformer." * (port and not name.startswith("crit.")) + name
-        unread.discard(name)
-        return state[name].numpy()
-
-    memories, result = [np.zeros((0, c.d_model))] * c.n_layer, []
-    for x, y in segments:
-        h = math.sqrt(c.d_model) * embeddings(get, c)[x]
-        for n in range(c.n_layer):
-            rows = np.concatenate([memories[n], h])
-            h = layer_output(get, n, h, memories[n], c)
-            memories[n] = rows[max(0, len(rows) - c.mem_len) :]
-        result.append([-log_probabilities(get, z, c, port)[t] for z, t in zip(h, y)])
-    assert not unread
-    return result
+def official_state(model, port):
+    """The weights of our model as the official PyTorch code names and stacks them, or its port."""
+    c, words, state = model.config, model.embedding, {}
+    for n, layer in enumerate(model.layers):
+        attention, at = layer.attention, f"layers.{n}."
+        state[at + "dec_attn.qkv_net.weight"] = torch.cat(
+            [attention.W_q.weight, attention.W_kE.weight, attention.W_v.weight])
+        state[at + "dec_attn.r_net.weight"] = attention.W_kR.weight
+        state[at + "dec_attn.o_net.weight"] = attention.W_o.weight
+        for name, part in (("dec_attn.layer_norm", layer.norm_1), ("pos_ff.CoreNet.0", layer.W_1),
+                           ("pos_ff.CoreNet.3", layer.W_2), ("pos_ff.layer_norm", layer.norm_2)):
+            state |= {f"{at}{name}.weight": part.weight, f"{at}{name}.bias": part.bias}
+    for n in range(len(model.u)):
+        at = f"layers.{n}.dec_attn." if c.untie_r else ""
+        state |= {at + "r_w_bias": model.u[n], at + "r_r_bias": model.v[n]}
+    if c.div_val == 1:  # one table for all bands
+        tables, biases = [torch.cat([*words.rows]) if c.cutoffs else words.weight], [words.bias]
+    else:
+        tables, biases = words.rows, words.bias.split([len(rows) for rows in words.rows])
+        for i, (narrow, wide) in enumerate(zip(words.project_out, words.project_in)):
+            state |= {f"crit.out_projs.{i}": narrow, f"word_emb.emb_projs.{i}": wide}
+    for i, (rows, bias) in enumerate(zip(tables, biases)):
+        state |= {f"word_emb.emb_layers.{i}.weight": rows, f"crit.out_layers.{i}.weight": rows,
+                  f"crit.out_layers.{i}.bias": bias}
+    if c.cutoffs:  # the official code has the last tail first
+        for name, tails in (("weight", words.tail_rows), ("bias", words.tail_bias)):
+            state[f"crit.cluster_{name}"] = tails if port else tails.flip(0)
+    state["pos_emb.inv_freq"] = 10000.0 ** -(torch.arange(0, c.d_model, 2).double() / c.d_model)
+    return {"transformer." * (port and not name.startswith("crit.")) + name: z.detach()
+            for name, z in state.items()}
 
 
 def load(config, state):
-    return official.load_official_weights(lesson_5.TransformerXL(config).double(), state).eval()
+    return official.load_official_weights(random_model(config), state)
 
 
 @pytest.mark.parametrize("case, port", EACH)
-def test_the_losses_are_those_of_loops(case, port):
-    """Three segments with memory, words of every band."""
-    c, draw = CASES[case], np.random.default_rng(1)
-    state, memory = random_state(c, port), None
-    model = load(c, state)
-    segments = [draw.integers(29, size=(2, T)) for T in (4, 3, 5)]
-    for (x, y), wanted in zip(segments, losses(state, segments, c, port)):
-        found, memory = model(torch.tensor(x)[None], memory, torch.tensor(y)[None])
-        assert np.abs(found[0].detach().numpy() - wanted).max() < 1e-12
+def test_each_tensor_is_where_it_belongs(case, port):
+    wanted = random_model(CASES[case])
+    found = load(CASES[case], official_state(wanted, port)).state_dict()
+    assert all(z.equal(found[name]) for name, z in wanted.state_dict().items())
 
 
 @pytest.mark.parametrize("case, port", EACH)
 def test_each_tensor_must_be_there_with_its_shape_and_no_other(case, port):
-    state = random_state(CASES[case], port)
+    state = official_state(random_model(CASES[case]), port)
     for name, z in state.items():
         for wrong in ({key: value for key, value in state.items() if key != name},
                       state | {name: torch.cat([z, z[:1]])}, state | {f"{name}.1": z}):
@@ -152,7 +86,8 @@ def test_each_tensor_must_be_there_with_its_shape_and_no_other(case, port):
                                   "transformer.layers.1.dec_attn.r_w_bias"])
 def test_what_the_model_ties_must_be_equal_in_the_file(name):
     """The port may list a shared u again for each layer; the sines must be ours."""
-    state = random_state(TIED, True, name)
+    state = official_state(random_model(TIED), port=True)
+    state.setdefault(name, state["transformer.r_w_bias"])
     load(TIED, state)
     with pytest.raises(ValueError, match="differs|other frequencies"):
         load(TIED, state | {name: state[name] * 1.01})
@@ -165,11 +100,11 @@ def test_a_file_is_evaluated_and_refused_in_one_line(tmp_path, monkeypatch, caps
     recipe = replace(presets.RECIPES["tiny"], dataset=str(text), eval_mem_len=20)
     monkeypatch.setitem(presets.CONFIGS, "small", replace(config, untie_r=False))
     monkeypatch.setitem(presets.RECIPES, "small", recipe)
-    state, argv = random_state(config, True), [str(path), "--model", "small", "--device", "cpu"]
+    model, argv = random_model(config), [str(path), "--model", "small", "--device", "cpu"]
+    state = official_state(model, port=True)
     torch.save(state, path)
     assert official.main(argv) == 0
-    model = load(config, state).float()
-    nats = official.train.evaluate(model, official.read_corpus(recipe, None).test, recipe)
+    nats = official.train.evaluate(model.float(), official.read_corpus(recipe, None).test, recipe)
     assert f"test {nats / math.log(2):.4f} bpc (" in capsys.readouterr().out
     text.write_text("another text " * 50)
     for content, why in ((state, "another vocabulary"), ({"a": 3}, "not a state dict"),
