@@ -73,6 +73,8 @@ MODELS = {
     "all": lambda: full(replace(SMALL, untie_r=True, same_length=True, clamp_len=3, mem_len=4)),
     "dropouts": with_factors,
     "bands": lambda: full(BANDS),
+    "bands of one width": lambda: full(replace(BANDS, div_val=1)),
+    "bands of one word": lambda: full(replace(BANDS, cutoffs=(1, 2, 10))),
     "untied bands": lambda: full(replace(BANDS, tie_projections=False, untie_r=True))}
 
 
@@ -116,6 +118,18 @@ def test_losses_are_float32_at_least():
     """The softmax over a vocabulary, also where autocast has made the logits bf16."""
     model, x = TransformerXL(SMALL).bfloat16(), torch.randint(11, (2, 4))
     assert model(x, None, x)[0].dtype == torch.float32
+
+
+def test_only_the_needed_rows_are_built_and_in_float32():
+    """A tail's for the tokens whose target is in it; for the next token the last position's."""
+    model, y, asked = TransformerXL(BANDS), torch.randint(3, (2, 50)), []
+    y[0, :5], y[1, 20:31] = 3, 10
+    words, scores = model.embedding, model.embedding.scores
+    words.scores = lambda h, i: asked.append((*h.shape[:-1], i)) or scores(h, i)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses, logits = model(y, None, y)[0], model(y, last_only=True)[0]
+    assert asked == [(2, 50, 0), (5, 1), (11, 2), *((2, 1, i) for i in range(3))]
+    assert losses.dtype == logits.dtype == torch.float32
 
 
 # ---- the two golden equalities ------------------------------------------------------------------

@@ -1,5 +1,4 @@
 """Training and evaluation: the loops of lessons 1 and 3, and the parts of train.py."""
-import math
 import sys
 import time
 from dataclasses import replace
@@ -123,12 +122,6 @@ def test_evaluating_changes_mode_and_lengths_and_restores_both(training):
         assert model.config == replace(config, mem_len=7, same_length=True, clamp_len=4)
         raise KeyboardInterrupt
     assert model.config is config and model.training == training
-
-
-@pytest.mark.parametrize("T, M, wanted", [(80, 2100, 512), (64, 128, 128), (700, 512, 700)])
-def test_evaluation_reads_at_least_its_t(T, M, wanted):
-    """Up to M or 512, whichever is less."""
-    assert train.evaluation_segment_length(replace(RUN, eval_segment=T, eval_mem_len=M)) == wanted
 
 
 @pytest.mark.parametrize("form", ["plain", "Reader"])

@@ -1,9 +1,6 @@
 """Corpora of words: the published tokens in the published order, or one clear sentence."""
-import contextlib
-import os
 import random
 from collections import Counter
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -27,12 +24,11 @@ SHARDS = [b"a b\n\nc a\n", b"d\nx b\n", b"c c c"]
 TOKENS = [0, 2, 3, 0, 0, 4, 2, 0, 5, 0, 1, 3, 0, 4, 4, 4, 0]  # by VOCABULARY
 
 
-def load_as(kind, root, texts, archive=None, **more):
-    """Load these files, {name: bytes}, as a benchmark of this kind; write them unless an archive
-    has them."""
-    for name, text in {} if archive else texts.items():
+def load_as(kind, root, texts, **more):
+    """Write and load these files, {name: bytes}, as a benchmark of this kind."""
+    for name, text in texts.items():
         (root / name).write_bytes(text)
-    source = Source(kind, (), 0, archive, tuple(map(File, texts)))._replace(**more)
+    source = Source(kind, (), 0, None, tuple(map(File, texts)))._replace(**more)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(corpora.SOURCES, "new", source)
         return load("new", root)
@@ -123,35 +119,14 @@ def test_the_vocabulary_keeps_the_order_of_its_file_and_ignores_counts(tmp_path)
     assert corpus.train.tolist() == [4, 2, 4] and corpus.separator == 4
 
 
-def read_killed_at(n, root, texts, archive):
-    """Load the sentences of an archive, killed at write n -> tokens, names of the files read."""
-    tokenize = Mock(wraps=corpora.tokenize)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpora, "tokenize", tokenize)
-        kill_at(n, patch, (os, "replace"), (os, "fsync"), (os, "rmdir"), (Path, "unlink"),
-                (corpora, "tokenize"))
-        corpus = load_as("sentences", root, texts, archive, vocabulary=File("vocab"))
-    return corpus.train.tolist(), [call.args[0].name for call in tokenize.call_args_list]
-
-
-def test_a_killed_encoding_leaves_whole_files_and_is_resumed(tmp_path):
-    """From the archive to the tokens.  In the end only the tokens of all shards remain."""
-    texts, cache = dict(zip(NAMES, SHARDS)) | {"heldout": b"b a\n"}, "new.train.int32"
-    data = zipped(texts)  # made once: a zip file holds the time at which it was made
-    for n in range(100):
-        root = tmp_path / f"{n}"
-        root.mkdir()
-        (root / "a.zip").write_bytes(data)
-        (root / "vocab").write_bytes(VOCABULARY)
-        with contextlib.suppress(Killed):
-            read_killed_at(n, root, texts, published("a.zip", data))
-            break
-        left = [] if (root / cache).exists() else NAMES
-        assert read_killed_at(999, root, texts, published("a.zip", data)) == (
-            TOKENS, [*left, "heldout"])
-        assert {path.name for path in root.iterdir()} == {*texts, "a.zip", "vocab", cache}
-        assert all((root / name).read_bytes() == text for name, text in texts.items())
-    assert 10 < n < 99
+def test_a_killed_encoding_begins_again(tmp_path, monkeypatch):
+    """It leaves no part of the tokens, and in the end only those of all shards remain."""
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_at(1, patch, (corpora, "tokenize"))
+        sentences(tmp_path, SHARDS)
+    assert sentences(tmp_path, SHARDS).train.tolist() == TOKENS
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *NAMES, "heldout", "vocab", "new.train.int32"}
 
 
 # ---- training -----------------------------------------------------------------------------------
