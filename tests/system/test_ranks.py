@@ -234,17 +234,23 @@ def test_torchrun_restarts_a_run_and_it_goes_on_by_itself(text, tmp_path):
     flags = [*FLAGS, str(text), "--out"]
 
     def torchrun():
-        return subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-             "--max-restarts=1", str(tmp_path / "killer.py"), *flags, str(broken)], text=True,
-            capture_output=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        with subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                 "--nproc-per-node=2", "--max-restarts=1", str(tmp_path / "killer.py"), *flags,
+                 str(broken)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
+            try:
+                output = process.communicate(timeout=120)
+            finally:
+                process.terminate()  # its ranks have sessions of their own: it ends them itself
+        return process.returncode, *output
 
     assert on_ranks(2, tmp_path, partial(whole_run, [*flags, str(whole)]))[0] == [0, 0]
-    done = torchrun()
-    assert done.returncode == 0, done.stderr
-    assert "going on from step 8" in done.stdout and "\ntest " in done.stdout
+    status, said, error = torchrun()
+    assert status == 0, error
+    assert "going on from step 8" in said and "\ntest " in said
     assert not runs_differ(whole, broken)
     before = (broken / "checkpoint.pt").read_bytes()
-    done = torchrun()  # another torchrun: its restart does not continue this run
-    assert done.returncode != 0 and "holds a run already" in done.stderr
-    assert "going on" not in done.stdout and before == (broken / "checkpoint.pt").read_bytes()
+    status, said, error = torchrun()  # another torchrun: its restart does not continue this run
+    assert status != 0 and "holds a run already" in error
+    assert "going on" not in said and before == (broken / "checkpoint.pt").read_bytes()

@@ -11,7 +11,7 @@ import torch
 
 from system.kills import runs_differ
 from helpers import refusal
-from training import checkpoint, log, job as runs
+from training import checkpoint, log, job as runs, optimizers
 from system.small_runs import (
     WHOLE, again, at_call, failure, finished, last_line, no_curve_and_no_flush, run, saved, small,
     text)
@@ -73,6 +73,16 @@ def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, capsys, finishe
     assert again(out, "--resume") == 0
     assert last_line(capsys) == figure
     assert not runs_differ(whole, out)
+
+
+def test_an_optimizer_of_the_readers_own_resumes_to_the_bit(text, tmp_path, monkeypatch):
+    monkeypatch.setitem(optimizers.OPTIMIZERS, "adam", lambda model, recipe: [
+        torch.optim.Adafactor(model.parameters(), lr=recipe.lr)])
+    flags, whole, out = [*WHOLE, "--optimizer", "adam"], tmp_path / "whole", tmp_path / "run"
+    assert run(text, whole, *flags) == 0
+    with at_call(7, lambda: signal.raise_signal(signal.SIGTERM)):
+        assert run(text, out, *flags) == 143
+    assert again(out, "--resume") == 0 and not runs_differ(whole, out)
 
 
 @pytest.mark.parametrize("flags, took, wanted", [
