@@ -150,13 +150,8 @@ def test_the_table_has_the_published_figures():
 
 
 def test_the_command_prints_what_a_corpus_holds(tmp_path, capsys):
-    """Or what is wrong, in one line."""
-    path = write(tmp_path, RAW)
-    corpora.main([str(path)])
-    out, corpus = capsys.readouterr().out, load(path)
-    bits = [f"{name} {z:.3f}" for name, z in compressed_bits(corpus).items()]
-    for words in (f"train {len(corpus.train):,}", f"vocabulary {len(set(RAW))}",
-                  repr(RAW.decode()[:200]), *bits):
-        assert words in out
+    corpora.main([str(write(tmp_path, RAW))])
+    out = capsys.readouterr().out
+    assert f"vocabulary {len(set(RAW))}" in out and repr(RAW.decode()[:200]) in out
     with pytest.raises(SystemExit, match="^corpora.py: 'no such book' is neither .*$"):
         corpora.main(["no such book"])
