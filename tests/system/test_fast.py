@@ -41,10 +41,11 @@ def model_of(config=SMALL):
 
 
 def read(model, pieces, with_losses=True):
-    """Outputs of a model or a Reader for each piece (B, T), the memory handed on."""
+    """Losses of a model or a Reader for each piece (B, T), or logits after it; the memory is handed
+    on."""
     outputs, memory = [], None
     for x in pieces:
-        out, memory = model(x, memory, (x + 1) % 11 if with_losses else None)
+        out, memory = model(x, memory, (x + 1) % 11 if with_losses else None, last_only=True)
         outputs.append(out)
     return outputs
 
