@@ -142,5 +142,6 @@ def test_a_gpu_that_emulates_bf16_trains_in_float32(monkeypatch, capsys):
     monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
     assert machine.choose() == "cuda" and seen == ["high"]
     assert machine.choose_dtype(Run(steps=1), None, "cuda") == "float32"
+    assert machine.choose_dtype(Run(steps=1, dtype="bf16"), None, "cuda") == "bf16"
     assert train.main(["--dry-run", "--model", "tiny"]) == 0
     assert "at the peak, float32;" in capsys.readouterr().out
