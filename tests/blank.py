@@ -8,8 +8,8 @@
     python tests/blank.py --all FOLDER --only reach,layer    these blank, all others written
     python tests/blank.py --all FOLDER --exam    without the solutions and known mistakes
 
-Nothing is ever lost: a lesson is kept in tests/course/pristine before its first blank, and an
-attempt of yours is printed before it is overwritten.  No git is needed.
+Nothing is ever lost: a lesson is copied to tests/course/pristine before its first blank, and an
+attempt of yours is appended to runs/attempts.txt before it is overwritten.  Git is not needed.
 """
 import argparse
 import difflib
@@ -79,7 +79,14 @@ class Lesson:
         return textwrap.indent("".join(lines), self.indent)
 
     def write(self, body):
-        """Put this body into the file; the file is whole at every moment."""
+        """Put this body into the file, which is complete at every moment; keep an attempt."""
+        kept, attempts = lessons.kept_file(self.path.stem, ROOT), ROOT / "runs" / "attempts.txt"
+        is_shipped = kept.exists() and self.body in lessons.text_of(kept)
+        if not self.is_blank() and not is_shipped:
+            attempts.parent.mkdir(exist_ok=True)
+            with open(attempts, "a", encoding="utf-8") as file:
+                file.write(f"{self.exercise.function}\n{self.body}")
+            print("your attempt is kept in runs/attempts.txt")
         write_whole(self.path, f"{self.before}{body}{self.after}")
 
 
@@ -118,10 +125,8 @@ def blank(name):
     if lesson.is_blank():
         print(f"{exercise.name} is blank already, in {lesson.path.name}")
     else:
-        if not kept.exists():
+        if not kept.exists() and not is_student_edition():
             lessons.keep_pristine(exercise.file, ROOT)
-        elif Lesson(exercise, kept).body != lesson.body:
-            print(f"your attempt was:\n\n{lesson.body}")
         lesson.write(lesson.stub())
         print(f"{exercise.function} in {lesson.path.name} is blank now: {exercise.idea}")
     print(f"write it (about {exercise.lines} lines), then run:  pytest -k {exercise.name}")
@@ -134,10 +139,7 @@ def undo(name):
     if is_student_edition() or not kept.exists():
         why = "this is the student edition" if is_student_edition() else "it was not blanked here"
         raise ValueError(f"{exercise.name}: {why}, so there is nothing to put back")
-    body = Lesson(exercise, kept).body
-    if not lesson.is_blank() and lesson.body != body:
-        print(f"your attempt was:\n\n{lesson.body}")
-    lesson.write(body)
+    lesson.write(Lesson(exercise, kept).body)
     if lessons.text_of(kept) == lessons.text_of(lesson.path):
         kept.unlink()
     print(f"{exercise.function} in {lesson.path.name} is as it was before it was blanked")

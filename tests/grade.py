@@ -72,7 +72,7 @@ class Row:
         blank = [name for name, (state, _) in self.found.items() if state == "blank"]
         if blank:
             found["blank"] = f"blank: {', '.join(blank)}"
-        return list(found.values()) or ["all solved" if "1" in self.marks() else "not handed in"]
+        return list(found.values()) or [self.points()]
 
 
 # ---- one submission -----------------------------------------------------------------------------
@@ -201,6 +201,10 @@ def find_submissions(folder, sorted_into):
         own.mkdir(exist_ok=True)
         lesson = flat[path]["lesson"]
         shutil.copyfile(path, own / (f"{lesson}.py" if lesson else "all.zip"))
+        # what is wrong with an archive is said when it is graded
+        with suppress(Exception), tempfile.TemporaryDirectory() as place:
+            for name, file in lessons.find_lessons(unpacked(path, Path(place))).items():
+                shutil.copyfile(file, own / f"{name}.py")
         found.append(own)
     if not found:
         raise ValueError(f"{folder} holds no submission; put a folder for each student into it")

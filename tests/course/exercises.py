@@ -218,9 +218,10 @@ BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
 # ---- the source of a function -------------------------------------------------------------------
 
 def find(source, function):
-    """(node of the function, first line of its body after the docstring), lines from 1.
+    """Return the node of the function in this source (text or bytes), and the line number, from 1,
+    at which its body begins after the docstring.
 
-    Raises SyntaxError if the source is no Python, KeyError if the function is not in it.
+    Raises SyntaxError if the source is not Python, KeyError if the function is not in it.
     """
     body = ast.parse(source).body
     for part in function.split("."):

@@ -189,11 +189,11 @@ states = {}  # exercise -> (state, message), so that each is judged once
 
 def judge(name, function):
     """(None, "") if all rules hold, else (the first that is broken, the message)."""
-    rule = None
+    rules, rule = rules_of(name), None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for rule in rules_of(name):
+            for rule in rules:
                 with time_limit(SECONDS):
                     run(rule, function)
     except FAILURES as error:
@@ -213,7 +213,7 @@ def failure_message(rule, function, error):
 def blank_message(name):
     """What to do about a blank exercise, which is not a mistake."""
     exercise = BY_NAME[name]
-    node, _ = find(lessons.under_test[exercise.file].read_text(), exercise.function)
+    node, _ = find(lessons.under_test[exercise.file].read_bytes(), exercise.function)
     if len(node.body) > 2:  # more than a docstring and the stub
         return (f"{name} is blank: there is code in it, but the `raise NotImplementedError` of the "
                 "blank is still there; delete it")

@@ -61,16 +61,18 @@ def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys):
 
 
 def test_an_attempt_is_never_destroyed(project, capsys):
-    """Blanked again, or undone, an attempt is printed."""
+    """Blanked again, or undone, an attempt is in a file, one after the other."""
     path = project / "04_rel_shift.py"
     shipped = path.read_bytes()
-    for act in (["rel_shift"], ["--undo", "rel_shift"]):
+    for i, act in enumerate((["rel_shift"], ["--undo", "rel_shift"])):
         blank.main(["rel_shift"])
         stub = blank.Lesson(BY_NAME["rel_shift"]).body
-        path.write_text(path.read_text().replace(stub, "    return x  # my attempt\n"))
+        path.write_text(path.read_text().replace(stub, f"    return x + {i}\n"))
         assert blank.main(act) == 0
-        assert "return x  # my attempt" in capsys.readouterr().out
+        assert "runs/attempts.txt" in capsys.readouterr().out
     assert path.read_bytes() == shipped, "the solution came back, not an attempt"
+    assert (project / "runs" / "attempts.txt").read_text() == (
+        "rel_shift\n    return x + 0\nrel_shift\n    return x + 1\n")
 
 
 def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):

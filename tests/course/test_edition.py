@@ -118,6 +118,9 @@ def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
     solve(folder, "reach", "return T - 1 - token", "return T - token")
     status, out, _ = pytest_in(folder, "-k", "reach")
     assert status == 1 and "reach: One layer: the last token" in out and "expected got" in out
+    assert run(folder, "tests/blank.py", "reach")[0] == 0
+    assert not list(folder.rglob("pristine")), "an attempt is not a solution"
+    assert "return T - token" in (folder / "runs" / "attempts.txt").read_text()
     edit(folder / "02_recurrence.py", "def reach(N, T, M):", "def reach(N, T, M)")
     status, _, last = pytest_in(folder)
     assert status == 4 and last.startswith("ERROR: 02_recurrence.py, line")
@@ -205,7 +208,7 @@ def test_xl_code_judges_the_files_of_somebody_else(tmp_path):
     edit(theirs / "04_rel_shift.py", "def rel_shift_by_index", "def by_index")
     (theirs / "05_full_model.py").write_text("import einops\n")
     lesson = blank.Lesson(BY_NAME["rel_shift"], theirs / "04_rel_shift.py")
-    lesson.write(lesson.stub())
+    lesson.path.write_text(lesson.before + lesson.stub() + lesson.after)
     before = content_of(project), content_of(theirs)
     status, out, last = pytest_in(project, XL_CODE="../anna", TMPDIR=str(other))
     counted = sum(exercise.file[:2] in ("02", "04", "05") for exercise in EXERCISES)

@@ -63,7 +63,8 @@ BLANK = 'raise NotImplementedError(\n    "rel_shift is blank: write it here")'
 
 # name of the submission -> its files; its points; words of its sentences
 CLASS = {
-    "anna": ({f"{file}.py": lesson(file) for file in LESSONS}, COUNT, "all solved"),
+    "anna": ({f"{file}.py": lesson(file) for file in LESSONS}, COUNT, f"{COUNT} of {COUNT} "),
+    "some": ({f"{FOUR}.py": lesson(FOUR)}, 2, f"2 of {COUNT} exercises solved"),
     "=1+1": ({f"{FOUR}.py": lesson(FOUR, rel_shift=BLANK)}, 1, "blank: rel_shift"),
     "broken": ({"train.py": "def train_step(:\n", f"{ONE}.py": lesson(ONE)}, IN_ONE,
                "train.py, line 1: SyntaxError"),
@@ -191,10 +192,14 @@ def packed(path, files):
 
 
 def test_a_flat_download_is_sorted_by_student(tmp_path):
-    """As Canvas gives it: one student's files are one submission, the last upload counts (999 comes
-    before 1000), and the platform's number tells two students of one name apart."""
+    """As Canvas gives it: one student's files are one submission, the last upload of a lesson
+    counts, in an archive or not (999 comes before 1000), and the platform's number tells two
+    students of one name apart."""
     there, sorted_into = tmp_path / "in", tmp_path / "sorted"
     there.mkdir(), sorted_into.mkdir()
+    packed(there / "leo_15_1000_all.zip", {"train.py": "1000", "04_rel_shift.py": "1000"})
+    (there / "leo_15_999_train.py").write_text("999")
+    (there / "leo_15_1001_04_rel_shift.py").write_text("1001")
     for file in ("anna_12_345_01_vanilla_segments.py", "anna_12_999_04_rel_shift.py",
                  "anna_12_1000_04_rel_shift.py", "bo_LATE_13_347_train.py", "bo_14_348_train.py",
                  "bo_13_348_essay.pdf", "kay_14_349_kay-3.zip", "kay_LATE_14_351_kay-10.zip",
@@ -202,14 +207,15 @@ def test_a_flat_download_is_sorted_by_student(tmp_path):
         (there / file).write_text(file)
     found = grade.find_submissions(there, sorted_into)
     assert [path.name for path in found] == [
-        "anna_12", "bo_13", "bo_13_348_essay.pdf", "bo_14", "kay_14", "mia"]
+        "anna_12", "bo_13", "bo_13_348_essay.pdf", "bo_14", "kay_14", "leo_15", "mia"]
     assert {path.relative_to(sorted_into).as_posix(): path.read_text()
-            for path in sorted_into.rglob("*.*")} == {
+            for path in sorted_into.rglob("*.*") if path.name != "all.zip"} == {
         "anna_12/01_vanilla_segments.py": "anna_12_345_01_vanilla_segments.py",
         "anna_12/04_rel_shift.py": "anna_12_1000_04_rel_shift.py",
         "bo_13/train.py": "bo_LATE_13_347_train.py", "bo_14/train.py": "bo_14_348_train.py",
-        "kay_14/all.zip": "kay_LATE_14_351_kay-10.zip",
+        "leo_15/train.py": "1000", "leo_15/04_rel_shift.py": "1001",
         "mia/04_rel_shift.py": "mia_04_rel_shift-10.py"}
+    assert (sorted_into / "kay_14/all.zip").read_text() == "kay_LATE_14_351_kay-10.zip"
 
 
 def test_an_archive_in_a_folder_is_unpacked(tmp_path):
