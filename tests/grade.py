@@ -3,7 +3,6 @@
     python tests/grade.py submissions/                     a table
     python tests/grade.py submissions/ --only lanes,reach  this week's exercises
     python tests/grade.py submissions/ --csv grades.csv    also a file, with all sentences
-    python tests/grade.py submissions/ --feedback out/     also a page for each student
     python tests/grade.py anna/ --gradescope results.json  one student, in Gradescope's form
 
 submissions/ holds for each student a folder with lesson files, or with the archive that blank.py
@@ -238,12 +237,6 @@ def table(rows):
     return "\n".join(lines)
 
 
-def page(row):
-    """What one student is given: the points, and all that pytest says."""
-    messages = [message for _, message in row.found.values()]
-    return "\n\n".join([f"{row.name}: {row.error or row.points()}", *messages]) + "\n"
-
-
 def gradescope(row):
     """Gradescope's results.json: a test for each exercise, of one point."""
     tests = [{"name": name, "score": float(state == "solved"), "max_score": 1.0,
@@ -273,8 +266,6 @@ def parse(argv):
     parser.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="folder of the class")
     parser.add_argument("--only", metavar="NAME,NAME", help="these exercises alone")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table there")
-    parser.add_argument("--feedback", type=Path, metavar="FOLDER",
-                        help="write a page for each student there")
     parser.add_argument("--gradescope", type=Path, metavar="FILE",
                         help="SUBMISSIONS is one student's folder: write results.json")
     parser.add_argument("--seconds", type=int, metavar="S", default=30,
@@ -294,7 +285,7 @@ def grade_one(given):
     """One student's folder for Gradescope: whatever happens, there is a file."""
     row = asyncio.run(grade(given.folder, given.names, given.seconds))
     write_whole(given.gradescope, json.dumps(gradescope(row), indent=1))
-    print(page(row), end="")
+    print(row.error or row.points())
 
 
 def grade_class(given):
@@ -303,8 +294,6 @@ def grade_class(given):
         submissions = find_submissions(given.folder, Path(temporary))
         rows = asyncio.run(grade_all(submissions, given.names, given.seconds))
     print(table(rows))
-    for row in rows if given.feedback else ():
-        write_whole(given.feedback / f"{row.name}.txt", page(row))
     if given.csv:
         write_whole(given.csv, as_csv(rows))
 

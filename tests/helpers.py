@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 
 from course.exercises import ROOT
-from course.oracles import visible_entries
+from course.oracles import visible_entries as visible
 from support.download import File
 
 
@@ -43,13 +43,6 @@ def randomized(model):
     return model.double()
 
 
-def visible(T, M):
-    """The cells that count, (T, M + T): key j is at most query i, which is key M + i."""
-    seen = visible_entries(T, M)
-    assert seen.sum() == T * M + T * (T + 1) // 2
-    return seen
-
-
 def wait_until(true, what, seconds=60):
     """Wait for true() to be true; AssertionError, and what was waited for, if it never is."""
     end = time.monotonic() + seconds
@@ -59,21 +52,17 @@ def wait_until(true, what, seconds=60):
 
 
 def exit_status(child, seconds=60):
-    """The exit status of a forked child; killed, and an AssertionError, if it does not end."""
-    ended = []
-
+    """Return the exit status of a forked child; AssertionError, and it is killed, if it does not
+    end."""
     def has_ended():
-        number, status = os.waitpid(child, os.WNOHANG)
-        ended.extend([os.waitstatus_to_exitcode(status)] if number else [])
-        return ended
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
     try:
         wait_until(has_ended, f"the end of process {child}", seconds)
     finally:
-        if not ended:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-    return ended[0]
+        os.kill(child, signal.SIGKILL)  # no effect on a process that has ended
+        status = os.waitpid(child, 0)[1]
+    return os.waitstatus_to_exitcode(status)
 
 
 def run_examples(lesson):

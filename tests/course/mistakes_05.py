@@ -167,7 +167,6 @@ TABLE["generate"] = (
      ("torch.cat(tokens, dim=1)", "torch.stack(tokens[1:], dim=1)")),
     ("for no tokens return a tensor (B, 0): torch.cat needs at least one tensor",
      ("[prompt[:, :0]]", "[]")),
-    ("test_the_first_call_has_no_memory", ("memory = None", "memory = 0 * prompt[:, :1]")),
     ("test_without_temperature_and_generator", ("temperature=1.0", "temperature=0.8")),
     ("test_top_k_is_40_or_the_whole_vocabulary",
      ("min(top_k, model.config.vocab_size)", "1 * top_k")),

@@ -134,14 +134,6 @@ def test_accident_is_told_in_one_line(name, body, words):
     assert words.format(line=line) in diagnosis_of(name, function)
 
 
-def test_a_blank_in_a_file_of_another_encoding_is_told(tmp_path, monkeypatch):
-    """Python reads it, whatever its encoding is, so the course does."""
-    path = tmp_path / "04_rel_shift.py"
-    path.write_bytes(b"# coding: latin-1\n# \xe9\ndef rel_shift(x):\n    raise NotImplementedError")
-    monkeypatch.setitem(lessons.under_test, "04_rel_shift", path)
-    assert "rel_shift is blank: write" in rules.blank_message("rel_shift")
-
-
 def test_an_endless_loop_an_array_and_another_dtype_are_told(monkeypatch):
     """An array in place of a tensor is right in its numbers, but not what was asked for."""
     right = lessons.function_of(BY_NAME["rel_shift"])

@@ -194,7 +194,7 @@ os.chdir("..")
 
 @pytest.mark.slow
 def test_xl_code_judges_the_files_of_somebody_else(tmp_path):
-    """Right, endless, renamed and blank ones, and a lesson that cannot be imported; what is missing
+    """Right, endless, renamed and blank ones in another encoding, and a broken lesson; what is missing
     is not counted, and nothing that is handed in falls back to ours.  One that writes, deletes and
     changes directory by relative paths, when it is imported and when it is called, leaves the
     project and the rest alone."""
@@ -208,7 +208,8 @@ def test_xl_code_judges_the_files_of_somebody_else(tmp_path):
     edit(theirs / "04_rel_shift.py", "def rel_shift_by_index", "def by_index")
     (theirs / "05_full_model.py").write_text("import einops\n")
     lesson = blank.Lesson(BY_NAME["rel_shift"], theirs / "04_rel_shift.py")
-    lesson.path.write_text(lesson.before + lesson.stub() + lesson.after)
+    text = f"# coding: latin-1\n# \xe9\n{lesson.before}{lesson.stub()}{lesson.after}"
+    lesson.path.write_text(text, encoding="latin-1")
     before = content_of(project), content_of(theirs)
     status, out, last = pytest_in(project, XL_CODE="../anna", TMPDIR=str(other))
     counted = sum(exercise.file[:2] in ("02", "04", "05") for exercise in EXERCISES)

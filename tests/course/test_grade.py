@@ -12,14 +12,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import zipfile
 
 import pytest
 
 import grade
 from course import lessons
 from course.exercises import BY_NAME, EXERCISES, LESSONS
-from helpers import content_of, copy_of_project, wait_until
+from helpers import content_of, copy_of_project, wait_until, zipped
 
 NAMES = list(BY_NAME)
 COUNT = len(NAMES)
@@ -99,8 +98,8 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
             (project / "submissions" / name / file).write_text(text.replace("{mark}", str(mark)))
     before = content_of(project)
     done = subprocess.run(
-        [sys.executable, "tests/grade.py", "submissions", "--csv", "../grades.csv", "--feedback",
-         "../pages", "--seconds", "15"], capture_output=True, text=True, timeout=500, cwd=project,
+        [sys.executable, "tests/grade.py", "submissions", "--csv", "../grades.csv", "--seconds",
+         "15"], capture_output=True, text=True, timeout=500, cwd=project,
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert content_of(project) == before
@@ -115,9 +114,6 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
     assert "stream_losses: OSError" in rows["calls"]["sentences"]
     printed = " ".join(done.stdout.split())
     assert f"cheats 1/{COUNT} - - - - - - - - 1 0 - - -" in printed
-    page = (tmp_path / "pages" / "cheats.txt").read_text()
-    assert page.startswith(f"cheats: 1 of {COUNT} exercises solved\n\nlanes: not handed in\n")
-    assert "rel_shift: " in page and "the rule: " in page and "got" in page
 
     def is_gone():  # killed, but somebody must still collect it
         state = subprocess.run(["ps", "-o", "stat=", "-p", mark.read_text()], text=True,
@@ -130,7 +126,8 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
 def test_one_student_in_gradescopes_form(tmp_path):
     """From the archive that blank.py --submit packs, with the fields and kinds that it documents;
     there is a file whatever is handed in."""
-    packed(tmp_path / "anna.zip", {f"{FOUR}.py": lesson(FOUR, rel_shift="return x")})
+    archive = zipped({f"{FOUR}.py": lesson(FOUR, rel_shift="return x")})
+    (tmp_path / "anna.zip").write_bytes(archive)
     path = tmp_path / "results" / "results.json"
     assert grade.main([str(tmp_path / "anna.zip"), "--gradescope", str(path), "--only",
                        "rel_shift, rel_shift_by_index"]) == 0
@@ -139,7 +136,8 @@ def test_one_student_in_gradescopes_form(tmp_path):
     assert found == {"output": "1 of 2 exercises solved", "visibility": "visible"}
     assert by_index == {"name": "rel_shift_by_index", "score": 1.0, "max_score": 1.0,
                         "output": "rel_shift_by_index: solved", "visibility": "visible"}
-    assert shift["score"] == 0.0 and "rel_shift: " in shift["output"]
+    assert shift["score"] == 0.0 and shift["output"].startswith("rel_shift: ")
+    assert "the rule: " in shift["output"] and "got" in shift["output"]
     (tmp_path / "empty").mkdir()
     assert grade.main([str(tmp_path / "empty"), "--gradescope", str(path)]) == 0
     found = json.loads(path.read_text())
@@ -183,21 +181,14 @@ def test_a_python_without_the_packages_grades_nobody(tmp_path, monkeypatch, caps
 
 # ---- what is taken from a folder ----------------------------------------------------------------
 
-def packed(path, files):
-    """An archive with these files, {name: text}."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-
-
 def test_a_flat_download_is_sorted_by_student(tmp_path):
     """As Canvas gives it: one student's files are one submission, the last upload of a lesson
     counts, in an archive or not (999 comes before 1000), and the platform's number tells two
     students of one name apart."""
     there, sorted_into = tmp_path / "in", tmp_path / "sorted"
     there.mkdir(), sorted_into.mkdir()
-    packed(there / "leo_15_1000_all.zip", {"train.py": "1000", "04_rel_shift.py": "1000"})
+    archive = zipped({"train.py": "1000", "04_rel_shift.py": "1000"})
+    (there / "leo_15_1000_all.zip").write_bytes(archive)
     (there / "leo_15_999_train.py").write_text("999")
     (there / "leo_15_1001_04_rel_shift.py").write_text("1001")
     for file in ("anna_12_345_01_vanilla_segments.py", "anna_12_999_04_rel_shift.py",
@@ -220,7 +211,9 @@ def test_a_flat_download_is_sorted_by_student(tmp_path):
 
 def test_an_archive_in_a_folder_is_unpacked(tmp_path):
     """As Moodle gives it; the last of several; where lesson files are beside it, they count."""
-    packed(tmp_path / "in" / "anna (10).zip", {"course/train.py": "", "course/essay.txt": ""})
+    (tmp_path / "in").mkdir()
+    archive = zipped({"course/train.py": "", "course/essay.txt": ""})
+    (tmp_path / "in" / "anna (10).zip").write_bytes(archive)
     (tmp_path / "in" / "anna (9).zip").touch()
     grade.unpacked(tmp_path / "in", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").rglob("*.*")] == ["train.py"]
