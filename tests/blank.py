@@ -1,11 +1,11 @@
-"""Blank an exercise, list them all, put a solution back, or write the edition for a class.
+"""Blank an exercise, list all exercises, restore a solution, or write the edition for a class.
 
-    python tests/blank.py rel_shift          replace the body of rel_shift by its task
-    python tests/blank.py --list             all exercises, and how far you are
-    python tests/blank.py --undo rel_shift   put back what stood there
-    python tests/blank.py --submit anna      pack the lesson files into anna.zip, to be handed in
+    python tests/blank.py rel_shift          replace the body of rel_shift with its task
+    python tests/blank.py --list             show all exercises and your progress
+    python tests/blank.py --undo rel_shift   restore the original body
+    python tests/blank.py --submit anna      pack the lesson files into anna.zip, to hand in
     python tests/blank.py --all FOLDER       the student edition: all blank
-    python tests/blank.py --all FOLDER --only reach,layer    these blank, all others written
+    python tests/blank.py --all FOLDER --only reach,layer    only these are blank
     python tests/blank.py --all FOLDER --exam    without the solutions and known mistakes
 
 Nothing is ever lost: a lesson is copied to tests/course/pristine before its first blank, and an
@@ -27,20 +27,20 @@ sys.path.insert(1, str(ROOT))  # support/ is there
 from support.files import write_atomically
 
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
-# all that the student edition contains: what students open shows no solution; what must know the
-# answers is in tests/course and says so
+# the content of the student edition: files that students open show no solution, and files that
+# need the answers are in tests/course and say so
 EDITION = """*.py .gitignore LICENSE requirements.txt support/*.py training/*.py pretrained/*
     tests/conftest.py tests/helpers.py tests/blank.py tests/test_*.py
     tests/course/diagnosis.py tests/course/exercises.py tests/course/lessons.py
     tests/course/mistakes*.py tests/course/oracles.py tests/course/rules.py
     tests/course/stand_ins.py""".split()
-FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # which replaces it there
+FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # PLAIN replaces FAST there
 
 
 # ---- a lesson file, taken apart -----------------------------------------------------------------
 
 class Lesson:
-    """The text of a lesson file around the body of one exercise.  ValueError: one sentence."""
+    """A lesson file, split around the body of one exercise.  Raises ValueError: one sentence."""
 
     def __init__(self, exercise, path=None):
         self.exercise, self.path = exercise, path or ROOT / f"{exercise.file}.py"
@@ -63,11 +63,11 @@ class Lesson:
         self.indent = " " * (node.col_offset + 4)
 
     def is_blank(self):
-        """Is the body the stub?"""
+        """Return whether the body is the stub."""
         return f'"{self.exercise.name} is blank' in self.body
 
     def stub(self):
-        """The task as a comment, and an error that says it is blank."""
+        """Return the task as a comment, followed by an error that reports the blank."""
         name = self.exercise.name
         task = textwrap.wrap(f"EXERCISE {name}: {self.exercise.task}",
                              WIDTH - 2 - len(self.indent))
@@ -79,7 +79,7 @@ class Lesson:
         return textwrap.indent("".join(lines), self.indent)
 
     def write(self, body):
-        """Put this body into the file, which is complete at every moment; keep an attempt."""
+        """Replace the body in the file atomically; append an attempt to runs/attempts.txt."""
         kept, attempts = lessons.kept_file(self.path.stem, ROOT), ROOT / "runs" / "attempts.txt"
         is_shipped = kept.exists() and self.body in lessons.text_of(kept)
         if not self.is_blank() and not is_shipped:
@@ -91,14 +91,14 @@ class Lesson:
 
 
 def write_whole(path, text):
-    """Write a text file, whole or not at all."""
+    """Write a text file atomically."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 # ---- what the command does ----------------------------------------------------------------------
 
 def exercise_called(name):
-    """The exercise of this name, or of this function; ValueError with the closest match."""
+    """Return the exercise with this name or function; ValueError names the closest match."""
     known = {e.function: e for e in EXERCISES} | BY_NAME
     if name in known:
         return known[name]
@@ -108,18 +108,18 @@ def exercise_called(name):
 
 
 def exercises_called(names):
-    """The exercises of these names, "reach,layer", in course order; all for no names."""
+    """Return the exercises of these names, "reach,layer", in course order; all if none is given."""
     asked = [exercise_called(name.strip()) for name in (names or "").split(",") if name]
     return [exercise for exercise in EXERCISES if exercise in asked or not asked]
 
 
 def is_student_edition():
-    """Written by --all, which leaves the teacher's grade.py out."""
+    """Return whether --all wrote this copy, without the teacher's grade.py."""
     return not (ROOT / "tests" / "grade.py").exists()
 
 
 def blank(name):
-    """Replace the body of an exercise by its task."""
+    """Replace the body of an exercise with its task."""
     exercise = exercise_called(name)
     lesson, kept = Lesson(exercise), lessons.kept_file(exercise.file, ROOT)
     if lesson.is_blank():
@@ -133,12 +133,12 @@ def blank(name):
 
 
 def undo(name):
-    """Put back what the first blank replaced."""
+    """Restore the body that the first blank replaced."""
     exercise = exercise_called(name)
     lesson, kept = Lesson(exercise), lessons.kept_file(exercise.file, ROOT)
     if is_student_edition() or not kept.exists():
         why = "this is the student edition" if is_student_edition() else "it was not blanked here"
-        raise ValueError(f"{exercise.name}: {why}, so there is nothing to put back")
+        raise ValueError(f"{exercise.name}: {why}, so there is nothing to restore")
     lesson.write(Lesson(exercise, kept).body)
     if lessons.text_of(kept) == lessons.text_of(lesson.path):
         kept.unlink()
@@ -146,7 +146,7 @@ def undo(name):
 
 
 def show_list():
-    """All exercises in course order, and whether their rules hold."""
+    """Print all exercises in course order, and whether their rules hold."""
     from course import rules  # which imports torch
     print("testing all exercises ...", end="", file=sys.stderr, flush=True)
     lessons.import_lessons()
@@ -160,7 +160,7 @@ def show_list():
 
 
 def submit(name):
-    """Pack the lesson files of this folder into NAME.zip, as grade.py takes it."""
+    """Pack the lesson files of this folder into NAME.zip, which grade.py reads."""
     path = Path(f"{name}.zip")
     if path.exists():
         raise ValueError(f"{path} is there already; move it away, or take another name")
@@ -175,8 +175,8 @@ def submit(name):
 
 
 def students_page(text, exam):
-    """The part of tests/README.md for students, as the front page of their edition; an exam's ends
-    before it says where answers are."""
+    """Return the students' part of tests/README.md as the front page of their edition; the page of
+    an exam ends before the paragraph that says where answers are."""
     page = text.split("## For students\n")[1].split("## For teachers\n")[0]
     if exam:
         page = page.split("Any correct solution passes")[0]
@@ -184,14 +184,14 @@ def students_page(text, exam):
 
 
 def write_edition(folder, exam, blank_ones):
-    """A copy of what students need, with these exercises blank; for an exam nothing that knows a
-    solution or a mistake comes along, so a broken rule shows itself and what it compared."""
+    """Copy what students need, with these exercises blank.  An exam contains no solution and no
+    known mistake, so a broken rule shows only its sentence and the compared values."""
     folder = Path(folder).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is there already; name a new or an empty folder")
+        raise ValueError(f"{folder} is there already; choose a new or an empty folder")
     if ROOT in (folder, *folder.parents):
-        raise ValueError(f"{folder} is inside the project, where it would be taken for a part of "
-                         "it; name a folder outside")
+        raise ValueError(f"{folder} is inside the project and would become a part of it; choose a "
+                         "folder outside")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         part = Path(temporary) / "edition"
@@ -218,28 +218,28 @@ def write_edition(folder, exam, blank_ones):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with one line for a mistake instead of the usage page."""
+    """An argparse parser that reports an error in one line instead of the usage page."""
 
     def error(self, message):
-        """Raise what main prints."""
+        """Raise a ValueError with the message, which main prints."""
         raise ValueError(f"{message} (python tests/{self.prog} --help says how)")
 
 
 def main(argv=None):
-    """Do what the command line says.  Exit status: 0, or 1 after one line with the mistake."""
+    """Run the command line, and return the exit status: 0, or 1 after a one-line error."""
     try:
         parser = Parser(prog="blank.py", description=__doc__, allow_abbrev=False,
                         formatter_class=argparse.RawDescriptionHelpFormatter)
         what = parser.add_mutually_exclusive_group(required=True)
         what.add_argument("name", nargs="?", help="the exercise to blank")
         what.add_argument("--list", action="store_true", help="show all exercises")
-        what.add_argument("--undo", metavar="NAME", help="put back what stood there")
+        what.add_argument("--undo", metavar="NAME", help="restore the original body")
         what.add_argument("--submit", metavar="NAME", help="pack the lesson files into NAME.zip")
         what.add_argument("--all", metavar="FOLDER", help="write the student edition")
         parser.add_argument("--exam", action="store_true",
                             help="with --all: no solutions and no known mistakes")
         parser.add_argument("--only", metavar="NAME,NAME",
-                            help="with --all: these exercises are blank, the others written")
+                            help="with --all: only these exercises are blank")
         given = parser.parse_args(argv)
         if (given.exam or given.only) and given.all is None:
             raise ValueError("--exam and --only go with --all FOLDER")

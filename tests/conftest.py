@@ -1,14 +1,14 @@
-"""What all tests share: whose code is tested, how a broken rule is reported, how far you are.
+"""Shared by all tests: the code under test, the report of a broken rule, and your progress.
 
-    pytest                        everything that is quick
+    pytest                        all quick tests
     pytest -k rel_shift           the rules of one exercise; --hints adds a hint
     pytest -m rule                the rules of all exercises
-    pytest -m slow                the rest: whole lessons, run as a reader runs them
+    pytest -m slow                the slow tests: complete lessons, run as a reader runs them
     XL_CODE=folder pytest         the rules, on somebody else's lesson files
 
-A test that takes an exercise by its name is a rule of it (course/rules.py).  The first rule that is
-broken is reported, and the others of that exercise are left out.  Only rules run on somebody else's
-files, and while one of your own exercises is blank or wrong.
+A test that takes an exercise as an argument is a rule of it (course/rules.py).  The first broken
+rule of an exercise is reported, and its later rules are skipped.  Only rules run on somebody else's
+files, and while one of your own exercises is blank or incorrect.
 """
 import difflib
 import os
@@ -21,7 +21,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[1:1] = [str(ROOT), str(ROOT / "experiments")]  # after tests/: its helpers are ours
+sys.path[1:1] = [str(ROOT), str(ROOT / "experiments")]  # after tests/, whose helpers come first
 from course import lessons, rules
 from course.exercises import BY_NAME, EXERCISES, LESSONS
 from course.rules import exercise_of
@@ -34,19 +34,19 @@ first_failures = {}  # exercise -> the message of its first broken rule
 def pytest_addoption(parser, pluginmanager):
     parser.addoption("--hints", action="store_true", help="show a hint with a failing exercise")
     for plugin in ("cacheprovider", "stepwise") if XL_CODE else ():
-        pluginmanager.unregister(name=plugin)  # nothing is written into the project
+        pluginmanager.unregister(name=plugin)  # they would write into the project
 
 
 def chosen(config):
-    """The exercises that -k names: `-k rel_shift`, `-k "lanes or segments"`; [] if it says else."""
+    """Return the exercises that -k names, as in `-k "lanes or segments"`; otherwise []."""
     names = config.option.keyword.split(" or ")
     return names if all(name in BY_NAME for name in names) else []
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: runs long; left out unless -m asks for it")
-    config.addinivalue_line("markers", "rule: says what an exercise must do")
-    files = [BY_NAME[name].file for name in chosen(config)]  # one needs no later lesson
+    config.addinivalue_line("markers", "slow: runs long; skipped unless -m selects it")
+    config.addinivalue_line("markers", "rule: specifies what an exercise must do")
+    files = [BY_NAME[name].file for name in chosen(config)]  # an exercise needs no later lesson
     try:
         if XL_CODE:
             lessons.take_lessons_from(XL_CODE)
@@ -59,13 +59,13 @@ def pytest_configure(config):
 
 @cache
 def only_rules():
-    """Are all other tests left out?"""
+    """Return whether all other tests are left out."""
     return bool(XL_CODE) or (
         lessons.in_work() and any(rules.state(e.name)[0] != "solved" for e in EXERCISES))
 
 
 def pytest_ignore_collect(collection_path, config):
-    """An exercise alone needs one file; a test file without rules may not even be importable."""
+    """Ignore files that are not needed: while a lesson is blank they may not be importable."""
     files = {BY_NAME[name].test_file for name in chosen(config)} or RULE_FILES
     is_test = collection_path.name.startswith("test_")
     if is_test and collection_path.stem not in files and (chosen(config) or only_rules()):
@@ -74,14 +74,14 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_itemcollected(item):
-    """A rule is found by -m rule and -k."""
+    """Let -m rule and -k select a rule."""
     if name := exercise_of(item):
         item.add_marker("rule")
         item.extra_keyword_matches.add(name)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Slow tests only if -m decides or a test is asked for by file::test."""
+    """Leave out slow tests, unless -m or a file::test argument selects them."""
     names = {exercise.name for exercise in rules.counted()} & set(chosen(config) or BY_NAME)
     slow_too = config.option.markexpr or any("::" in arg for arg in config.args)
 
@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(config, items):
 # ---- the functions under test -------------------------------------------------------------------
 
 def fixture_of(exercise):
-    """Return the fixture by which a rule takes an exercise; None, if there is no function."""
+    """Return the fixture with the function of an exercise, or None if there is no function."""
     @pytest.fixture(name=exercise.name)
     def function():
         return None if lessons.problem_of(exercise) else lessons.function_of(exercise)
@@ -113,23 +113,23 @@ for exercise in EXERCISES:
 
 @pytest.fixture(autouse=True)
 def same_random_numbers():
-    """Every test starts from the same seed, so none depends on those that ran before it."""
+    """Set the same seed for every test, so that none depends on earlier ones."""
     rules.reset()
 
 
 @pytest.fixture
 def needs_shipped_solutions():
-    """For tests that compare bits or words of our own solutions: a correct one may round otherwise,
-    or print other words."""
+    """Skip tests that compare bits or words with the shipped solutions: other correct ones may
+    round differently or print other words."""
     if lessons.in_work():
-        pytest.skip("compares with the shipped solutions: blank.py --undo brings them back")
+        pytest.skip("compares with the shipped solutions: blank.py --undo restores them")
 
 
-# ---- rules that are broken ----------------------------------------------------------------------
+# ---- broken rules -------------------------------------------------------------------------------
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Of an exercise the first broken rule is reported.  An endless loop ends."""
+    """Report only the first broken rule of an exercise, and end an endless loop."""
     name = exercise_of(item)
     if name in first_failures:
         pytest.skip(f"after the first broken rule of {name}")
@@ -144,7 +144,7 @@ def pytest_runtest_call(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A broken rule becomes a diagnosis."""
+    """Replace the traceback of a broken rule with a diagnosis."""
     report, name = (yield), exercise_of(item)
     if name and call.when == "call" and report.passed:
         rules.passed[name] += 1
@@ -156,8 +156,8 @@ def pytest_runtest_makereport(item, call):
 
 
 def failure_report(item, name, error):
-    """What is printed for a broken rule."""
-    message = str(error)  # why there is no function to test
+    """Return the text that is printed for a broken rule."""
+    message = str(error)  # if there is no function, why
     if function := item.funcargs.get(name):
         message = rules.failure_message(rules.rule_of(item), function, error)
     diagnosis, *below = message.splitlines()
@@ -173,14 +173,14 @@ def failure_report(item, name, error):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session):
-    """Print whose code was tested, how many exercises are solved, and which is next."""
+    """Print which files were tested, how many exercises are solved, and which is next."""
     yield  # the summary of pytest
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if session.config.option.collectonly or session.exitstatus == pytest.ExitCode.INTERRUPTED or (
             session.items and not any(map(exercise_of, session.items))):
-        return  # after Ctrl-C nothing is judged: the function may be an endless loop
+        return  # no exercise is judged after Ctrl-C: it may be an endless loop
     lines = [f"code under test: {path}" for path in lessons.under_test.values() if XL_CODE]
-    if only_rules.cache_info().currsize and only_rules():  # if asked, there were other tests
+    if only_rules.cache_info().currsize and only_rules():  # it was called: there were others
         lines.append("only rules ran: the other tests follow when all exercises in this folder "
                      "are solved")
     for word in session.config.option.keyword.split() if not session.items else ():

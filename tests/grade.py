@@ -5,14 +5,14 @@
     python tests/grade.py submissions/ --csv grades.csv    also a file, with all sentences
     python tests/grade.py anna/ --gradescope results.json  one student, in Gradescope's form
 
-submissions/ holds for each student a folder with lesson files, or with the archive that blank.py
---submit packs, or that archive alone; or the flat download of a learning platform
-(smithanna_123_456_04_rel_shift-1.py; of several the last upload counts).  Only the six lesson files
-are taken, and only what a student handed in can give points.
+submissions/ contains one folder per student, with lesson files or with the archive that blank.py
+--submit packs, or one such archive per student.  It may also be the flat download of a learning
+platform (smithanna_123_456_04_rel_shift-1.py), where the last upload of each lesson counts.  Only
+the six lesson files are read, and only what a student handed in can score points.
 
-For each submission pytest runs the rules in a process that imports these files in place of ours,
-in a temporary folder, with limits of time, memory and file size.  If that process hangs or dies,
-the exercise that it was at has no point, and another process grades the others.
+For each submission, pytest runs the rules in a process that imports these files instead of ours, in
+a temporary folder, with limits on time, memory and file size.  If that process hangs or dies, the
+exercise that it was testing gets no point, and another process grades the remaining exercises.
 This guards against accidents, not against a determined attacker: read what looks odd.
 """
 import argparse
@@ -40,29 +40,29 @@ from course.exercises import BY_NAME, LESSONS, ROOT
 NAMES = list(BY_NAME)
 HONEST = __doc__.strip().splitlines()[-1]
 MARKS = {"solved": "1", "blank": "b", "failing": "0", "missing": "-"}
-FLAT = re.compile(  # as a platform names it; it gives archives without two numbers to nobody
+FLAT = re.compile(  # a platform's file name; an archive needs two numbers in it
     r"(?P<who>[^_]+)_(LATE_)?((?P<id>\d+)_)?((?P<upload>\d+)_)?"
     rf"(.*?(?P<lesson>{'|'.join(LESSONS)}){lessons.COPY}?\.py|(?(upload).*\.zip|(?!)))")
 
 
 @dataclass
 class Row:
-    """What became of one submission."""
+    """The result of one submission."""
 
     name: str
-    found: dict  # exercise -> (a key of MARKS, what its author is told)
+    found: dict  # exercise -> (a key of MARKS, the message for its author)
     error: str = ""  # why nothing could be graded
 
     def points(self):
-        """3 of 18 exercises solved"""
+        """Return the score as a sentence: 3 of 18 exercises solved."""
         return f"{self.marks().count('1')} of {len(self.found)} exercises solved"
 
     def marks(self):
-        """One letter for each exercise."""
+        """Return one letter per exercise."""
         return [MARKS[state] for state, _ in self.found.values()]
 
     def sentences(self):
-        """The first sentence of each message; one cause may break several exercises."""
+        """Return the first sentence of each message; exercises with the same cause share one."""
         found = {"": self.error} if self.error else {}
         for state, message in self.found.values():
             if state == "failing":
@@ -77,14 +77,13 @@ class Row:
 # ---- one submission -----------------------------------------------------------------------------
 
 def printable(text):
-    """One line without a terminal's control characters."""
+    """Return the text as one line without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 async def run_rules(folder, names, seconds):
-    """Run the rules of these exercises on folder/lessons -> (its notes, how the process ended).
-
-    It is killed if it notes nothing new for so many seconds.
+    """Run the rules of these exercises on folder/lessons, and return the notes of the process and
+    how it ended.  It is killed if it adds no note for this many seconds.
     """
     report = folder / "report"
     report.write_text("")
@@ -92,11 +91,11 @@ async def run_rules(folder, names, seconds):
         "XL_CODE": str(folder / "lessons"), "XL_REPORT": str(report), "TMPDIR": str(folder),
         "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": ""}
     process = await asyncio.create_subprocess_exec(
-        # no ini file and no conftest.py of a folder above; `tests`, so that nothing else is read
+        # ini files and conftest.py in parent folders are ignored, and only tests/ is collected
         sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ROOT, "--confcutdir", ROOT,
         "-k", " or ".join(names), ROOT / "tests", cwd=folder, env=environment, stdin=DEVNULL,
         stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
-    size, end = 0, time.monotonic() + 4 * seconds  # until torch is imported: nobody's fault
+    size, end = 0, time.monotonic() + 4 * seconds  # importing torch is not the student's time
     try:
         while process.returncode is None and time.monotonic() < end:
             with suppress(asyncio.TimeoutError):
@@ -107,7 +106,7 @@ async def run_rules(folder, names, seconds):
     finally:
         with suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)  # and all that it has started
+                os.killpg(process.pid, signal.SIGKILL)  # and every process that it has started
             else:  # Windows
                 process.kill()
         await process.wait()
@@ -121,8 +120,7 @@ async def run_rules(folder, names, seconds):
 
 
 async def judged(folder, names, seconds):
-    """{exercise: (state, message)} of the lessons in folder/lessons, where each has its own name.
-    """
+    """Return {exercise: (state, message)} of the lesson files in folder/lessons."""
     found = {}
     todo = [name for name in names if (folder / "lessons" / f"{BY_NAME[name].file}.py").exists()]
     while todo:
@@ -140,8 +138,9 @@ async def judged(folder, names, seconds):
 
 
 def unpacked(submission, folder):
-    """Where a submission's files are: in `folder`, if it is an archive, or holds one and no lesson
-    file.  Of several archives the last copy counts.  ValueError."""
+    """Return the folder with a submission's files: `folder`, into which its archive is unpacked, or
+    the submission itself if it contains lesson files or no archive.  The last copy of several
+    archives counts.  Raises ValueError if it is damaged."""
     archives = sorted(submission.rglob("*.zip"), key=lessons.copy_number)
     if submission.suffix == ".zip":
         archives = [submission]
@@ -157,7 +156,7 @@ def unpacked(submission, folder):
 
 
 async def grade(submission, names, seconds):
-    """The row of one submission."""
+    """Return the row of one submission."""
     row = Row(printable(submission.name), {
         name: ("missing", f"{name}: not handed in") for name in names})
     try:
@@ -170,8 +169,8 @@ async def grade(submission, names, seconds):
                 shutil.copyfile(path, folder / "lessons" / f"{lesson}.py")
             row.found |= await judged(folder, names, seconds)
     except ImportError:
-        raise  # else every student would get 0 points
-    except Exception as error:  # whatever it is, the others must be graded
+        raise  # otherwise every student would get 0 points
+    except Exception as error:  # of any kind: the other students must be graded
         row.error = str(error) or type(error).__name__
     return row
 
@@ -179,9 +178,10 @@ async def grade(submission, names, seconds):
 # ---- the class ----------------------------------------------------------------------------------
 
 def find_submissions(folder, sorted_into):
-    """The students' folders, by name; files of a flat download are sorted into folders there.
+    """Return the submissions by name; the files of a flat download are copied into one folder per
+    student in `sorted_into`.
 
-    ValueError if there is none, or if it is the folder of one student.
+    Raises ValueError if there is none, or if this is the folder of one student.
     """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
@@ -195,12 +195,12 @@ def find_submissions(folder, sorted_into):
 
     def upload(path):
         return int(flat[path]["upload"] or 0), lessons.copy_number(path)
-    for path in sorted(flat, key=upload):  # the last one overwrites the others
+    for path in sorted(flat, key=upload):  # the last one overwrites earlier ones
         own = sorted_into / "_".join(filter(None, flat[path].group("who", "id")))
         own.mkdir(exist_ok=True)
         lesson = flat[path]["lesson"]
         shutil.copyfile(path, own / (f"{lesson}.py" if lesson else "all.zip"))
-        # what is wrong with an archive is said when it is graded
+        # an archive that cannot be unpacked is reported when it is graded
         with suppress(Exception), tempfile.TemporaryDirectory() as place:
             for name, file in lessons.find_lessons(unpacked(path, Path(place))).items():
                 shutil.copyfile(file, own / f"{name}.py")
@@ -211,8 +211,8 @@ def find_submissions(folder, sorted_into):
 
 
 async def grade_all(submissions, names, seconds):
-    """The rows, in the order of the submissions; progress on stderr."""
-    free = asyncio.Semaphore(min(8, os.cpu_count() or 1))  # each takes a core and 0.7 GB
+    """Return the rows in the order of the submissions; print progress on stderr."""
+    free = asyncio.Semaphore(min(8, os.cpu_count() or 1))  # each needs a core and 0.7 GB
 
     async def one(submission):
         async with free:
@@ -223,7 +223,7 @@ async def grade_all(submissions, names, seconds):
 
 
 def table(rows):
-    """What is printed: for each submission the marks and below them a sentence; the legend."""
+    """Return the table as text: marks and a sentence per submission, then the legend."""
     names = list(rows[0].found)
     numbers = "".join(f"{i:3}" for i in range(1, len(names) + 1))
     lines = [f"{'submission':<30} {'points':>6} {numbers}"]
@@ -238,7 +238,7 @@ def table(rows):
 
 
 def gradescope(row):
-    """Gradescope's results.json: a test for each exercise, of one point."""
+    """Return the content of Gradescope's results.json: one test of one point per exercise."""
     tests = [{"name": name, "score": float(state == "solved"), "max_score": 1.0,
               "output": message, "visibility": "visible"}
              for name, (state, message) in row.found.items()]
@@ -246,7 +246,7 @@ def gradescope(row):
 
 
 def as_csv(rows):
-    """The rows as text; a cell that a spreadsheet would take for a formula gets a ' in front."""
+    """Return the rows as CSV; a cell that a spreadsheet would run as a formula begins with '."""
     def text(cell):
         return f"'{cell}" if cell.startswith(tuple("=+-@")) else cell
     file = io.StringIO(newline="")
@@ -260,14 +260,14 @@ def as_csv(rows):
 
 
 def parse(argv):
-    """The command line.  ValueError: one sentence."""
+    """Parse the command line.  Raises ValueError with one sentence."""
     parser = Parser(prog="grade.py", description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="folder of the class")
-    parser.add_argument("--only", metavar="NAME,NAME", help="these exercises alone")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table there")
+    parser.add_argument("--only", metavar="NAME,NAME", help="grade only these exercises")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table to FILE")
     parser.add_argument("--gradescope", type=Path, metavar="FILE",
-                        help="SUBMISSIONS is one student's folder: write results.json")
+                        help="grade one student's folder or archive; write results.json")
     parser.add_argument("--seconds", type=int, metavar="S", default=30,
                         help="without a result, after which an exercise counts as endless "
                         "(default: 30)")
@@ -275,21 +275,21 @@ def parse(argv):
     if given.seconds < 12:
         raise ValueError(f"--seconds {given.seconds}: at least 12 seconds are needed")
     if given.csv and (given.csv.is_dir() or not given.csv.parent.is_dir()):
-        raise ValueError(f"--csv {given.csv} is a folder, or in none; name a file in a folder that "
-                         "exists")
+        raise ValueError(f"--csv {given.csv} is a folder, or its folder does not exist; choose a "
+                         "file in an existing folder")
     given.names = [exercise.name for exercise in exercises_called(given.only)]
     return given
 
 
 def grade_one(given):
-    """One student's folder for Gradescope: whatever happens, there is a file."""
+    """Grade one student's submission, and always write Gradescope's file."""
     row = asyncio.run(grade(given.folder, given.names, given.seconds))
     write_whole(given.gradescope, json.dumps(gradescope(row), indent=1))
     print(row.error or row.points())
 
 
 def grade_class(given):
-    """Print the table of a class, and write the files that were asked for."""
+    """Print the table of a class, and write --csv."""
     with tempfile.TemporaryDirectory() as temporary:
         submissions = find_submissions(given.folder, Path(temporary))
         rows = asyncio.run(grade_all(submissions, given.names, given.seconds))
@@ -299,7 +299,7 @@ def grade_class(given):
 
 
 def main(argv=None):
-    """Grade the class.  Exit status: 0, 1 for a mistake, 130 after Ctrl-C."""
+    """Grade, and return the exit status: 0, 1 after an error, 130 after Ctrl-C."""
     try:
         given = parse(argv)
         if given.gradescope:
@@ -317,5 +317,5 @@ def main(argv=None):
 
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # a name that the terminal cannot show
+        stream.reconfigure(errors="replace")  # for names that the terminal cannot display
     sys.exit(main())

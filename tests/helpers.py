@@ -1,4 +1,4 @@
-"""What several test files use: how to compare, and a loss in which every entry counts."""
+"""Functions that several test files use."""
 import doctest
 import hashlib
 import io
@@ -22,12 +22,12 @@ def assert_close(found, wanted, message, tolerance=1e-12):
     assert found.shape == wanted.shape, (
         f"{message}: shape {tuple(found.shape)}, expected {tuple(wanted.shape)}")
     worst = (found - wanted).abs().max().item()
-    assert worst < tolerance, f"{message}: off by {worst:.1e}"  # NaN is off, too
+    assert worst < tolerance, f"{message}: off by {worst:.1e}"  # false for NaN
 
 
 def gradients(output, leaves):
-    """Gradients of a loss in which every entry of the output has a weight of its own; zeros for a
-    leaf that is not connected."""
+    """Return the gradients of a loss that weights each element of the output differently; zeros for
+    a leaf that is not connected."""
     weight = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view_as(output)
     loss = (output * weight).sum() if output.dim() else output
     if not loss.requires_grad:
@@ -37,14 +37,14 @@ def gradients(output, leaves):
 
 
 def randomized(model):
-    """Float64, and every weight random: a norm that starts as the identity hides mistakes."""
+    """Make all weights random, in float64: a norm that starts as the identity hides mistakes."""
     for weight in model.parameters():
         nn.init.normal_(weight, std=0.5)
     return model.double()
 
 
 def wait_until(true, what, seconds=60):
-    """Wait for true() to be true; AssertionError, and what was waited for, if it never is."""
+    """Wait until true() is true.  Raises AssertionError with `what` after so many seconds."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"waited {seconds} seconds for {what}"
@@ -66,7 +66,7 @@ def exit_status(child, seconds=60):
 
 
 def run_examples(lesson):
-    """The worked examples in the docstrings are true; an error goes through as it is."""
+    """Run the examples in the docstrings of a module.  Raises the first error."""
     assert doctest.testmod(lesson, raise_on_error=True).attempted
 
 
@@ -91,7 +91,7 @@ def refusal(act, *arguments, **more):
 
 
 def zipped(members):
-    """{name: bytes} -> the bytes of a zip."""
+    """Return the bytes of a zip with these members, {name: bytes}."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for name, data in members.items():
@@ -100,7 +100,7 @@ def zipped(members):
 
 
 def tarred(members):
-    """{name: bytes} -> the bytes of a tar.gz."""
+    """Return the bytes of a tar.gz with these members, {name: bytes}."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as file:
         for name, data in members.items():

@@ -1,8 +1,8 @@
-"""How a broken rule becomes a sentence: the answer is compared with those of known mistakes.
+"""Diagnose a broken rule: compare the wrong answer with those of the known mistakes.
 
-`diagnose` runs the broken rule once more with each known wrong implementation (mistakes.py) in the
-function's place.  If one gives the same wrong answer, its sentence comes first; else the rule's
-own.  Below it follow the rule, and what was expected and found, side by side.
+`diagnose` runs the broken rule again with each known wrong implementation (mistakes.py) in place of
+the function.  If one gives the same wrong answer, the message begins with its sentence, otherwise
+with the rule's own.  The rule and the expected and actual values follow, side by side.
 """
 import inspect
 import warnings
@@ -19,26 +19,26 @@ from course.lessons import raised, solution, time_limit
 from course.rules import (
     FAILURES, Comparison, equal, place_of, rules_of, run, sentence_of, tensor)
 
-SECONDS = 5  # that the comparison with all mistakes may take
+SECONDS = 5  # the limit for the comparison with all mistakes
 
 
-# ---- what came of a rule ------------------------------------------------------------------------
+# ---- the outcome of a rule ----------------------------------------------------------------------
 
 @dataclass
 class Outcome:
-    """How a rule was broken: by a wrong result, by an error, or by what it says itself."""
+    """How a rule was broken: by a wrong result, by an error, or by an assert of its own."""
 
     error: BaseException
     comparison: Comparison | None  # the last one, if it failed
 
     def kind(self):
-        """number, error or rule."""
+        """Return "number", "error" or "rule"."""
         if not isinstance(self.error, AssertionError | pytest.fail.Exception):
             return "error"
         return "rule" if self.comparison is None else "number"
 
     def is_like(self, other):
-        """Is this the same wrong answer?  NaN alone has too many causes to be one."""
+        """Return whether this is the same wrong answer; NaN alone has too many causes to be."""
         if self.kind() != other.kind():
             return False
         if self.kind() == "error":
@@ -56,13 +56,14 @@ class Outcome:
 
 
 def outcome(error):
-    """The Outcome of the rule that has just raised this error."""
+    """Return the Outcome of the rule that has just raised this error."""
     last = Comparison.last
     return Outcome(error, last if last is not None and not last else None)
 
 
 def outcome_of(rule, function):
-    """Run a rule: None if it holds.  TimeoutError if the time for all comparisons is over."""
+    """Run a rule, and return its Outcome, None if it holds.  Raises TimeoutError once the time for
+    all comparisons is over."""
     try:
         run(rule, function)
     except TimeoutError:
@@ -72,11 +73,11 @@ def outcome_of(rule, function):
     return None
 
 
-outcomes = {}  # of the mistakes: each runs each rule once
+outcomes = {}  # (mistake, rule) -> Outcome, so that each pair runs once
 
 
 def outcome_of_mistake(rule, mistake):
-    """What comes of a rule if this mistake is in the exercise's place."""
+    """Return the Outcome of a rule with this mistake in place of the exercise."""
     key = mistake, rule.name
     if key not in outcomes:
         outcomes[key] = outcome_of(rule, mistake.function())
@@ -84,7 +85,7 @@ def outcome_of_mistake(rule, mistake):
 
 
 def alike_under(rule, mistake, mine):
-    """Does this mistake keep the rule as well, or break it by the same wrong answer?"""
+    """Return whether this mistake also keeps the rule, or breaks it with the same wrong answer."""
     theirs = outcome_of_mistake(rule, mistake)
     return theirs is mine if None in (theirs, mine) else mine.is_like(theirs)
 
@@ -92,10 +93,11 @@ def alike_under(rule, mistake, mine):
 # ---- which mistake is it? -----------------------------------------------------------------------
 
 def misconception(rule, function, mine):
-    """The sentence of the mistake that answers as this function does, or "".
+    """Return the sentence of the mistake with the same answers as this function, or "".
 
-    If several do, it is the one that does so under most other rules.  A mistake is an edit of the
-    shipped function: if that breaks this rule as well, the lesson was edited, and no mistake fits.
+    If several have them, the one that agrees under most of the other rules is chosen.  A mistake is
+    an edit of the shipped function: if that also breaks this rule, the lesson was edited elsewhere,
+    and no mistake fits.
     """
     shipped = mistakes.function_from(rule.exercise, solution(BY_NAME[rule.exercise]))
     if mine.kind() == "rule" or outcome_of(rule, shipped) is not None:
@@ -110,13 +112,13 @@ def misconception(rule, function, mine):
 
 
 def diagnose(rule, function, error):
-    """The message for a broken rule: its first line is the diagnosis."""
+    """Return the message for a broken rule; its first line is the diagnosis."""
     mine, asked = outcome(error), sentence_of(rule)
     comparison = mine.comparison if mine.kind() == "number" else None
     sentence = comparison.problem() if comparison is not None else ""
     if not sentence and not isinstance(error, TimeoutError):
         try:
-            # what is printed or warned of while comparing is of no use to the student
+            # output and warnings of the mistakes are of no use to the student
             with time_limit(SECONDS), redirect_stdout(StringIO()), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 sentence = misconception(rule, function, mine)
@@ -125,7 +127,7 @@ def diagnose(rule, function, error):
     if mine.kind() == "error":
         code = getattr(inspect.unwrap(function), "__code__", None)
         what = raised(error, code and code.co_filename)
-        if "refused" in rule.name and not sentence:  # by a ValueError, not by any other
+        if "refused" in rule.name and not sentence:  # it was another error
             sentence = asked
         lines = [sentence, f"  {what}"] if sentence else [what]
     else:
@@ -143,14 +145,14 @@ def diagnose(rule, function, error):
 
 
 def source(rule):
-    """The lines of a rule after its docstring, if they are few."""
+    """Return the lines of a rule after its docstring, [] if there are more than 10."""
     lines = inspect.getsource(rule.function).split('"""')[-1].strip("\n").rstrip().split("\n")
     return lines if len(lines) <= 10 else []
 
 
 def found_by_pytest(error):
-    """The values of a plain assert as pytest has noted them, [] if they say nothing by themselves:
-    "    found: 3 == 4"."""
+    """Return the values of a plain assert as pytest reports them, "    found: 3 == 4"; [] if they
+    explain nothing."""
     noted = str(error).split("\n")[0].removeprefix("assert ")
     return [f"    found: {noted[:90]}"] if noted and noted not in ("False", "not True") else []
 
@@ -158,12 +160,12 @@ def found_by_pytest(error):
 # ---- expected and got, side by side -------------------------------------------------------------
 
 def nothing_but_nan(z):
-    """Not a number in it."""
+    """Return whether every element is NaN."""
     return z.numel() > 0 and bool(z.isnan().all())
 
 
 def counted(comparison):
-    """How much of a result is wrong, in a sentence."""
+    """Describe in a sentence how much of a result is wrong."""
     got, wanted, compared = comparison.found, comparison.wanted, comparison.compared
     if got.shape != wanted.shape:
         return f"the shape must be {tuple(wanted.shape)}, got {tuple(got.shape)}"
@@ -184,7 +186,7 @@ def counted(comparison):
 
 
 def cells(matrix, mask, decimals):
-    """The numbers of a (rows, columns) tensor as text; what does not count is a dot."""
+    """Return the elements of a (rows, columns) tensor as text; a masked cell is a dot."""
     def text(z):
         if z.dtype == torch.bool:
             return str(int(z))
@@ -194,9 +196,9 @@ def cells(matrix, mask, decimals):
 
 
 def side_by_side(wanted, got, compared=None):
-    """Two matrices (or vectors), at most 10 x 12 numbers each: expected left, got right.
+    """Return two matrices or vectors as text, expected left and got right, at most 10 x 12 numbers.
 
-    Of more dimensions, or of more numbers, the part around the first difference.
+    If they are larger or have more dimensions, only the part around the first difference is shown.
     """
     shapes = [tuple(tensor(z).shape) for z in (wanted, got)]
     wanted, got = (torch.atleast_2d(tensor(z)) for z in (wanted, got))

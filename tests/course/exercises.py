@@ -1,7 +1,7 @@
-"""The exercises: which functions they are, in course order, with task and hint.
+"""The exercises in course order: the function, the task and the hint of each.
 
-`python tests/blank.py --list` prints the table.  Their rules are tests: those of rel_shift stand
-in tests/test_04_rel_shift.py and take `rel_shift` as an argument.
+`python tests/blank.py --list` prints the table.  Their rules are tests: those of rel_shift are in
+tests/test_04_rel_shift.py and take `rel_shift` as an argument.
 """
 import ast
 from dataclasses import dataclass
@@ -14,27 +14,27 @@ LESSONS = ("01_vanilla_segments", "02_recurrence", "03_relative_attention", "04_
 
 @dataclass(frozen=True)
 class Exercise:
-    """A function of one idea that a student writes again."""
+    """A function with one idea that a student writes again."""
 
-    name: str  # what `pytest -k` and blank.py call it
+    name: str  # its name for `pytest -k` and blank.py
     file: str  # the lesson
-    function: str  # there: a function, or Class.method
+    function: str  # in that lesson: a function, or Class.method
     lines: int  # of the shipped solution
     minutes: int  # an estimate, until a class has measured it
-    level: int  # 1 to 3: how difficult
+    level: int  # difficulty, 1 to 3
     idea: str
-    before: str  # what must be known
+    before: str  # prerequisites
     task: str  # three sentences
     hint: str  # shown by --hints
 
     @property
     def lesson(self):
-        """01 ... 05, train: short, for the progress line."""
+        """Return the short name for the progress line: 01 ... 05, train."""
         return self.file.split("_")[0]
 
     @property
     def test_file(self):
-        """Where its rules stand."""
+        """Return the name of the test file with its rules."""
         return f"test_{self.file}"
 
 

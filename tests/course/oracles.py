@@ -1,6 +1,6 @@
-"""SPOILERS.  What the exercises compute, in another form than the lessons'.
+"""SPOILERS.  The results of the exercises, computed in another way than in the lessons.
 
-Where a rule compares many numbers, it calls one of these.  They are slow, and independent of the
+A rule that compares many values calls one of these functions.  They are slow and independent of the
 lessons: powers of complex numbers, runs of visible cells, rolled rows, one distance at a time.
 """
 import numpy as np
@@ -10,9 +10,8 @@ import torch
 # ---- lesson 1 -----------------------------------------------------------------------------------
 
 def unit_circle(distances, D):
-    """The encoding as powers of D/2 complex numbers of length 1: (n,) -> (n, D), float64.
-
-    Their angles form a geometric series from 1 to 10000^(2/D - 1).
+    """Return the encoding (n, D) of n distances in float64, as powers of D/2 complex numbers of
+    modulus 1, whose angles form a geometric series from 1 to 10000^(2/D - 1).
     """
     unit = np.exp(1j * np.geomspace(1, 10000 ** (2 / D - 1), D // 2))
     powers = unit ** np.array(distances, dtype=np.float64)[:, None]
@@ -20,13 +19,13 @@ def unit_circle(distances, D):
 
 
 def lanes(tokens, B):
-    """Windows of L + 1 tokens, L apart: (n,) -> (B, L + 1)."""
+    """Return windows of L + 1 tokens with stride L: (n,) -> (B, L + 1)."""
     L = (len(tokens) - 1) // B
     return tokens.unfold(0, L + 1, L)[:B]
 
 
 def segments(stream, T, start=0):
-    """All x and all y, split into pieces of T columns: pairs (B, T), int64, one at a time."""
+    """Split all x and all y into T columns each: an iterator of pairs (B, T), int64."""
     stream = stream[:, start:].long()
     return zip(stream[:, :-1].split(T, 1), stream[:, 1:].split(T, 1))
 
@@ -34,7 +33,7 @@ def segments(stream, T, start=0):
 # ---- lesson 2: what is visible ------------------------------------------------------------------
 
 def tokens_seen(t, N, T, M):
-    """All tokens of the stream that prediction t can depend on: step down layer by layer."""
+    """Return all tokens on which prediction t can depend, followed down layer by layer."""
     tokens = {t}
     for _ in range(N):
         tokens = {j for i in tokens for j in range(max(0, i // T * T - M), i + 1)}
@@ -42,17 +41,17 @@ def tokens_seen(t, N, T, M):
 
 
 def visible_entries(T, m, most=None):
-    """The visible keys as runs: row i is dark, sees at most `most`, is dark again.  (T, m + T)."""
+    """Return True for the visible keys, (T, m + T): in each row a run of at most `most` keys."""
     rows = []
     for i in range(T):
         count = m + i + 1
-        dark = 0 if most is None else max(0, count - most)
-        rows.append(([False] * dark + [True] * (count - dark) + [False] * (m + T))[: m + T])
+        masked = 0 if most is None else max(0, count - most)
+        rows.append(([False] * masked + [True] * (count - masked) + [False] * (m + T))[: m + T])
     return torch.tensor(rows)
 
 
 def recalled(x, y, T):
-    """The losses (B, n) of stand_ins.CountingModel, counted word by word."""
+    """Return the losses (B, n) of stand_ins.CountingModel, counted word by word."""
     losses = []
     for words, targets in zip(x.tolist(), y.tolist()):
         for t, target in enumerate(targets):
@@ -65,15 +64,15 @@ def recalled(x, y, T):
 # ---- lessons 3 and 4 ----------------------------------------------------------------------------
 
 def terms_by_distance(q, k, R, W_kR, u, v):
-    """The four terms (4, B, H, T, K) of section 3.3, one distance after the other; future cells 0.
+    """Return the four terms (4, B, H, T, K) of section 3.3, by distance; 0 in the future.
 
-    Queries that are `d` tokens after their key stand on one diagonal of the table.
+    The cells of queries that are `d` tokens after their key form one diagonal of the table.
     """
     (B, H, T, C), K = q.shape, k.shape[2]
     table = torch.zeros(4, B, H, T, K, dtype=q.dtype)
     for d in range(K):
         r = (W_kR * R[d]).sum(-1)[:, None]  # (H, 1, C): W_kR times the R of this distance
-        queries = torch.arange(max(0, T - K + d), T)  # those that have a key so far back
+        queries = torch.arange(max(0, T - K + d), T)  # queries with a key d tokens back
         keys = queries + (K - T - d)
         q_d, k_d = q[:, :, queries], k[:, :, keys]  # (B, H, some, C)
         values = [q_d * k_d, q_d * r, u[:, None] * k_d, (v[:, None] * r).expand(q_d.shape)]
@@ -82,7 +81,7 @@ def terms_by_distance(q, k, R, W_kR, u, v):
 
 
 def terms_of_one_head(*given):
-    """The same for one head of NumPy arrays, NaN in the future: -> (4, T, K)."""
+    """Return the same for one head of NumPy arrays, (4, T, K); NaN in the future."""
     q, k, R, W_kR, u, v = map(torch.from_numpy, given)
     table = terms_by_distance(q[None, None], k[None, None], R, W_kR[None], u[None], v[None])
     T, K = len(q), len(k)
@@ -90,39 +89,40 @@ def terms_of_one_head(*given):
 
 
 def normalized(x, norm):
-    """What a LayerNorm makes of the vectors (..., D)."""
+    """Apply a LayerNorm to vectors (..., D)."""
     x = x - x.mean(-1, keepdim=True)
     return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
 
 
 def shift(x):
-    """Row by row a roll to the left; what comes in from the right is in the future."""
+    """Roll each row to the left; values that enter from the right are in the future."""
     T = x.shape[-2]
     return torch.stack([x[..., i, :].roll(i - T + 1, -1) for i in range(T)], -2)
 
 
 def labelled(T, M):
-    """Unshifted distances, descending, each with its query in front: 100 * query + distance."""
+    """Return unshifted, descending distances, labelled as 100 * query + distance: (T, M + T)."""
     return torch.tensor([[100 * i + M + T - 1 - j for j in range(M + T)] for i in range(T)])
 
 
 # ---- lesson 5 -----------------------------------------------------------------------------------
 
 def sinusoid(position, D):
-    """In the place of lesson 1's: (n,) -> (n, D)."""
+    """Replace lesson 1's sinusoid: (n,) -> (n, D).  Raises TypeError for other arguments."""
     if not isinstance(position, torch.Tensor) or position.dim() != 1:
         raise TypeError(f"sinusoid wants a tensor (n,) of positions, got {str(position)[:50]}")
     return unit_circle(position.tolist(), D)
 
 
 def clamped_distances(K, clamp_len):
-    """The distance of each row of R, as a list."""
+    """Return the distance of each row of R as a list."""
     far = [clamp_len] * (K - 1 - clamp_len) if clamp_len else []
     return far + list(range(K - 1 - len(far), -1, -1))
 
 
 def distances_in(R):
-    """Which distance each row of R (K, D) encodes, (K,); NaN: none.  What is no matrix stays."""
+    """Return the distance that each row of R (K, D) encodes, (K,), NaN if none; R itself if it is
+    not such a matrix."""
     if not isinstance(R, torch.Tensor) or R.dim() != 2 or R.shape[1] % 2:
         return R
     numbers = list(range(-3, 40))
@@ -132,7 +132,7 @@ def distances_in(R):
 
 
 def relative_score(q, k, k_R, u, v):
-    """In the place of lesson 4's: (B, H, T, K).  ValueError if the arguments do not fit."""
+    """Replace lesson 4's relative_score: (B, H, T, K).  Raises ValueError for other shapes."""
     found = [tuple(getattr(z, "shape", ())) for z in (q, k, k_R, u, v)]
     (B, H, T, C), K = (found[0] + (0,) * 4)[:4], found[1][2] if len(found[1]) == 4 else 0
     if found != [(B, H, T, C), (B, H, K, C), (H, K, C), (H, C), (H, C)] or T > K:
@@ -143,7 +143,7 @@ def relative_score(q, k, k_R, u, v):
 
 
 def attention(q, k, value, k_R, u, v, mask):
-    """(B, T, H * C): exponentials of what is visible, divided by their sum."""
+    """Return (B, T, H * C), weighted by normalized exponentials of visible scores."""
     score = relative_score(q, k, k_R, u, v) * q.shape[-1] ** -0.5
     top = score.detach().where(~mask, score.min()).amax(-1, keepdim=True)
     weight = (score - top).exp() * ~mask
@@ -152,7 +152,7 @@ def attention(q, k, value, k_R, u, v, mask):
 
 
 def layer(part, h, *context):
-    """A layer whose dropouts are Multiply, from the equations: (B, T, D)."""
+    """Compute a layer with Multiply as its dropouts, from the equations: (B, T, D)."""
     a, b, c = (z.factor for z in (part.dropout_output, part.dropout_inner, part.dropout_ff))
     o = normalized(h + a * part.attention(h, *context), part.norm_1)
     inner = torch.einsum("btd,fd->btf", o, part.W_1.weight) + part.W_1.bias
@@ -163,14 +163,14 @@ def layer(part, h, *context):
 # ---- lesson 5: generation -----------------------------------------------------------------------
 
 def shares(weights, top_k, temperature):
-    """How often each token is drawn from the top_k with the largest weights e^logit."""
+    """Return the probability of each token if one of the top_k is sampled; weights are e^logit."""
     weights = np.array(weights)
     power = weights ** (1 / temperature) * (weights >= sorted(weights)[-top_k])
     return torch.from_numpy(power / power.sum())
 
 
 def running_sums(prompt, n, V):
-    """What stand_ins.Adder says after each row of the prompt (B, P), n times: (B, n)."""
+    """Return the n tokens (B, n) with which stand_ins.Adder continues a prompt (B, P)."""
     rows = prompt.tolist()
     for _ in range(n):
         rows = [row + [sum(row) % V] for row in rows]
@@ -180,7 +180,8 @@ def running_sums(prompt, n, V):
 # ---- train.py -----------------------------------------------------------------------------------
 
 def mean_loss(tokens, T):
-    """Mean loss of the stand-in Ledger: a token, and the last input of the segment before it."""
+    """Return the mean loss of stand_ins.Ledger: the target plus the last input of the previous
+    segment."""
     losses = [tokens[i + 1] + (tokens[i // T * T - 1] if i >= T else 0)
               for i in range(len(tokens) - 1)]
     return sum(losses) / len(losses)

@@ -1,16 +1,16 @@
-"""What a rule is, and how it is run: by pytest, or on any function by the same call.
+"""The rules of an exercise, and how they run: by pytest, or on any function by the same call.
 
     def test_a_query_sees_itself(causal_mask):
         \"\"\"A query sees itself.\"\"\"
         assert same(causal_mask(2, 0), [[0, 1], [0, 0]])
 
-A test that takes an exercise by its name is a rule of it: one sentence, one assert.  It may take
-parameters as well, but no other fixture, so it can be called with another function in the
-exercise's place, at any time:
+A test that takes an exercise as an argument is a rule of it: one sentence, one assert.  It may also
+take parameters, but no other fixture, so it can be called at any time with another function in
+place of the exercise:
 
     rules_of("causal_mask")                  its rules, in the order of the file
-    judge("causal_mask", function)           (None, "") or the first rule that is broken, and why
-    state("causal_mask")                     "solved", "blank" or "failing", and why
+    judge("causal_mask", function)           (None, ""), or the first broken rule and a message
+    state("causal_mask")                     "solved", "blank" or "failing", and a message
 """
 import inspect
 import io
@@ -32,14 +32,15 @@ from course import lessons
 from course.exercises import BY_NAME, EXERCISES, find
 from course.lessons import time_limit
 
-SECONDS = 10  # that a rule may take; the rules of one exercise take less than a second
+SECONDS = 10  # the limit for one rule; all rules of one exercise take less than a second
 torch.set_num_threads(1)  # the tensors are tiny, and sums must not depend on the number of cores
 
 
-# ---- to compare ---------------------------------------------------------------------------------
+# ---- comparison ---------------------------------------------------------------------------------
 
 class Comparison:
-    """What `same` has compared: true if both are equal.  The last one is kept for the message."""
+    """The comparison of two values by `same`; true if they are equal.  The message of a broken rule
+    describes the last one."""
 
     last = None
 
@@ -58,7 +59,7 @@ class Comparison:
         return not self.problem() and equal(self.found, self.wanted, self.compared, self.tolerance)
 
     def problem(self):
-        """What is wrong with the kind of the result, before any number is looked at, or ""."""
+        """Return what is wrong with the type of the result, or "" if its values can be compared."""
         if self.got is None:
             return "nothing is returned: did you forget `return`?"
         array = isinstance(self.got, np.ndarray)
@@ -69,11 +70,11 @@ class Comparison:
 
 
 def same(got, wanted, compared=None, tolerance=0.0):
-    """Is the result what it should be, in shape and value?  NaN equals NaN.
+    """Compare shape and values; NaN equals NaN.  The result is true if both are equal.
 
-    wanted: a tensor, an array (then the result must be one, too), a number, or lists of numbers,
-    where `...` stands for a cell that does not count; a tuple of numbers, if the result should be
-    a list of numbers.  compared: (T, K) bool, the cells that count.
+    wanted: a tensor, an array (then the result must also be one), a number, or lists of numbers,
+    where `...` marks a cell that is not compared; a tuple of numbers if the result should be a list
+    of numbers.  compared: (T, K) bool, the cells that are compared.
     """
     if isinstance(wanted, list) and "Ellipsis" in str(wanted):
         compared = torch.tensor([[z is not ... for z in row] for row in wanted])
@@ -82,8 +83,8 @@ def same(got, wanted, compared=None, tolerance=0.0):
 
 
 def tensor(z):
-    """A tensor, an array, a number, or lists of numbers as a tensor; None for anything else."""
-    if isinstance(z, np.ndarray):  # of numbers; a copy, because torch knows no negative strides
+    """Return a tensor, an array, a number or lists of numbers as a tensor; otherwise None."""
+    if isinstance(z, np.ndarray):  # a copy, because torch does not support negative strides
         return torch.from_numpy(z.copy()) if z.dtype.kind in "biuf" else None
     if isinstance(z, torch.Tensor):
         return z.detach()
@@ -96,7 +97,7 @@ def tensor(z):
 
 
 def equal(a, b, compared=None, tolerance=0.0):
-    """Equal in shape and, on the cells that count, in value; NaN equals NaN."""
+    """Return whether shapes and compared values are equal; NaN equals NaN."""
     if a is None or b is None or a.shape != b.shape:
         return False
     if compared is not None:
@@ -105,7 +106,7 @@ def equal(a, b, compared=None, tolerance=0.0):
     return bool(((a - b).abs().le(tolerance) | (a == b) | (a.isnan() & b.isnan())).all())
 
 
-# other values for some names of a module, in a `with` block: an exercise is tested by itself
+# replaces names of a module in a `with` block, so that each exercise is tested alone
 replaced = patch.multiple
 
 
@@ -113,7 +114,7 @@ replaced = patch.multiple
 
 @dataclass(frozen=True)
 class Rule:
-    """A test that takes an exercise by its name, with one choice of its parameters."""
+    """A test that takes an exercise as an argument, with one choice of its parameters."""
 
     exercise: str
     function: Callable
@@ -121,24 +122,24 @@ class Rule:
 
     @property
     def name(self):
-        """test_masks_of_other_sizes {'T': 1, 'm': 0}"""
+        """Return test_masks_of_other_sizes {'T': 1, 'm': 0}."""
         return f"{self.function.__name__} {self.values}"
 
 
 def exercise_of(item):
-    """The name of the exercise that one of pytest's tests is a rule of, or None."""
+    """Return the name of the exercise of which this pytest item is a rule, or None."""
     return next((name for name in getattr(item, "fixturenames", ()) if name in BY_NAME), None)
 
 
 def rule_of(item):
-    """The Rule that one of pytest's tests is."""
+    """Return the Rule of a pytest item."""
     values = item.callspec.params if hasattr(item, "callspec") else {}
     return Rule(exercise_of(item), item.function, values)
 
 
 @cache
 def rules_of(name):
-    """The rules of an exercise, in the order of its test file, whether pytest runs them or not."""
+    """Return the rules of an exercise, in the order of its test file; pytest need not run."""
     found = []
     for function in vars(import_module(BY_NAME[name].test_file)).values():
         if inspect.isfunction(function) and name in inspect.signature(function).parameters and (
@@ -155,40 +156,40 @@ def rules_of(name):
 
 
 def run(rule, function):
-    """Silent if the rule holds for this function; else it raises."""
+    """Run a rule on this function.  Raises if it is broken."""
     reset()
-    with torch.enable_grad():  # and put back, whatever the function has switched off
+    with torch.enable_grad():  # restored afterwards, if the function disables gradients
         rule.function(**{**rule.values, rule.exercise: function})
 
 
 def reset():
-    """Every test starts from the same seed, so none depends on those that ran before it."""
-    torch.default_generator.manual_seed(0)  # of the CPU alone: a hundredth of the time
+    """Set the same seed for every test, so that none depends on earlier ones."""
+    torch.default_generator.manual_seed(0)  # only the CPU's, which is a hundred times faster
     Comparison.last = None
 
 
 def sentence_of(rule):
-    """The rule in words: the docstring's first paragraph."""
+    """Return the rule in words: the first paragraph of its docstring."""
     return " ".join(inspect.getdoc(rule.function).split("\n\n")[0].split())
 
 
 def place_of(rule):
-    """test_04_rel_shift.py, line 31, T = 3, m = 2"""
+    """Return test_04_rel_shift.py, line 31, T = 3, m = 2."""
     given = [f"{name} = {value}" for name, value in rule.values.items()
              if isinstance(value, (int, float, str, bool, tuple))]
     line = f"line {rule.function.__code__.co_firstlineno}"
     return f"{BY_NAME[rule.exercise].test_file}.py, " + ", ".join([line, *given])
 
 
-# ---- what becomes of an exercise ----------------------------------------------------------------
+# ---- the state of an exercise -------------------------------------------------------------------
 
 FAILURES = (Exception, SystemExit, pytest.fail.Exception)
-passed = Counter()  # exercise -> how many of its rules pytest has found kept
-states = {}  # exercise -> (state, message), so that each is judged once
+passed = Counter()  # exercise -> how many of its rules have passed under pytest
+states = {}  # exercise -> (state, message); each is judged once
 
 
 def judge(name, function):
-    """(None, "") if all rules hold, else (the first that is broken, the message)."""
+    """Return (None, "") if all rules hold, otherwise (the first broken rule, the message)."""
     rules, rule = rules_of(name), None
     try:
         with warnings.catch_warnings():
@@ -202,7 +203,7 @@ def judge(name, function):
 
 
 def failure_message(rule, function, error):
-    """What a student reads: the diagnosis, the rule, and the numbers."""
+    """Return the message for a student: the diagnosis, the rule, and the values."""
     from course.diagnosis import diagnose  # imports the table of mistakes, which is long
     if isinstance(error, NotImplementedError) and (
             str(error).startswith(f"{rule.exercise} is blank")):
@@ -211,7 +212,7 @@ def failure_message(rule, function, error):
 
 
 def blank_message(name):
-    """What to do about a blank exercise, which is not a mistake."""
+    """Return the message for a blank exercise, which is not a mistake."""
     exercise = BY_NAME[name]
     node, _ = find(lessons.under_test[exercise.file].read_bytes(), exercise.function)
     if len(node.body) > 2:  # more than a docstring and the stub
@@ -222,24 +223,24 @@ def blank_message(name):
 
 
 def counted():
-    """The exercises whose lesson is under test."""
+    """Return the exercises whose lesson is under test."""
     return [exercise for exercise in EXERCISES if exercise.file in lessons.under_test]
 
 
 def state(name):
-    """("solved" | "blank" | "failing", message) of the code under test, judged here if pytest has
-    not run its rules."""
+    """Return ("solved" | "blank" | "failing", message) for the code under test; its rules run here
+    unless pytest has run them."""
     exercise = BY_NAME[name]
     if name not in states:
         if problem := lessons.problem_of(exercise):
             return record(name, f"{name}: {problem}")
-        with redirect_stdout(io.StringIO()):  # a student's prints are for the tests
+        with redirect_stdout(io.StringIO()):  # a student's prints would disturb the table
             return record(name, judge(name, lessons.function_of(exercise))[1])
     return states[name]
 
 
 def record(name, message=""):
-    """Note what became of an exercise, "" if it is solved: its state."""
+    """Record the message of an exercise, "" if it is solved, and return its state."""
     kind = "solved" if not message else "failing"
     if message.startswith(f"{name} is blank: "):
         kind = "blank"
@@ -249,7 +250,7 @@ def record(name, message=""):
 
 
 def progress_line():
-    """9 of 18 exercises solved; next: rel_shift (04)"""
+    """Return the progress: 9 of 18 exercises solved; next: rel_shift (04)."""
     todo = [e for e in counted() if state(e.name)[0] != "solved"]
     line = f"{len(counted()) - len(todo)} of {len(counted())} exercises solved"
     if len(counted()) < len(EXERCISES):
@@ -258,7 +259,7 @@ def progress_line():
 
 
 def line_of(name):
-    """rel_shift is solved"""
+    """Return the state in words: rel_shift is solved."""
     if BY_NAME[name] not in counted():
         return f"{name} is not in XL_CODE"
     if why := lessons.broken.get(BY_NAME[name].file, ""):

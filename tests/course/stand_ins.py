@@ -1,4 +1,4 @@
-"""Stand-ins for models and modules, which note how they are called."""
+"""Stand-ins for models and modules, which record their calls."""
 import math
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -8,9 +8,9 @@ import torch.nn as nn
 
 
 def on_the_device(call):
-    """Does `call(device)` return a tensor that is there, made without one of another device?
+    """Return whether `call(device)` computes its tensor on that device only.
 
-    The device is meta, where nothing is computed: there torch refuses tensors of two devices.
+    The device is meta, where nothing is computed but torch still rejects tensors of two devices.
     """
     try:
         return call(torch.device("meta")).device.type == "meta"
@@ -21,8 +21,8 @@ def on_the_device(call):
 # ---- models -------------------------------------------------------------------------------------
 
 class CountingModel:
-    """Stands for lesson 2's model: the logit of a word is how often it was read in the segments
-    before, and 1 more for the word that is read now.  The memory are these counts, (B, 3)."""
+    """Replaces lesson 2's model: the logit of a word is its count in all previous segments, plus 1
+    if it is the current word.  The memory contains these counts, (B, 3)."""
 
     def __init__(self):
         self.lengths, self.memories = [], []
@@ -40,9 +40,9 @@ class CountingModel:
 # ---- modules ------------------------------------------------------------------------------------
 
 class Multiply(nn.Module):
-    """Stands for a dropout or a norm: multiplies, so that one sees where it was called."""
+    """Replaces a dropout or a norm: multiplies, so that the result shows where it was called."""
 
-    p = 0.0  # who asks for the rate of a dropout gets one that does nothing
+    p = 0.0  # the dropout rate, for solutions that read it
 
     def __init__(self, factor):
         super().__init__()
@@ -53,13 +53,13 @@ class Multiply(nn.Module):
         return self.factor * z
 
     def seen(self):
-        """All numbers that it was given, in one row, ascending; in whatever shapes they came."""
+        """Return all values that it was given, of any shape, as one ascending vector."""
         numbers = [z.flatten() for z in self.given]
         return torch.cat(numbers).sort().values if numbers else torch.zeros(0)
 
 
 class Constant(nn.Module):
-    """Stands for an attention: gives the same whatever it gets, and keeps what it got."""
+    """Replaces an attention: returns the same result for any arguments, and records them."""
 
     def __init__(self, result):
         super().__init__()
@@ -71,8 +71,8 @@ class Constant(nn.Module):
 
 
 class Mix(nn.Module):
-    """Stands for an attention: depends on every argument, each in its own way, and differently in
-    each feature, for what is the same in all of them a norm takes away."""
+    """Replaces an attention: depends on each argument in a different way, and differently in each
+    feature, because a norm removes what all features share."""
 
     def forward(self, h, memory, R, u, v, mask):
         slope = torch.linspace(-1, 1, h.shape[-1], dtype=h.dtype)
@@ -83,10 +83,10 @@ class Mix(nn.Module):
 # ---- generation ---------------------------------------------------------------------------------
 
 class Adder(nn.Module):
-    """A language model by arithmetic: the next token is the sum of all that it has read, modulo V.
+    """A language model by arithmetic: the next token is the sum of all tokens read, modulo V.
 
-    Its memory is that sum: a token that is read twice, or a memory that is not handed on, shows in
-    the very next token.
+    Its memory is that sum: if a token is read twice, or the memory is not passed on, the very next
+    token differs.
     """
 
     def __init__(self, V=1000):
@@ -106,7 +106,7 @@ class Adder(nn.Module):
 
 
 class Greedy:
-    """In place of sample_top_k: takes the best token, and notes what else it is given."""
+    """Replaces sample_top_k: returns the best token, and records its other arguments."""
 
     def __init__(self):
         self.given = []
@@ -122,23 +122,23 @@ class Greedy:
 # ---- train.py -----------------------------------------------------------------------------------
 
 class Recorded(Exception):
-    """Raised by a Ledger on the meta device, where nothing can be computed, once it is called."""
+    """Raised by a call of a Ledger on the meta device, where nothing can be computed."""
 
 
 class Ledger(nn.Module):
-    """A model of two weights, W = u = 1, that writes down how it is called.
+    """A model with two weights, W = u = 1, that records its calls.
 
     losses = W * y + u * memory; the new memory is the last token of each lane, (B, 1, 1).
-    bad: which number is not finite: "loss and gradient", "loss" or "gradient".
-    others: what the mean over the ranks is said to be; by default the loss of this one.
+    bad: the value that is not finite: "loss and gradient", "loss" or "gradient".
+    others: the mean that ranks.mean returns; by default the loss of this rank.
     """
 
     def __init__(self, bad="", others=None):
         super().__init__()
         self.W, self.u = (nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(2))
         self.bad, self.others = bad, others
-        self.synced, self.backward_in = [], []  # of each no_sync `last`; where backward() ran
-        self.calls, self.open = [], []  # open: the `with` blocks that run now
+        self.synced, self.backward_in = [], []  # `last` of each no_sync; blocks around backward()
+        self.calls, self.open = [], []  # open: the current `with` blocks
         self.W.register_hook(self.backward_runs)
 
     def forward(self, x, memory=None, y=None):
@@ -154,35 +154,35 @@ class Ledger(nn.Module):
         return self.losses(memory, y), [x[:, -1:, None].double()]
 
     def losses(self, memory, y):
-        """(B, T)"""
+        """Return the losses (B, T)."""
         losses = self.W * y
         if memory is not None:
             losses = losses + self.u * memory[0].sum((1, 2))[:, None]
-        if self.bad == "loss":  # a number that is added has no gradient
+        if self.bad == "loss":  # an added constant does not change the gradient
             return losses + math.inf
         return losses * math.nan if self.bad == "loss and gradient" else losses
 
     def autocast(self, recipe, device):
-        """In the place of machine.autocast: open while its block runs."""
+        """Replace machine.autocast with a Block."""
         return Block(("autocast", device), self.open)
 
     def no_sync(self, model, last):
-        """In the place of ranks.no_sync: notes `last`, and is open while its block runs."""
+        """Replace ranks.no_sync with a Block, and record `last`."""
         self.synced.append(last)
         return Block(("no_sync", last), self.open)
 
     def mean(self, number):
-        """In the place of ranks.mean."""
+        """Replace ranks.mean."""
         return number if self.others is None else self.others
 
     def backward_runs(self, gradient):
-        """Called by torch with W's gradient: notes which blocks are open."""
+        """Record the open blocks; torch calls this with W's gradient."""
         self.backward_in += self.open
         return gradient * math.inf if self.bad == "gradient" else gradient
 
     @contextmanager
     def evaluating(self, model, recipe):
-        """In the place of train.evaluating."""
+        """Replace train.evaluating."""
         training = model.training
         model.eval()
         with Block("evaluating", self.open):
@@ -191,7 +191,7 @@ class Ledger(nn.Module):
 
 
 class Block:
-    """What `with` enters: stands in a list while it is open.  It may be entered again."""
+    """A reusable context manager whose name is in a list while it is open."""
 
     def __init__(self, name, open_now):
         self.name, self.open_now = name, open_now
@@ -204,7 +204,7 @@ class Block:
 
 
 class OneLargeLoss(Ledger):
-    """Losses in float32: one of 2^24, then only ones, which float32 cannot add to it."""
+    """A Ledger with float32 losses: 2^24, then ones, which float32 cannot add to it."""
 
     def losses(self, memory, y):
         losses = torch.ones(y.shape)
@@ -214,7 +214,7 @@ class OneLargeLoss(Ledger):
 
 
 class OpaqueReader:
-    """A Ledger behind what training/fast.py's Reader has: no module, and an opaque memory."""
+    """A Ledger with the interface of training/fast.py's Reader: not a module, an opaque memory."""
 
     def __init__(self, model):
         self.__dict__["model"] = model
@@ -225,7 +225,7 @@ class OpaqueReader:
 
     def __getattr__(self, name):
         if name not in ("u", "config", "training", "train", "eval"):
-            raise AttributeError(f"a Reader is no nn.Module and has no {name}")
+            raise AttributeError(f"a Reader is not an nn.Module and has no {name}")
         return getattr(self.model, name)
 
     def __setattr__(self, name, value):
@@ -233,8 +233,8 @@ class OpaqueReader:
 
 
 class Descent:
-    """Plain gradient descent of rate 1/2 that counts its steps (torch's own takes a second to get
-    ready)."""
+    """Gradient descent with learning rate 1/2 that counts its steps; torch's own takes a second to
+    start."""
 
     def __init__(self, model):
         self.weights, self.steps = list(model.parameters()), 0

@@ -194,10 +194,10 @@ os.chdir("..")
 
 @pytest.mark.slow
 def test_xl_code_judges_the_files_of_somebody_else(tmp_path):
-    """Right, endless, renamed and blank ones in another encoding, and a broken lesson; what is missing
-    is not counted, and nothing that is handed in falls back to ours.  One that writes, deletes and
-    changes directory by relative paths, when it is imported and when it is called, leaves the
-    project and the rest alone."""
+    """Correct, endless, renamed and blank ones, in another encoding, and a broken lesson.  What is
+    missing is not counted, and nothing that is handed in falls back to ours.  One that writes,
+    deletes and changes directory by relative paths, when it is imported and when it is called,
+    leaves the project and the rest alone."""
     project, theirs, other = copy_of_project(tmp_path), tmp_path / "anna", tmp_path / "tmp"
     theirs.mkdir(), other.mkdir()
     for file in ("02_recurrence", "04_rel_shift"):
