@@ -276,12 +276,12 @@ READING = presets.Recipe(steps=9, dtype="float32", batch=2, segment=2)
 
 def read(evaluate, model=None, tokens=TOKENS, eval_segment=3, eval_mem_len=1, **more):
     """Evaluate with stand-ins for all that is no part of this exercise."""
-    model, told = model or Ledger(), more.pop("told", [])
+    model, asked = model or Ledger(), more.pop("asked", [])
     ledger = model.model if isinstance(model, OpaqueReader) else model
     tokens = torch.as_tensor(tokens, dtype=torch.uint8)
 
     def progress(items, label, total=None):
-        told.append((label, total))
+        asked.append((label, total))
         return items
 
     with replaced(lesson_1, lanes=oracles.lanes, segments=oracles.segments), replaced(
@@ -383,6 +383,6 @@ def test_the_sum_is_kept_in_float64(evaluate, T):
 def test_progress_is_told_how_many_segments(evaluate, n, parts):
     """If you use progress(items, label, total), pass it the label and the number of segments, of
     which the last may be shorter."""
-    told = []
-    read(evaluate, None, TOKENS[:n], told=told, label="here")
-    assert set(told) <= {("here", parts), ("here", None)}
+    asked = []
+    read(evaluate, None, TOKENS[:n], asked=asked, label="here")
+    assert set(asked) <= {("here", parts), ("here", None)}

@@ -262,6 +262,4 @@ def line_of(name):
     """Return the state in words: rel_shift is solved."""
     if BY_NAME[name] not in counted():
         return f"{name} is not in XL_CODE"
-    if why := lessons.broken.get(BY_NAME[name].file, ""):
-        return f"{name} cannot be tested: {why}"
     return f"{name} is {state(name)[0]}"
