@@ -137,13 +137,6 @@ def test_x_and_y_are_int64(segments):
     assert (x.dtype, y.dtype) == (torch.int64, torch.int64)
 
 
-@pytest.mark.parametrize("T", [0, -3])
-def test_less_than_one_column_is_refused(segments, T):
-    """T < 1 raises a ValueError."""
-    with pytest.raises(ValueError):
-        next(segments(three_lanes(), T), None)
-
-
 # ---- exercise sinusoid --------------------------------------------------------------------------
 
 def test_position_0(sinusoid):
@@ -182,10 +175,3 @@ def test_float64_before_the_product(sinusoid):
     powers of 10000."""
     far = [1000, 123456]
     assert same(sinusoid(torch.tensor(far), 10), oracles.unit_circle(far, 10), tolerance=1e-8)
-
-
-@pytest.mark.parametrize("D", [7, 1])
-def test_an_odd_width_is_refused(sinusoid, D):
-    """An odd D raises a ValueError: sines and cosines come in pairs."""
-    with pytest.raises(ValueError):
-        sinusoid(torch.arange(3), D)

@@ -40,7 +40,7 @@ class Exercise:
 
 EXERCISES = (
     Exercise(
-        "lanes", "01_vanilla_segments", "lanes", 6, 15, 1,
+        "lanes", "01_vanilla_segments", "lanes", 5, 15, 1,
         "one stream, B contiguous lanes", "slices, stack",
         "Split the stream into B contiguous lanes of L + 1 tokens, where L = (n - 1) // B. The "
         "last column of a lane is only a target; it is also the first column of the next lane. "
@@ -48,21 +48,19 @@ EXERCISES = (
         "At which index of the stream does lane b begin, and where does it end if it contains "
         "one token more than its L inputs?"),
     Exercise(
-        "segments", "01_vanilla_segments", "segments", 8, 15, 1,
+        "segments", "01_vanilla_segments", "segments", 6, 15, 1,
         "inputs and their next tokens, in order", "yield",
-        "Go through the columns of the lanes, T at a time from column `start` on, and yield x "
-        "and y, both (B, T) int64, where y is one column further than x. The last segment may be "
-        "shorter, but every input has its target, and the last column is never an input. Raise a "
-        "ValueError if T < 1.",
+        "Go through the columns of the lanes, T at a time from column `start` on. Yield x and y, "
+        "both (B, T) int64, where y is one column further than x. The last segment may be "
+        "shorter, but every input has its target, and the last column is never an input.",
         "With L + 1 columns there are L inputs. For the last segment, write down the column at "
         "which x ends and the column at which y ends. Use `yield` and do not return a list: "
         "train.py asks for one segment at a time."),
     Exercise(
-        "sinusoid", "01_vanilla_segments", "sinusoid", 6, 15, 1,
+        "sinusoid", "01_vanilla_segments", "sinusoid", 4, 15, 1,
         "a position as sines and cosines", "broadcasting",
         "Encode each position as D/2 sines followed by D/2 cosines, in float64. Frequency k (k = "
-        "0, 1, ...) is 10000^(-2k/D): the first one is 1, and they decrease. Raise a ValueError "
-        "if D is odd.",
+        "0, 1, ...) is 10000^(-2k/D): the first one is 1, and they decrease. D is even.",
         "First compute the D/2 frequencies, then the matrix of all angles (n, D/2). Concatenate "
         "its sine and its cosine, all sines first. Convert positions and frequencies to float64 "
         "before you multiply them."),
@@ -165,12 +163,11 @@ EXERCISES = (
         "h = norm(h + dropout(block(h))), twice. The second block reads the result of the first "
         "norm."),
     Exercise(
-        "sample_top_k", "05_full_model", "sample_top_k", 9, 20, 2,
+        "sample_top_k", "05_full_model", "sample_top_k", 4, 20, 2,
         "sample from the k most probable tokens", "topk, softmax, multinomial",
-        "For each row of the logits (B, V), sample one of its top_k most probable tokens, with "
-        "probabilities softmax(logits / temperature) among these, using `generator`. Return "
-        "indices into the vocabulary, (B, 1). Raise a ValueError if top_k is outside 1..V or if "
-        "the temperature is not above 0 (NaN is not above 0).",
+        "For each row of the logits (B, V), sample one of its top_k most probable tokens, using "
+        "`generator`. The probabilities are softmax(logits / temperature) among these. Return "
+        "indices into the vocabulary, (B, 1).",
         "topk returns values and indices. multinomial samples a rank among the k best, which you "
         "must map back to an index into the vocabulary."),
     Exercise(

@@ -124,6 +124,12 @@ def test_evaluating_changes_mode_and_lengths_and_restores_both(training):
     assert model.config is config and model.training == training
 
 
+@pytest.mark.parametrize("T, M, wanted", [(80, 2100, 512), (64, 128, 128), (700, 512, 700)])
+def test_evaluation_reads_at_least_its_t(T, M, wanted):
+    """Up to M or 512, whichever is less."""
+    assert train.evaluation_segment_length(replace(RUN, eval_segment=T, eval_mem_len=M)) == wanted
+
+
 @pytest.mark.parametrize("form", ["plain", "Reader"])
 def test_a_sample_is_drawn_in_eval_mode_with_the_memory_of_evaluation(form, monkeypatch):
     """After a prompt (P,), which lesson 5's generate gets as one lane, (1, P); by the recipe's
