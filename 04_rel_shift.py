@@ -145,7 +145,6 @@ def show_leftovers(T=3, m=2):
     for elements, masked in zip(rel_shift(x).tolist(), mask.tolist()):
         print(" ", *(f"[{z:2}]" if is_masked else f" {z:2} "
                      for z, is_masked in zip(elements, masked)))
-    print(f"  the causal mask covers the cells {mask.nonzero().tolist()}")
 
 
 def show_equalities(D=6, H=3, C=4):
@@ -240,8 +239,7 @@ if __name__ == "__main__":
 #         2    1    0  [ 0] [14]
 #        13   12   11   10  [ 0]
 #        24   23   22   21   20
-#       the causal mask covers the cells [[0, 3], [0, 4], [1, 4]]
-# These are the cells in brackets, and no others.
+# The causal mask, whose cells are in brackets, covers the leftovers and nothing else.
 #
 #     loops = gather = pad-reshape-drop, bit for bit: 16 of 16 shapes
 #     scores by the shift against lesson 3's: 2e-15

@@ -156,11 +156,6 @@ def test_line(model, corpus, recipe):
     return log.test_line(nats, corpus, recipe, evaluation_segment_length(recipe))
 
 
-def validation_tokens(corpus, recipe):
-    """Return the tokens for recipe.eval_tokens validation predictions; 0 means all."""
-    return corpus.valid[: recipe.eval_tokens + 1 if recipe.eval_tokens else None]
-
-
 def is_validation_due(recipe, state):
     """Return whether one is due: eval_every steps (0: a tenth) are done, or all."""
     done = fraction_done(recipe, state)
@@ -177,7 +172,8 @@ def validate_and_save(job, stop):
     if job.reader is not None and is_validation_due(recipe, state):
         job.save()  # a kill during the validation then loses nothing
         start = time.perf_counter()
-        tokens = validation_tokens(job.corpus, recipe)
+        count = recipe.eval_tokens or len(job.corpus.valid)  # predictions
+        tokens = job.corpus.valid[: count + 1]
         loss = ranks.on_rank_0(evaluate, job.reader, tokens, recipe, "validating")
         job.log.validation(state, loss)
         state.validated_at = state.step
