@@ -1,7 +1,7 @@
 """Lesson 2. Memory: cache a segment, stop the gradient, reuse it (paper, 3.2).
 
 You need lesson 1.  You learn how the past becomes keys and values, how far back each
-layer can then attend, and why absolute positions break.  40 minutes (readers' median).
+layer can then attend, and why absolute positions break.  50 minutes (readers' median).
 
 The problem.  Lesson 1's model forgets everything at each segment boundary.
 
@@ -49,7 +49,7 @@ from support.progress import progress
 lesson_1 = import_module("01_vanilla_segments")  # `import` takes no leading digit
 BUDGET = lesson_1.BUDGET
 # what lesson 1 printed
-BEFORE = {"lesson 1: each segment alone": 2.75, "lesson 1: sliding window": 2.72}
+BEFORE = {"lesson 1: each segment alone": 2.73, "lesson 1: sliding window": 2.71}
 
 
 # ---- the two new functions -----------------------------------------------------------
@@ -139,9 +139,9 @@ def reach(N, T, M):
     >>> reach(1, 4, 4), reach(2, 4, 4), reach(3, 4, 0)
     (7, 11, 3)
     """
-    token = T - 1  # of the segment that starts at 0; with T = M = 4: 3, -4, -8, ...
+    token = T - 1  # the segment starts at 0; T = M = 4 gives 3, -4, -8, ...
     for _ in range(N):
-        segment_start = token - token % T  # also below 0: in Python -5 % 4 is 3
+        segment_start = token - token % T  # also correct below 0: in Python -5 % 4 is 3
         token = segment_start - M
     return T - 1 - token
 
@@ -186,7 +186,7 @@ def bits_per_token(model, tokens, B=BUDGET["B"], T=BUDGET["T"]):
 # ---- the lesson ----------------------------------------------------------------------
 
 def show_stopped_gradient(T=8, M=8, D=32):
-    """Print the gradients of a layer's output into this segment and the one before."""
+    """Print a layer's gradients with respect to this and the previous segment."""
     layer = lesson_1.Layer(Attention(D, H=2, C=16), D, FF=64)
     h_1 = torch.randn(1, T, D, requires_grad=True)  # hidden states of segment 1
     h_2 = torch.randn(1, T, D, requires_grad=True)
@@ -264,15 +264,15 @@ if __name__ == "__main__":
 # Ask yourself (answers: tests/course/answers.md, which your teacher has)
 #   1. Why does a layer cache its input, and not its output?
 #   2. Gradients stop at the boundary.  How can W_k and W_v learn to use the memory?
-#   3. Could two layers notice the swap at position j?  Through which hidden states?
+#   3. Could a two-layer model detect the swap at position j?  By which hidden states?
 # Change and watch
 #   1. Set M=16 in show_reach, and n_segments=10: how much does each layer add?
-#   2. Let the memory keep its gradient: which printed line changes, and which do not?
+#   2. Let the memory keep its gradient: which printed lines change, and which do not?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
 #     gradient into segment 2: up to 0.87
 #     gradient into segment 1: None
-# None is more than a gradient of 0: autograd finds no path into segment 1.
+# None is stronger than a gradient of 0: autograd finds no path into segment 1.
 #
 #     token 0 changed, T = 8, M = 8: farthest token whose loss changes
 #       N = 4, M = 0:  7, reach() predicts  7
@@ -289,11 +289,11 @@ if __name__ == "__main__":
 # 4e-16 is rounding error: layer 1 sees the same keys in another order.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
-#       lesson 1: each segment alone           2.75
-#       lesson 1: sliding window               2.72
+#       lesson 1: each segment alone           2.73
+#       lesson 1: sliding window               2.71
 #       lesson 2: memory, absolute positions   3.40
 #     figure: runs/thread.png
-# A memory is worse than none, also at learning rates .001, .0025 and .01: 3.45, 3.34,
-# 3.59.  The swap explains why: two keys have the position just before the query, one in
-# memory, one in the segment.  Layer 1 cannot tell them apart, so it can neither use the
-# memory nor ignore it; layer 2 has to use the mixture.
+# This memory is worse than none, also at learning rates .001, .0025 and .01: 3.45,
+# 3.34, 3.59.  The swap suggests why: two keys, one in memory, one in the segment, share
+# the position just before the query.  Layer 1 cannot tell them apart, so it can neither
+# use the memory nor ignore it; layer 2 has to use the mixture.

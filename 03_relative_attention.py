@@ -1,16 +1,16 @@
 """Lesson 3. Relative positions: the score with four terms (paper, 3.3).
 
 You need lessons 1 and 2.  You learn the equation of Transformer-XL term by term, and
-why distances let a segment continue a memory seamlessly.  50 minutes (readers' median).
+why distances let a segment continue a memory seamlessly.  65 minutes (readers' median).
 
-The problem.  In lesson 2 a memory token and a segment token can share a position.
-Numbering the whole text instead would reach positions never seen in training.
+The problem.  In lesson 2 memory and segment share positions, and the cached states
+contain theirs.  Numbering the whole text would reach positions never seen in training.
 
-The one new idea.  A query need not know *where* a key is, only *how far back*: distance
-i - j goes into the score, and no position is added to the embedding.  Layer 1's score
-in lesson 2 is a product of two sums, so it has four terms.  E_i is the embedded token
-at position i, q_i = W_q E_i its query, k_j = W_k E_j a key (in these formulas vectors
-are columns; in lesson 2 and in code they are rows):
+The one new idea.  A score need not depend on *where* a key is, only on *how far back*:
+distance i - j goes into the score, and no position is added to the embedding.  Layer
+1's score in lesson 2 is a product of two sums, so it has four terms.  E_i is the
+embedded token at position i, q_i = W_q E_i its query, k_j = W_k E_j a key (in these
+formulas vectors are columns; in lesson 2 and in code they are rows):
 
     (W_q (E_i + U_i)) . (W_k (E_j + U_j))  =  (a) + (b) + (c) + (d)
 
@@ -20,12 +20,12 @@ are columns; in lesson 2 and in code they are rows):
     (c) W_q U_i . W_k E_j    u   . k_j               is key j important to all queries?
     (d) W_q U_i . W_k U_j    v   . (W_kR R_(i-j))    is that distance important to all?
 
-  * U_j, the key's position, becomes R_(i-j), its distance: also a fixed sinusoid.
+  * U_j, the key's position, becomes R_(i-j), its distance, again as a fixed sinusoid.
   * W_q U_i, the query's own position, no longer matters.  But some keys and distances
-    are important to all queries: so vectors that each head learns replace it, u in (c)
-    and v in (d).
+    are important to all queries, so each head learns two vectors to replace W_q U_i:
+    u in (c) and v in (d).
   * Content and distance are projected separately: W_k becomes W_kE, and W_kR is new.
-    Higher layers have h in place of E.  Lesson 2 adds U once; here all layers use R.
+    Higher layers use h instead of E.  Lesson 2 adds U once; here all layers use R.
 
 In code i indexes the segment's queries, j all keys: query i is key m + i, and the
 distance is m + i - j.  For T = 3 queries, m = 2 memory keys (a dot: the future):
@@ -57,7 +57,7 @@ BEFORE = lesson_2.BEFORE | {"lesson 2: memory, absolute positions": 3.40}
 # ---- the four terms, twice -----------------------------------------------------------
 
 def four_terms(q, k, R, W_kR, u, v):
-    """Compute the equation, one element at a time, for one head in NumPy: -> (4, T, K).
+    """Compute the four terms, element by element, for one head in NumPy: -> (4, T, K).
 
     q (T, C), k (K, C), R (K, D) by distance, W_kR (C, D), u, v (C,).  Query i is key
     m + i, after m = K - T memory keys.  Future keys get NaN.  Nothing is scaled yet.
@@ -128,7 +128,7 @@ class RelativeAttention(nn.Module):
         return four_terms_all_pairs(q, k, R, W_kR, u, v)                           # NEW
 
     def score(self, h, memory, u, v):
-        """The sum of the terms, (B, H, T, K); lesson 4 computes it another way."""
+        """Sum the terms: -> (B, H, T, K); lesson 4 computes the sum another way."""
         return self.terms(h, memory, u, v).sum(0)                                  # NEW
 
     def forward(self, h, memory, u, v):
@@ -162,7 +162,7 @@ class RelativeTransformer(nn.Module):
 
     def forward(self, x, memory=None):
         """x (B, T), N memories (B, m, D) or None -> logits (B, T, V), new memories."""
-        # no U: R says where.  sqrt(D) stays, as in the authors' code              # NEW
+        # no U: R encodes distances.  sqrt(D) stays, as in the authors' code       # NEW
         h = self.embedding(x) * math.sqrt(self.D)
         if memory is None:
             memory = [h[:, :0]] * len(self.layers)
@@ -267,13 +267,13 @@ if __name__ == "__main__":
 # in each column: it ignores the query.  (d) is constant along each diagonal.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
-#       lesson 1: each segment alone           2.75
-#       lesson 1: sliding window               2.72
+#       lesson 1: each segment alone           2.73
+#       lesson 1: sliding window               2.71
 #       lesson 2: memory, absolute positions   3.40
-#       lesson 3: memory, relative positions   2.46
+#       lesson 3: memory, relative positions   2.45
 #     figure: runs/thread.png
-#     lesson 3's weights, evaluated without a memory: 2.67
-# Relative positions repair the memory: 2.46 is 0.3 bits below lesson 1's 2.75.  Without
-# a memory these weights, which have learned to use one, still have 2.67: 0.2 bits of
+#     lesson 3's weights, evaluated without a memory: 2.68
+# Relative positions repair the memory: 2.45 is 0.3 bits below lesson 1's 2.73.  Without
+# a memory these weights, which have learned to use one, still have 2.68: 0.2 bits of
 # the gain are the memory's.  This is the paper in short: recurrence needs relative
 # positions.

@@ -1,14 +1,14 @@
 """Lesson 4. The relative shift: the same score from K projections (paper, appendix B).
 
-You need lessons 2 and 3.  You learn how K projected distances are enough for T * K
-scores, and the three lines that make it so.  35 minutes (readers' median).
+You need lessons 2 and 3.  You learn why K projected distances are enough for T * K
+scores, and three lines of code that align them.  45 minutes (readers' median).
 
 The problem.  Lesson 3 computes a key W_kR R_(i-j) for every pair (i, j) and stores all
 T * K vectors for the backward pass, although there are only K different distances.
 
-The one new idea.  Project each distance once, into K distance keys k_R, the largest
-first, as distances decrease along a row of keys: column n of q k_R^T holds distance
-K - 1 - n.  Cell (i, j) needs distance m + i - j, from another column of row i:
+The one new idea.  Project each distance once.  The K distance keys k_R begin with the
+largest distance, as each row of keys does, so column n of q k_R^T holds distance
+K - 1 - n.  Cell (i, j) needs distance m + i - j, which is in another column of row i:
 
     K - 1 - n = m + i - j,  so  n = j + (T - 1 - i):  row i moves left by T - 1 - i
 
@@ -50,7 +50,7 @@ from support.progress import progress
 lesson_1 = import_module("01_vanilla_segments")
 lesson_2 = import_module("02_recurrence")
 lesson_3 = import_module("03_relative_attention")
-BEFORE = lesson_3.BEFORE | {"lesson 3: memory, relative positions": 2.46}
+BEFORE = lesson_3.BEFORE | {"lesson 3: memory, relative positions": 2.45}
 
 
 # ---- one shift, three times ----------------------------------------------------------
@@ -96,10 +96,10 @@ def rel_shift(x):
     *batch, T, K = x.shape
     x = F.pad(x, (1, 0))  # (..., T, K + 1): one zero in front of every row
     x = x.reshape(*batch, K + 1, T)  # the same elements in the same order, in rows of T
-    # Number q k_R^T's cells row by row from 0.  In the drawing, 13 is cell 6.  The two
-    # zeros before it make it 8, dropping T = 3 cells makes it 5: the start of row 1.
+    # Number q k_R^T's cells row by row from 0.  In the drawing 13 is cell 6.  Two zeros
+    # before it move it to 8; dropping T = 3 cells moves it to 5, the start of row 1.
     # In general cell (i, n) moves from i K + n to i K + n + (i + 1) - T, which is
-    # i K + n - (T - 1 - i): T - 1 - i to the left.
+    # i K + n - (T - 1 - i): it moves left by T - 1 - i.
     return x[..., 1:, :].reshape(*batch, T, K)
 
 
@@ -119,7 +119,7 @@ def relative_score(q, k, k_R, u, v):
 
 
 class ShiftAttention(lesson_3.RelativeAttention):
-    """Lesson 3's attention, its weights and its results, from K distance keys."""
+    """Lesson 3's attention, with equal weights and results, from K distance keys."""
 
     def score(self, h, memory, u, v):
         """(B, T, D), (B, m, D), u, v (H, C) -> (B, H, T, K), with leftovers."""
@@ -171,8 +171,8 @@ def show_equalities(D=6, H=3, C=4):
 
 
 def show_same_loss(train, valid, vocab):
-    """Train lesson 3's model by the shift; evaluate it that way and for all pairs."""
-    torch.manual_seed(0)  # so lesson 3's initial weights
+    """Train lesson 3's model with the shift; evaluate with the shift and all pairs."""
+    torch.manual_seed(0)  # gives lesson 3's initial weights
     model = lesson_3.RelativeTransformer(len(vocab), attention=ShiftAttention)
     lesson_2.fit(model, train, **lesson_1.BUDGET)
     by_shift = lesson_2.bits_per_token(model, valid)
@@ -184,9 +184,9 @@ def show_same_loss(train, valid, vocab):
 
 
 def milliseconds(function):
-    """Return the milliseconds of a forward and backward pass: the least of five."""
+    """Return the time of a forward and backward pass in ms, the minimum of five."""
     times = timeit.repeat(lambda: function().sum().backward(), number=1, repeat=6)
-    return 1000 * min(times[1:])  # the first warms up; the least, as noise adds time
+    return 1000 * min(times[1:])  # skip the warm-up; take the least, as noise adds time
 
 
 def show_cost(lengths, B=8):
@@ -252,15 +252,14 @@ if __name__ == "__main__":
 #       T = M = 256: 131,072 for all pairs, 512 by the shift; 342 ms, 95 ms
 #     figure: runs/04_price.png
 # Doubling T = M quadruples the vectors for all pairs and doubles them for the shift.
-# (Times also include the scores, of which there are T * K in both.)
 #
 #     bits per byte: the same training, the same bytes to evaluate on
-#       lesson 1: each segment alone           2.75
-#       lesson 1: sliding window               2.72
+#       lesson 1: each segment alone           2.73
+#       lesson 1: sliding window               2.71
 #       lesson 2: memory, absolute positions   3.40
-#       lesson 3: memory, relative positions   2.46
+#       lesson 3: memory, relative positions   2.45
 #       lesson 4: the same by the shift        2.45
 #     figure: runs/thread.png
 #     the same weights by the shift 2.454177, for all pairs 2.454177
-# The same loss at a lower cost.  (Rounding error grows during 500 training steps, so
-# the weights are not quite lesson 3's.)
+# The loss is the same, at a lower cost.  (Rounding error grows during 500 training
+# steps, so the weights differ slightly from lesson 3's.)

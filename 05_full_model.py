@@ -1,10 +1,10 @@
 """Lesson 5.  The complete Transformer-XL (Dai et al., ACL 2019; sections 3.2 and 3.3).
 
 You need lessons 1 to 4.  You learn how the parts make one model, how it uses a
-longer memory than in training, and how it generates.  60 minutes (readers' median).
+longer memory than in training, and how it generates.  75 minutes (readers' median).
 
-This file joins the parts, segments (01), memory (02), the four-term score (03) and the
-shift (04), into the model that train.py trains, and adds what a complete one needs.
+This file joins segments (01), memory (02), the four-term score (03) and the shift (04)
+into the model that train.py trains, and adds the remaining parts of a complete model.
 
     tokens (B, T) -> embedding * sqrt(D) -> h -> layer 1 ... layer N -> logits (B, T, V)
     layer n:  attention of h to [memory n ; h], add, norm;  feed-forward, add, norm
@@ -13,7 +13,7 @@ shift (04), into the model that train.py trains, and adds what a complete one ne
 
 Two options for a longer memory come from the authors' code, not from the paper:
 
-  * clamp_len: larger distances are encoded as clamp_len, so that all are in training;
+  * clamp_len: larger distances are encoded as clamp_len, so that all occur in training;
   * same_length: each query sees itself and at most M keys before it.
 
 For T = 3 queries and m = M = 2 memory keys these are the distances (a dot: masked):
@@ -25,8 +25,8 @@ For T = 3 queries and m = M = 2 memory keys these are the distances (a dot: mask
                                  as in lesson 2        same_length
 
 On the left, the last query of a segment sees T - 1 more keys than the first, so a loss
-depends on the segmentation.  On the right it does not: evaluation may choose any T.
-This is the reference implementation; training/fast.py computes the same faster.
+depends on the segmentation.  On the right it does not, so evaluation can use any T.
+This is the reference implementation; training/fast.py computes the same losses faster.
 
     python 05_full_model.py     30 seconds: segment lengths, memory lengths, a sample
 """
@@ -96,7 +96,7 @@ CONFIGS = {
 def attention_mask(T, m, M, same_length, device=None):
     """Return a mask (T, m + T), True for keys that a query must not attend to; m <= M.
 
-    They are in the future (distance below 0) or, with same_length, more than M back.
+    These keys are in the future (distance < 0) or, with same_length, more than M back.
 
     >>> attention_mask(3, 1, 2, same_length=True).int()  # the memory holds 1 of M = 2
     tensor([[0, 0, 1, 1],
@@ -245,7 +245,7 @@ class TransformerXL(nn.Module):
         R = distance_encoding(m + T, c.d_model, c.clamp_len, x.device)  # for all layers
         R = self.dropout_R(R.to(h))  # (K, D)
         mask = attention_mask(T, m, c.mem_len, c.same_length, x.device)  # (T, K)
-        # one pair for all layers, or with untie_r N pairs as they are
+        # expand one pair to all layers; with untie_r there are N pairs already
         u = self.u.expand(c.n_layer, -1, -1)  # (N, H, C)
         v = self.v.expand(c.n_layer, -1, -1)
         new_memory = []
@@ -263,7 +263,7 @@ class TransformerXL(nn.Module):
 def sample_top_k(logits, top_k, temperature=1.0, generator=None):
     """Sample one of the top_k most probable tokens: (B, V) -> (B, 1).
 
-    The others are improbable, but many.  A temperature below 1 prefers the best.
+    Other tokens are improbable, but many.  A temperature below 1 favors likely ones.
     """
     best, tokens = logits.float().topk(top_k)  # (B, top_k), descending
     probability = (best / temperature).softmax(-1)
@@ -276,7 +276,7 @@ def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None)
     """Sample n_tokens that continue each prompt: (B, P) int64 -> (B, n_tokens).
 
     The model must be in eval mode.  It reads the prompt once, then one token at a time;
-    the memory holds the past.  A Reader (training/fast.py) works as well and is faster.
+    the memory holds the past.  `model` may also be a faster Reader (training/fast.py).
     """
     top_k = min(top_k, model.config.vocab_size)
     memory = None
@@ -375,8 +375,8 @@ if __name__ == "__main__":
 #       M = 512: 1.21 bits per byte
 #     figure: runs/05_memory_length.png
 # With same_length and M = 1 a query attends to itself and one key; the weights, trained
-# with more, fail.  Longer memories help less and less, but also beyond training's M.
-# (The bytes are the thread's; the model has 4 layers and has trained for two hours.)
+# with more keys, fail.  Gains shrink as M grows, but go on beyond training's 255 keys.
+# (The bytes are as in lessons 1 to 4; the 4-layer model was trained for two hours.)
 #
 #     its continuation of `def read(` (yours differs):
 #       '))\n\n        if read == read(3):\n            read = read(1)\n '

@@ -9,11 +9,11 @@
     python train.py --help                 everything else, with its defaults
     torchrun --nproc-per-node=2 train.py --dataset enwik8     the same on two GPUs
 
-A run has one folder (--out) with checkpoint.pt and the one before it, previous.pt,
+A run has one folder (--out) with checkpoint.pt, previous.pt (the checkpoint before it),
 best.pt (lowest validation loss), metrics.tsv and curve.png.  Losses are in nats in the
 code, and printed as bits per byte (bpc, as in the papers) or perplexity per word (ppl).
 
-In this file `recipe` is the settings of data and training, `config` the model's sizes
+In this file `recipe` holds the data and training settings, `config` the model's sizes
 (both in training/presets.py).  Files, resuming and signals are in training/job.py.  A
 rank is one of several processes that train one model together, one per GPU.
 """
@@ -73,12 +73,12 @@ def micro_batches(B, size):
 def train_step(model, optimizer, x, y, memory, recipe):
     """Update the model once, from x, y (B, T) and the memory of the B lanes.
 
-    The model reads recipe.micro_batch lanes at a time.  Gradients add up, so the update
-    is that of all lanes, but only one micro-batch's activations are in memory.
+    The model reads recipe.micro_batch lanes at a time.  Gradients accumulate, so the
+    update uses all lanes, but only one micro-batch's activations are in memory.
 
     Return the mean loss (nats, over all lanes of all ranks), the gradient norm before
-    clipping, and the new memory.  If loss or norm is not finite, nothing is updated, as
-    one such number would spoil every weight, and the old memory is returned.
+    clipping, and the new memory.  If loss or norm is not finite, update nothing (one
+    such number would corrupt every weight) and return the old memory.
     """
     optimizer.zero_grad()
     loss = 0.0
@@ -87,7 +87,7 @@ def train_step(model, optimizer, x, y, memory, recipe):
         past = None if memory is None else [h[lanes] for h in memory]  # of each layer
         # several ranks synchronize gradients once, during the last micro-batch
         with ranks.no_sync(model, last=lanes.stop == len(x)):
-            with machine.autocast(recipe, x.device.type):
+            with machine.autocast(recipe, x.device.type):  # bf16 products
                 losses, part_memory = model(x[lanes], past, y[lanes])
             part = losses.sum() / y.numel()  # its share of the mean over all lanes
             part.backward()
@@ -115,7 +115,7 @@ def evaluating(model, recipe):
         model.config = replace(config, mem_len=recipe.eval_mem_len, same_length=True,
                                clamp_len=recipe.eval_clamp_len)
         yield
-    finally:  # whatever happens, the model trains on as before
+    finally:  # even after an exception, restore the training settings
         model.config = config
         model.train(training)
 
@@ -157,7 +157,7 @@ def test_line(model, corpus, recipe):
 
 
 def is_validation_due(recipe, state):
-    """Return whether one is due: eval_every steps (0: a tenth) are done, or all."""
+    """Return True every eval_every steps (0: every tenth of the run) and at the end."""
     done = fraction_done(recipe, state)
     if state.validated_at == state.step:  # not twice at one step, nor at step 0
         return False
@@ -167,10 +167,10 @@ def is_validation_due(recipe, state):
 
 
 def validate_and_save(job, stop):
-    """Validate if it is due; save before and after that, and every save_minutes."""
+    """Validate if due, saving before and after; otherwise save every save_minutes."""
     recipe, state = job.recipe, job.state
     if job.reader is not None and is_validation_due(recipe, state):
-        job.save()  # a kill during the validation then loses nothing
+        job.save()  # nothing is lost if the run is killed while validating
         start = time.perf_counter()
         count = recipe.eval_tokens or len(job.corpus.valid)  # predictions
         tokens = job.corpus.valid[: count + 1]
@@ -181,7 +181,7 @@ def validate_and_save(job, stop):
         if loss < state.lowest:  # False if the loss is NaN
             state.lowest = loss
             job.save_best()
-        if stop.agree(time.perf_counter() - start) > 1:  # a shorter one may be repeated
+        if stop.agree(time.perf_counter() - start) > 1:  # a kill repeats shorter ones
             job.save()
     elif state.seconds - job.saved_at > 60 * recipe.save_minutes:
         job.save()
@@ -274,7 +274,7 @@ def finish(job, flags):
 
 
 def evaluate_or_sample(flags, device):
-    """--eval-only and --sample: use a checkpoint without training it."""
+    """Run --eval-only and --sample: use a checkpoint without further training."""
     name, _, typed = chosen(flags, device)
     saved = checkpoint.to_evaluate(folder_to_use(flags, name, typed))
     recipe = saved_recipe(flags, saved)
@@ -302,7 +302,7 @@ def run_command(argv):
 
 
 def main(argv=None):
-    """Return the exit status: 0; 1 after a line on a mistake; 128 + n for signal n."""
+    """Return the exit status: 0; 1 after an error message; 128 + n for signal n."""
     return exit_status("train.py", run_command, argv)
 
 
