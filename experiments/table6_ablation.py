@@ -95,8 +95,8 @@ SCALES = {
     "tiny": Study(lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16),
                   presets.Recipe(batch=4, segment=8, steps=6), (4, 8, 16, 24), count=2, n=30),
     "small": Study(presets.CONFIGS["laptop"],
-                   replace(presets.RECIPES["laptop"], minutes=0.0, steps=1300),
-                   (64, 128, 192, 256, 384, 512, 768, 1024), count=16, n=960),
+                   replace(presets.RECIPES["laptop"], minutes=0.0, steps=4300),
+                   (64, 128, 192, 256, 384, 512, 768, 1024), count=16, n=8125),
     "copies": Study(lesson_5.Config(2, n_layer=2, d_model=64, n_head=4, d_head=32, d_inner=128),
                     presets.Recipe(batch=16, segment=64, steps=700),
                     (16, 24, 32, 48, 64, 72, 96, 128), count=16, n=960),
@@ -109,17 +109,19 @@ SCALES = {
 # ---- the model: lesson 5's, with another encoding or loss ---------------------------------------
 
 class LearnedDistances(nn.Module):
-    """Instead of W_kR: a learned vector per head and distance; the last for all beyond."""
+    """Instead of W_kR: a learned vector per distance, for all heads; the last for all beyond.
 
-    def __init__(self, distances, H, C):
+    The table is one matrix, so that it is trained by Muon, as W_kR is.
+    """
+
+    def __init__(self, distances, width):
         super().__init__()
-        self.rows = nn.Parameter(torch.randn(H, distances, C) * 0.02)
+        self.rows = nn.Parameter(torch.randn(distances, width) * 0.02)
 
     def forward(self, R):
         """R (K, D), of which only K counts -> (K, H * C) by descending distance."""
         distance = torch.arange(len(R) - 1, -1, -1, device=R.device)
-        rows = self.rows[:, distance.clamp(max=self.rows.shape[1] - 1)]  # (H, K, C)
-        return rows.transpose(0, 1).flatten(1)
+        return self.rows[distance.clamp(max=len(self.rows) - 1)]
 
 
 def add_sinusoid(dropout, given, h):
@@ -152,7 +154,7 @@ class AblationModel(lesson_5.TransformerXL):
         for layer in self.layers:
             if encoding == "shaw":
                 layer.attention.W_kR = LearnedDistances(
-                    config.mem_len + T, config.n_head, config.d_head)
+                    config.mem_len + T, config.n_head * config.d_head)
             elif not encoding.startswith("ours"):
                 nn.init.zeros_(layer.attention.W_kR.weight).requires_grad_(False)
             if encoding == "al-rfou":

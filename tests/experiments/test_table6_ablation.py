@@ -60,7 +60,7 @@ def test_shaws_score_is_terms_a_and_b_with_learned_distances():
     memory, h = rows[:, :9], rows[:, 9:]
     mask = lesson_5.attention_mask(3, 9, 9, False)
     found = attention(h, memory, torch.randn(12, 12).double(), zero, zero, mask)  # no R counts
-    learned = attention.W_kR.rows.transpose(0, 1).flatten(1)  # (9, H * C)
+    learned = attention.W_kR.rows  # (9, H * C)
     attention.W_kR.weight = torch.eye(12).double()  # the encoding is the key
     R = learned[[min(distance, 8) for distance in range(12)]]
     wanted = [oracle.attended(attention, rows[:, : n + 1].unbind(1), R, zero, zero)
