@@ -6,7 +6,7 @@
     table 10    equal memory in training instead of equal segments: without recurrence these are
                 longer by LONGER, which was measured for the small scale (results.md)
 
-    python experiments/table6_ablation.py --tables 6 --dtype bf16      70 minutes on two cores
+    python experiments/table6_ablation.py --tables 6 --dtype bf16      five hours on two cores
     python experiments/table6_ablation.py --tables 6 --scale copies    where all is known
     python experiments/table6_ablation.py --scale paper --tables 6 10  WikiText-103; GPUs
     python experiments/table6_ablation.py --scale lm1b --tables 7
@@ -27,12 +27,13 @@ Each model reads excerpts of the text with many attention lengths L.  With recur
 keys, itself included; without, a window of L tokens moves on by a quarter of L.  "trained" is the
 loss with the lengths of training (without recurrence: windows of T, which is kinder than segments
 of T).  "best" is that at the length chosen on the validation split, the shortest within 0.001 nats
-of the lowest.  All losses are of the test split.  "above" is a row's loss less that of the first.
+of the lowest.  Both are losses of the test split.  "above" is a row's loss less that of the first
+with the same seed: the mean, and its 95 percent interval by Student's t.
 """
 import math
 import sys
 from dataclasses import dataclass, replace
-from statistics import mean
+from statistics import mean, stdev
 
 import common  # before torch
 
@@ -46,6 +47,7 @@ from training.batches import SentenceLanes
 
 NAME = "table6_ablation"
 LONGER = 19 / 16
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # seeds: Student's t, 97.5 percent
 
 
 @dataclass(frozen=True)
@@ -206,19 +208,25 @@ def without_order(corpus):
 
 # ---- the tables ---------------------------------------------------------------------------------
 
-def evaluate(model, row, study, split, T):
-    """Return mean losses in nats: {attention length, or "trained": loss}."""
-    before = study.lengths[-1]
-    tokens = common.excerpts(split, before, study.count, study.n, model.u.device)
-
-    def loss(L, segment, **changes):
+def evaluate(model, row, study, corpus, T):
+    """Return mean losses in nats: of an eighth as much of the validation split {attention length:
+    loss}, and of the test split those of "best", its length there, and of "trained".
+    """
+    def loss(split, n, L, segment, **changes):
+        before = study.lengths[-1]
+        tokens = common.excerpts(split, before, study.count, n, model.u.device)
         if row.recurrence:
             return common.memory_losses(model, tokens, before, segment, **changes).mean().item()
         return common.window_losses(model, tokens, before, L).mean().item()
 
+    def with_attention(split, n, L):
+        return loss(split, n, L, max(64, T), mem_len=L - 1, same_length=True)
+
     lengths = [L for L in study.lengths if L <= T or row.encoding != "al-rfou"]  # T positions
-    losses = {L: loss(L, max(64, T), mem_len=L - 1, same_length=True) for L in lengths}
-    return losses | {"trained": loss(T, T)}
+    valid = {L: with_attention(corpus.valid, max(1, study.n // 8), L) for L in lengths}
+    best = best_length(valid)
+    return valid, {"best": with_attention(corpus.test, study.n, best),
+                   "trained": loss(corpus.test, study.n, T, T)}
 
 
 def best_length(losses):
@@ -226,33 +234,44 @@ def best_length(losses):
     return next(L for L, loss in losses.items() if loss <= min(losses.values()) + 0.001)
 
 
+def interval(values):
+    """Return the mean of one value per seed, and half of its 95 percent interval."""
+    if len(values) not in T95:
+        return mean(values), math.inf
+    return mean(values), T95[len(values)] * stdev(values) / math.sqrt(len(values))
+
+
 def report(table, rows, results, sizes):
     """Print one table beside the paper's -> [(row, above the first in nats by seed, paper's)].
     Results are {row: [(losses of validation, of test) of each seed]}."""
-    print(f"\ntable {table}, nats per token: mean ± half the range over the seeds\n"
+    print(f"\ntable {table}, nats per token: mean ± half the range over the seeds; above row 1: "
+          "mean of the differences ± half of its 95 percent interval\n"
           f"{'recurrence':11}{'encoding':9}{'loss':5}{'parameters':>11}{'trained':>15}{'best':>15}"
           f"{'at':>8}{'above row 1':>17} | paper, ppl{'best':>8}{'at':>5}  order")
-    best = {row: [test[best_length(valid)] for valid, test in results[row]] for row in rows}
+    best = {row: [test["best"] for _, test in results[row]] for row in rows}
     points = []
     for row in rows:
         valid, test = zip(*results[row])
         above = [mine - first for mine, first in zip(best[row], best[rows[0]])]
         theirs = row.paper or ("-", "-", "-")
         paper = math.log(row.paper[1] / rows[0].paper[1]) if row.paper else None
-        order = status(best[rows[0]], best[row], paper) if row.paper and row != rows[0] else ""
+        order = status(above, paper) if row.paper and row != rows[0] else ""
         print(f"{'yes' if row.recurrence else 'no':11}{row.encoding:9}{row.loss:5}{sizes[row]:11,}"
               f"{common.spread([z['trained'] for z in test]):>15}{common.spread(best[row]):>15}"
-              f"{best_length(common.mean_table(valid)):>8}{common.spread(above):>17} | "
+              f"{best_length(common.mean_table(valid)):>8}"
+              f"{'{:.3f} ± {:.3f}'.format(*interval(above)):>17} | "
               f"{theirs[0]:>10}{theirs[1]:>8}{theirs[2]:>5}  {order}".rstrip())
         points.append((row, above, paper))
     return points
 
 
-def status(first, other, paper):
-    """Return how the losses of the seeds compare with the paper, which has `other` so far above."""
-    if max(first) < min(other) or max(other) < min(first):
-        return "same" if (mean(other) > mean(first)) == (paper > 0) else "reversed"
-    return "bounded"
+def status(above, paper):
+    """Return how the differences of the seeds compare with the paper's: `bounded` if their interval
+    contains 0."""
+    middle, half = interval(above)
+    if abs(middle) <= half:
+        return "bounded"
+    return "same" if (middle > 0) == (paper > 0) else "reversed"
 
 
 def draw(points, results, path, title, nats):
@@ -266,15 +285,14 @@ def draw(points, results, path, title, nats):
         left.plot(above, [str(row)] * len(above), linestyle="", **style)
         if min(above) > limit:
             left.text(limit, str(row), f"{mean(above):.2f} → ", ha="right", va="center")
-        by_length = common.mean_table([test for _, test in results[row]])
-        del by_length["trained"]
+        by_length = common.mean_table([valid for valid, _ in results[row]])
         right.plot(*zip(*by_length.items()), linestyle="-" if row.recurrence else ":", **style)
     left.invert_yaxis()
     left.set(title=title, xlim=(None, limit), xlabel=f"{nats} above the first row; a mark per seed")
     left.grid(axis="x", alpha=0.4)
-    lowest = min(min(z.values()) for row, *_ in points for _, z in results[row])
-    *lengths, _ = results[points[0][0]][0][1]  # al-rfou has only the lengths of training
-    right.set(title="mean of the seeds, same marks", ylabel=f"{nats} (not from 0)",
+    lowest = min(min(z.values()) for row, *_ in points for z, _ in results[row])
+    lengths = [*results[points[0][0]][0][0]]  # al-rfou has only the lengths of training
+    right.set(title="validation, mean of the seeds, same marks", ylabel=f"{nats} (not from 0)",
               ylim=(lowest - 0.1 * limit, lowest + 1.7 * limit), xscale="log",
               xlabel="attention length (log scale)")
     right.set_xticks(lengths, lengths, rotation=60)
@@ -307,8 +325,7 @@ def main(argv):
         models = common.fit_seeds(lambda: make(row, study, given, T), corpus, recipe, given, name)
         for model in models:
             sizes[row] = sum(z.numel() for z in model.parameters() if z.requires_grad)
-            results[row].append([evaluate(model, row, study, split, T)
-                                 for split in (corpus.valid, corpus.test)])
+            results[row].append(evaluate(model, row, study, corpus, T))
     for table in dict.fromkeys(given.tables):
         of_table = [row for row in rows if row.table == table]
         points = report(table, of_table, results, sizes)
