@@ -4,7 +4,7 @@ You need lessons 1 and 2.  You learn the equation of Transformer-XL term by term
 why distances let a segment continue a memory seamlessly.  65 minutes (readers' median).
 
 The problem.  In lesson 2 memory and segment share positions, and the cached states
-contain theirs.  Numbering the whole text would reach positions never seen in training.
+contain them.  Numbering the whole text would reach positions never seen in training.
 
 The one new idea.  A score need not depend on *where* a key is, only on *how far back*:
 distance i - j goes into the score, and no position is added to the embedding.  Layer
@@ -176,7 +176,7 @@ class RelativeTransformer(nn.Module):
 # ---- the lesson ----------------------------------------------------------------------
 
 def show_loops_against_pairs(T=3, m=4, C=5, D=6):
-    """Print the difference of the two versions of the terms, for one lane and head."""
+    """Print how much the two versions of the terms differ, for one lane and head."""
     shapes = (T, C), (m + T, C), (m + T, D), (C, D), (C,), (C,)
     q, k, R, W_kR, u, v = (torch.randn(z, dtype=torch.float64) for z in shapes)
     loops = torch.tensor(four_terms(*(z.numpy() for z in (q, k, R, W_kR, u, v))))
@@ -274,6 +274,6 @@ if __name__ == "__main__":
 #     figure: runs/thread.png
 #     lesson 3's weights, evaluated without a memory: 2.68
 # Relative positions repair the memory: 2.45 is 0.3 bits below lesson 1's 2.73.  Without
-# a memory these weights, which have learned to use one, still have 2.68: 0.2 bits of
-# the gain are the memory's.  This is the paper in short: recurrence needs relative
+# a memory these weights, trained with one, still reach 2.68: the memory accounts for
+# 0.2 bits of the gain.  This is the paper in short: recurrence needs relative
 # positions.

@@ -53,7 +53,7 @@ PRETRAINED = Path(__file__).resolve().parent / "pretrained" / "best.pt"
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of a model.  Raises ValueError, with the numbers, if they fit no model.
+    """The sizes of a model.  Raises ValueError, with the numbers, if they are invalid.
 
     mem_len, same_length and clamp_len affect no weight and are read at every call:
     `model.config = replace(model.config, mem_len=2100, same_length=True)`.
@@ -177,7 +177,7 @@ class Layer(nn.Module):
         D = config.d_model
         self.attention = RelativeAttention(config)
         self.dropout_output = nn.Dropout(config.dropout)
-        self.norm_1 = initialize(nn.LayerNorm(D), mean=1.0)  # N(1, .02), as theirs
+        self.norm_1 = initialize(nn.LayerNorm(D), mean=1.0)  # the authors' N(1, .02)
         self.W_1 = initialize(nn.Linear(D, config.d_inner))
         self.relu = nn.ReLU()
         self.dropout_inner = nn.Dropout(config.dropout)
@@ -232,7 +232,7 @@ class TransformerXL(nn.Module):
 
         Returns logits (B, T, V), or (B, 1, V) if last_only, or with targets y (B, T)
         the losses -ln p(y) in nats, (B, T); and the new memory, a list of N detached
-        tensors (B, m, D).  ValueError, with the numbers, if x, y or memory do not fit.
+        tensors (B, m, D).  Raises ValueError with numbers if x, y or memory do not fit.
         """
         validate.call(self, x, memory, y)
         c = self.config
@@ -263,7 +263,7 @@ class TransformerXL(nn.Module):
 def sample_top_k(logits, top_k, temperature=1.0, generator=None):
     """Sample one of the top_k most probable tokens: (B, V) -> (B, 1).
 
-    Other tokens are improbable, but many.  A temperature below 1 favors likely ones.
+    Many other tokens exist, each improbable.  A temperature below 1 favors likely ones.
     """
     best, tokens = logits.float().topk(top_k)  # (B, top_k), descending
     probability = (best / temperature).softmax(-1)
@@ -375,7 +375,7 @@ if __name__ == "__main__":
 #       M = 512: 1.21 bits per byte
 #     figure: runs/05_memory_length.png
 # With same_length and M = 1 a query attends to itself and one key; the weights, trained
-# with more keys, fail.  Gains shrink as M grows, but go on beyond training's 255 keys.
+# with more keys, fail.  Gains shrink as M grows, but continue past training's 255 keys.
 # (The bytes are as in lessons 1 to 4; the 4-layer model was trained for two hours.)
 #
 #     its continuation of `def read(` (yours differs):
