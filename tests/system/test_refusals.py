@@ -1,5 +1,4 @@
 """What a program or a model is given and cannot use is refused in one line; nothing is written."""
-import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,6 @@
 """Corpora of words: the published tokens in the published order, or one clear sentence."""
 import random
 from collections import Counter
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
