@@ -95,7 +95,7 @@ def fit(path, make, corpus, recipe, optimizer=None, reader=None):
     """Train the model that make() returns, or resume it, in the folder `path` -> its Job, the model
     in eval mode.
 
-    optimizer(model) and reader(optimizer) are for a Job that has its own.  ValueError if another
+    optimizer(model) and reader(job) are for a Job that has its own.  ValueError if another
     run is there; KeyboardInterrupt, and all is saved, after a signal.
     """
     def make_job(saved):
@@ -105,7 +105,8 @@ def fit(path, make, corpus, recipe, optimizer=None, reader=None):
         fast.prepared(model, plain=type(model) is not lesson_5.TransformerXL)
         steps = optimizer and optimizer(model)
         name = f"{path.name}: {type(model).__name__} {getattr(model, 'variant', '')}".strip()
-        job = Job(path, name, model, recipe, corpus, steps, reader and reader(steps))
+        job = Job(path, name, model, recipe, corpus, steps)
+        job.reader = reader and reader(job)
         if other := [key for key, value in job.fixed_content.items() if saved
                      and saved[key] != value]:
             raise ValueError(f"{path} was trained with other settings ({', '.join(other)}); name "

@@ -123,7 +123,7 @@ def fit(config, recipe, dropouts, corpus, path, device):
         return averaging
 
     job = common.fit(path, lambda: lesson_5.TransformerXL(config).to(device), corpus, recipe,
-                     optimizer, lambda averaging: fast.prepared(averaging.mean.module))
+                     optimizer, lambda job: fast.prepared(job.optimizer.mean.module))
     return job.optimizer.mean.module.eval()
 
 

@@ -86,7 +86,8 @@ def test_ctrl_c_says_how_to_resume(notes, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(common.train, "train_step", lambda *given: (
         signal.raise_signal(signal.SIGINT), step(*given))[1])
     monkeypatch.setattr(common.lesson_1, "RUNS", tmp_path)
-    assert import_module("memory_length").main(["--scale", "tiny", "--dataset", str(notes)]) == 130
+    main = import_module("when_memory_pays").main
+    assert main(["--scale", "tiny", "--dataset", str(notes)]) == 130
     assert "the same command resumes" in capsys.readouterr().err
-    out = tmp_path / "memory_length-tiny-notes"
-    assert list(out.iterdir()) == [out / "N1-M0-0"]
+    out = tmp_path / "when_memory_pays-tiny-notes"
+    assert list(out.iterdir()) == [out / "muon-N1-M16-0"]

@@ -18,7 +18,8 @@ PROGRAMS = {  # program: flags, split that must not be read, files, beginnings o
         TABLE_6 + "10", None, ["table10.png", "none-ours-half-9-0/checkpoint.pt"],
         ["no ours full"]),
     "table8_recl": (TRAINED + "--dataset {notes}", None, ["recl.png"], ["shaw", "lstm"]),
-    "memory_length": (TRAINED + "--dataset {notes}", "test", ["memory_length.png"], ["1 0", "2 8"]),
+    "when_memory_pays": (TRAINED + "--dataset {notes}", "test", ["when_memory_pays.png"], [
+        "muon 4 16", "adam 1 16", "muon 1 0", "N 1:"]),
     "table5_ptb": (TRAINED + "--data-dir {words}", "test", ["recipe-0/checkpoint.pt"], ["seed 0:"]),
     "appendix_e_generation": ("--checkpoint {run} --out {out} --prompts 2 --n-tokens 9 --length 40 "
                               "--seeds 3 5", "valid", [], ["with memory", "chance"]),

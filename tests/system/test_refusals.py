@@ -80,7 +80,7 @@ REFUSED = {  # program: command line, words of the sentence
         (". --seconds few", "--seconds"), (". --seconds 3", "12 seconds are needed"),
         (". --only lanes,raech", "did you mean reach?"),
         (". --csv nowhere/a.csv", "--csv nowhere/a.csv"), (". --csv none", "is a folder")],
-    "memory_length": [  # its flags are also those of table6 and table8
+    "when_memory_pays": [  # its flags are also those of table6 and table8
         ("--seeds 1 1", "--seeds must be different"), (f"--seeds {2**63}", "--seeds must be"),
         ("--dataset no.txt", "'no.txt' is neither a file"), ("--device cuda", "no CUDA device"),
         ("--scale huge", "invalid choice"), (SHORT, "10 tokens, 77 are needed"),

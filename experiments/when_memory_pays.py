@@ -1,0 +1,177 @@
+"""Left open by the paper: from which moment of the training does a memory pay, and why then?
+
+At each validation the model is also read with several memory lengths, on the same excerpts, and
+its *copying score* is taken: a string of random tokens is read twice, and the score is the mean
+loss of the second time less that of the first.  It is 0 if the model does not copy, and negative
+if it does.
+
+results.md supposes that a memory pays because the model copies, and that copying needs two layers:
+one marks each token with its predecessor, the next looks up where the same token stood.  Then no
+model of one layer has a score below 0, and in all others the score falls when the memory begins to
+pay, whatever the seed and the optimizer.
+
+    python experiments/when_memory_pays.py --dtype bf16        24 models on two cores
+
+The last two rows, without a memory, are compared with those of the same depth.  Each is read with
+the length that suits it best.  Losses are nats per token of the validation split.
+"""
+import math
+import sys
+from dataclasses import replace
+
+from matplotlib.figure import Figure
+
+import common
+from common import Study, fast, lesson_5, presets
+from table6_ablation import interval
+
+import torch
+
+NAME = "when_memory_pays"
+PAYS, COPIES = 0.05, -0.5  # nats: from here on a memory pays, a model copies
+# optimizer, layers N, memory length of training as a part of the longest
+ROWS = (*((name, N, 1) for name in ("muon", "adam") for N in (1, 2, 4)),
+        ("muon", 1, 0), ("muon", 4, 0))
+# Adam with the best of eight settings after 1,300 steps (tuning.md)
+OPTIMIZERS = {"muon": {}, "adam": {"optimizer": "adam", "lr": 0.003, "schedule": "cosine",
+                                   "warmup": 100, "clip": 0.25}}
+SCALES = {  # lengths are the memories of evaluation
+    "tiny": Study(lesson_5.CONFIGS["tiny"],
+                  presets.Recipe(batch=4, segment=8, steps=6, eval_every=3, eval_tokens=40,
+                                 optimizer="muon", eval_mem_len=16), (4, 8, 16), count=2, n=30),
+    "small": Study(presets.CONFIGS["laptop"], replace(
+        presets.RECIPES["laptop"], minutes=0.0, steps=4300, eval_every=100, eval_tokens=4096),
+        (32, 128, 512), count=16, n=480)}
+COLORS = {1: "tab:orange", 2: "tab:green", 4: "tab:blue"}
+
+
+def copying_score(reader, V, n):
+    """Return the loss of 32 strings of n random tokens read again, less that of the first time."""
+    device = reader.u.device
+    once = torch.randint(V, (32, n), generator=torch.Generator().manual_seed(0)).to(device)
+    twice = torch.cat([once, once], dim=1)
+    losses, _ = reader(twice[:, :-1], None, twice[:, 1:])
+    # nobody can know where the string begins again: its first token does not count
+    return (losses[:, n:].mean() - losses[:, : n - 1].mean()).item()
+
+
+class NotingReader:
+    """A run's reader that notes what a memory is worth to its model whenever a text begins."""
+
+    def __init__(self, job, study):
+        self.job, self.study, self.reader = job, study, fast.prepared(job.model)
+
+    def __getattr__(self, name):  # all else is the reader's: u, training, eval, train
+        return getattr(self.reader, name)
+
+    config = property(lambda self: self.reader.config,
+                      lambda self, config: setattr(self.reader, "config", config))
+
+    def __call__(self, x, memory=None, y=None):
+        """Return losses (B, T) and the memory, as the reader."""
+        if memory is None:
+            self.note()
+        return self.reader(x, memory, y)
+
+    def note(self):
+        """Append a line to the run's notes: the step, the loss with each length, the score."""
+        job, study, reader = self.job, self.study, self.reader
+        before, device = study.lengths[-1], self.u.device
+        tokens = common.excerpts(job.corpus.valid, before, study.count, study.n, device)
+        with torch.autocast(device.type, enabled=False):
+            losses = [common.memory_losses(reader, tokens, before, 128, mem_len=M, same_length=True,
+                                           clamp_len=0).mean().item() for M in study.lengths]
+            score = copying_score(reader, len(job.corpus.vocab), before // 8)
+        with open(job.path / "notes.tsv", "a") as file:
+            print(job.state.step, *losses, score, sep="\t", file=file)
+
+
+def read_notes(path):
+    """Return {step: (loss with each length ..., score)}; the last line counts for each step."""
+    lines = [line.split("\t") for line in (path / "notes.tsv").read_text().splitlines()]
+    return {int(step): tuple(map(float, values)) for step, *values in lines}
+
+
+def gain(values):
+    """Return what the longest memory brings over the shortest."""
+    return values[0] - values[-2]
+
+
+def first_step(notes, is_there):
+    """Return the first step from which on is_there(values) holds until the end, or "-"."""
+    steps = [step for step, values in notes.items() if not is_there(values)]
+    return next((f"{step:,}" for step in notes if step > max(steps, default=-1)), "-")
+
+
+def report(results, study):
+    """Print a line for each row, and what training with a memory brings."""
+    columns = "".join(f"{f'M {M}':>16}" for M in study.lengths)
+    print("nats per token at the end, mean ± half the range over the seeds; pays from, copies "
+          f"from: steps of the seeds\noptimizer N    M{columns}{'copying score':>17}"
+          "  pays from             copies from")
+    for (name, N, M), runs in results.items():
+        ends = zip(*(list(notes.values())[-1] for notes in runs))
+        pays = " ".join(first_step(notes, lambda z: gain(z) > PAYS) for notes in runs)
+        copies = " ".join(first_step(notes, lambda z: z[-1] < COPIES) for notes in runs)
+        print(f"{name:9}{N:2}{M:5}" + "".join(f"{common.spread(z):>16}" for z in ends)
+              + f"   {pays:22}{copies}")
+    for name, N, M in results:
+        if M == 0:
+            best = [[min(list(notes.values())[-1][:-1]) for notes in results[name, N, length]]
+                    for length in (study.lengths[-1], 0)]
+            middle, half = interval([a - b for a, b in zip(*best)])
+            print(f"N {N}: trained with M {study.lengths[-1]} instead of none: {middle:+.3f} ± "
+                  f"{half:.3f} (half of the 95 percent interval)")
+
+
+def draw(results, study, path, nats):
+    """Plot for each optimizer what the memory brings, and the copying score, over the steps."""
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    panels = figure.subplots(2, len(OPTIMIZERS), sharex=True, sharey="row")
+    for (name, N, M), runs in results.items():
+        column = panels[:, list(OPTIMIZERS).index(name)]
+        label = f"{N} layer{'s' * (N > 1)}{', trained without a memory' * (M == 0)}"
+        for seed, notes in enumerate(runs):
+            for axes, measure in zip(column, (gain, lambda values: values[-1])):
+                axes.plot([*notes], [measure(z) for z in notes.values()], ":" if M == 0 else "-",
+                          color=COLORS[N], label=label if seed == 0 else None)
+    for axes, name in zip(panels[0], OPTIMIZERS):
+        axes.set(title=f"{name.title()}, a line per seed")
+    panels[0, 0].set(ylabel=f"{nats}: loss with M {study.lengths[0]}\nless loss with M "
+                            f"{study.lengths[-1]}")
+    panels[1, 0].set(ylabel="nats: copying score\n(0: does not copy)")
+    for axes in panels.flat:
+        axes.grid(alpha=0.4)
+    for axes in panels[1]:
+        axes.set(xlabel="step", xlim=(0, None))
+    panels[0, 0].legend(fontsize=9)
+    common.save_figure(figure, path)
+
+
+@common.make_main
+def main(argv):
+    """Train what is missing, print, draw."""
+    given, corpus = common.begin(
+        common.make_flags(NAME, __doc__, SCALES).parse_args(argv), NAME)
+    study, results = SCALES[given.scale], {}
+    longest = study.lengths[-1]
+    common.excerpts(corpus.valid, longest, study.count, study.n, "cpu")  # long enough?
+    for name, N, part in ROWS:
+        config = replace(study.config, vocab_size=len(corpus.vocab), n_layer=N,
+                         mem_len=part * longest)
+        row = name, N, config.mem_len
+        results[row] = []
+        for seed in given.seeds:
+            recipe = replace(study.recipe, seed=seed, dtype=given.dtype, **OPTIMIZERS[name])
+            job = common.fit(given.out / f"{name}-N{N}-M{config.mem_len}-{seed}",
+                             lambda: lesson_5.TransformerXL(config).to(given.device), corpus,
+                             recipe, reader=lambda job: NotingReader(job, study))
+            results[row].append(read_notes(job.path))
+    print(f"{corpus.name}; segments of {study.recipe.segment}, {study.recipe.steps:,} steps of "
+          f"{study.recipe.batch} lanes, seeds {given.seeds}, {given.dtype}")
+    report(results, study)
+    draw(results, study, given.out / f"{NAME}.png", common.nats_per_token(corpus))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
