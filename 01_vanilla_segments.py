@@ -1,7 +1,7 @@
 """Lesson 1. The broken baseline: a Transformer on independent segments (paper, 3.1).
 
 You need to know PyTorch's modules, a training loop, and a transformer's attention.  You
-learn to read text in lanes, and the cost of forgetting.  45 minutes (readers' median).
+learn to read text in lanes, and the cost of forgetting.  22 minutes (readers' median).
 
 The problem.  A language model predicts each token from all tokens before it.  A book is
 too long to be read at once, so Al-Rfou et al. (2018) split the text into segments of T
@@ -41,8 +41,8 @@ BUDGET = {"B": 32, "T": 32, "steps": 500, "lr": 5e-3}  # training in lessons 1 t
 def lanes(tokens, B):
     """Split one stream into B lanes, (n,) -> (B, L + 1), L = (n - 1) // B inputs each.
 
-    The lanes are the rows of the batch.  A lane's last token is only a target there;
-    it is also the next lane's first input.  Up to B - 1 tokens at the end are unused.
+    The lanes are the rows of the batch.  A lane's last token is only a target: as an
+    input it begins the next lane.  Up to B - 1 tokens at the end are unused.
     Raises ValueError if no lane has an input.
 
     >>> lanes(torch.arange(23), 2)
@@ -57,11 +57,10 @@ def lanes(tokens, B):
 
 
 def segments(stream, T, start=0):
-    """Split lanes (B, L + 1) into x, y (B, T): inputs and their next tokens, in order.
+    """Split lanes (B, L + 1), from column `start`, into inputs x and targets y (B, T).
 
     Row b of each segment continues row b of the previous segment, as lesson 2 requires;
-    the last segment may be shorter.  Tokens become int64, for nn.Embedding.  The first
-    segment begins at column `start`, above 0 for a resumed run.
+    the last segment may be shorter.  Tokens become int64, for nn.Embedding.
 
     >>> for x, y in segments(lanes(torch.arange(23), 2), 4):
     ...     print(x.tolist(), y.tolist())
@@ -206,7 +205,8 @@ def show_sliding_window(model, tokens, losses):
     T = losses.shape[1]
     stride = 17  # coprime to T: the sample covers all positions of a segment
     window = window_losses(model, tokens[: losses.numel() + 1], T, stride)[:, -1]
-    same = losses.flatten()[T - 1 :: stride]  # of the windows' last targets
+    # window w begins at token w * stride; its last target is T - 1 targets further
+    same = losses.flatten()[T - 1 :: stride]
     gain = bits(same) - bits(window)
     print(f"sliding window, on a sample of {len(window)} bytes: {gain:.2f} bits less")
     return gain
@@ -275,8 +275,8 @@ if __name__ == "__main__":
 #     by position in the segment: first byte 3.76 bits, second 3.10, mean 2.73
 #     figure: runs/01_fragmentation.png
 # The first byte is predicted from one, the second from two: their high losses raise the
-# mean.  This is context fragmentation.  In the figure it affects few bytes: this small
-# model has not learned to use more than eight, so the window gains little.
+# mean.  This is context fragmentation.  In the figure it affects few bytes: this model
+# has not learned to use more than eight, so the window gains little; lesson 3's has.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.73

@@ -1,7 +1,7 @@
 """Lesson 5.  The complete Transformer-XL (Dai et al., ACL 2019; sections 3.2 and 3.3).
 
 You need lessons 1 to 4.  You learn how the parts make one model, how it uses a
-longer memory than in training, and how it generates.  75 minutes (readers' median).
+longer memory than in training, and how it generates.  30 minutes (readers' median).
 
 This file joins segments (01), memory (02), the four-term score (03) and the shift (04)
 into the model that train.py trains, and adds the remaining parts of a complete model.
@@ -13,7 +13,7 @@ into the model that train.py trains, and adds the remaining parts of a complete 
 
 Two options for a longer memory come from the authors' code, not from the paper:
 
-  * clamp_len: larger distances are encoded as clamp_len, so that all occur in training;
+  * clamp_len: larger distances are encoded as this one, which occurs in training;
   * same_length: each query sees itself and at most M keys before it.
 
 For T = 3 queries and m = M = 2 memory keys these are the distances (a dot: masked):
@@ -84,8 +84,7 @@ class Config:
 CONFIGS = {
     "tiny": Config(vocab_size=205, n_layer=2, d_model=32, n_head=2, d_head=16,
                    d_inner=64, mem_len=16),
-    "laptop": Config(vocab_size=205, n_layer=4, d_model=128, n_head=2, d_head=64,
-                     d_inner=512, mem_len=128),
+    "laptop": Config(vocab_size=205),  # all else by default
     "enwik8-12L": Config(vocab_size=204, n_layer=12, d_model=512, n_head=8, d_head=64,
                          d_inner=2048, mem_len=512, dropout=0.1),
 }
@@ -207,7 +206,8 @@ class TiedEmbedding(nn.Embedding):
 
     def losses(self, h, y):
         """(B, T, D), targets (B, T) -> -ln p(y) in nats, (B, T)."""
-        logits = float32_at_least(self.logits(h))  # bfloat16 is too coarse for a loss
+        # products may be in bfloat16 (train.py), whose 3 digits are too few for a loss
+        logits = float32_at_least(self.logits(h))
         return lesson_1.token_losses(logits, y)
 
 
@@ -263,7 +263,8 @@ class TransformerXL(nn.Module):
 def sample_top_k(logits, top_k, temperature=1.0, generator=None):
     """Sample one of the top_k most probable tokens: (B, V) -> (B, 1).
 
-    Many other tokens exist, each improbable.  A temperature below 1 favors likely ones.
+    The others are improbable, but so many that one would often be drawn.  A temperature
+    below 1 favors likely tokens.
     """
     best, tokens = logits.float().topk(top_k)  # (B, top_k), descending
     probability = (best / temperature).softmax(-1)
@@ -275,8 +276,7 @@ def sample_top_k(logits, top_k, temperature=1.0, generator=None):
 def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None):
     """Sample n_tokens that continue each prompt: (B, P) int64 -> (B, n_tokens).
 
-    The model must be in eval mode.  It reads the prompt once, then one token at a time;
-    the memory holds the past.  `model` may also be a faster Reader (training/fast.py).
+    The model, in eval mode, reads the prompt once, then token by token with its memory.
     """
     top_k = min(top_k, model.config.vocab_size)
     memory = None

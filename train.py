@@ -22,10 +22,9 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 
-# waiting OpenMP threads sleep soon; this must be set before torch is imported
+# idle threads sleep soon, instead of keeping a core busy; read when torch is imported
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import torch
@@ -123,9 +122,8 @@ def evaluating(model, recipe):
 def evaluation_segment_length(recipe):
     """Return the segment length of `evaluate`: at least recipe.eval_segment.
 
-    With same_length no loss depends on it, and longer segments need fewer calls.  But
-    beyond M a plain model computes more and more scores that are masked, and beyond 512
-    the scores need a lot of memory.
+    With same_length no loss depends on it.  Longer segments need fewer calls, but
+    beyond M more scores are masked, and beyond 512 they need a lot of memory.
     """
     return max(recipe.eval_segment, min(recipe.eval_mem_len, 512))
 
@@ -181,7 +179,8 @@ def validate_and_save(job, stop):
         if loss < state.lowest:  # False if the loss is NaN
             state.lowest = loss
             job.save_best()
-        if stop.agree(time.perf_counter() - start) > 1:  # a kill repeats shorter ones
+        # so a kill repeats no validation, unless it is short; agree: the slowest rank's
+        if stop.agree(time.perf_counter() - start) > 1:
             job.save()
     elif state.seconds - job.saved_at > 60 * recipe.save_minutes:
         job.save()
@@ -193,7 +192,7 @@ def fit(job):
     """Train until the recipe's end or a signal -> the signal's number, otherwise 0.
 
     Two objects share the weights of job.model (training/job.py): job.learner for steps
-    (wrapped, with several ranks), job.reader for evaluation.
+    (wrapped, with several ranks), job.reader for evaluation (None: no validation).
     """
     recipe, state = job.recipe, job.state
     with Stop() as stop:  # Ctrl-C and SIGTERM wait for the end of a step
@@ -211,7 +210,8 @@ def fit(job):
                 state.memory = None  # every lane restarts without context
             loss, norm, state.memory = train_step(
                 job.learner, job.optimizer, x, y, state.memory, recipe)
-            seconds = stop.agree(time.perf_counter() - start)  # the slowest rank's
+            # ranks agree on the slowest's seconds, and to stop after the same step
+            seconds = stop.agree(time.perf_counter() - start)
             state.record_step(x, math.isfinite(loss + norm), seconds)
             done = fraction_done(recipe, state)
             job.log.training(state, recipe, rate, loss, norm, done)
@@ -219,7 +219,7 @@ def fit(job):
 
 
 def make_job(flags, device, path, saved):
-    """Build the Job from the flags, or from a checkpoint's content."""
+    """Build the Job from the flags or, to resume, from a checkpoint's content."""
     name, config, recipe = chosen(flags, device, saved)
     corpus = read_corpus(recipe, flags.data_dir, saved)
     if saved is None:
@@ -237,7 +237,8 @@ def train(flags, device):
     """Train a new run or resume one, then test, sample and plot -> exit status."""
     name, _, recipe = chosen(flags, device)
     path = folder_of(flags, name, recipe)
-    with open_job(path, partial(make_job, flags, device, path), flags.resume) as job:
+    with open_job(path, lambda saved: make_job(flags, device, path, saved),
+                  flags.resume) as job:
         if number := fit(job):
             print(f"\nstopped after step {job.state.step:,}, saved; continue with\n"
                   f"  python train.py --resume --out {path}")

@@ -100,7 +100,7 @@ EXERCISES = (
         "model(x, memory) returns the logits and the new memory. x.split(T, dim=1) splits x into "
         "segments, and torch.cat(..., dim=1) concatenates losses along time."),
     Exercise(
-        "four_terms", "03_relative_attention", "four_terms", 12, 35, 2,
+        "four_terms", "03_relative_attention", "four_terms", 11, 35, 2,
         "the score, term by term", "dot products; the lesson's table",
         "For one head, fill a NumPy array (4, T, K) with the terms (a) to (d) of the table "
         "above. Query i is key m + i with m = K - T, and its distance to key j is m + i - j; row "
