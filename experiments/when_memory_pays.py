@@ -1,37 +1,38 @@
 """Left open by the paper: from which moment of the training does a memory pay, and why then?
 
-At each validation the model is also read with several memory lengths, on the same excerpts, and
-its *copying score* is taken: a string of random tokens is read twice, and the score is the mean
-loss of the second time less that of the first.  It is 0 if the model does not copy, and negative
-if it does.
+A memory *pays* when the loss with the longest memory is 0.05 nats below that with the shortest.
+At each validation the model is read with several memory lengths, on the same excerpts, and its
+*copying score* is taken.  A string of random tokens is read after itself, and after itself
+reversed; the score is the mean loss in the first case less that in the second.  In both the same
+tokens stand before, so the score is below 0 only if the model uses their order: if it copies.
 
 results.md supposes that a memory pays because the model copies, and that copying needs two layers:
 one marks each token with its predecessor, the next looks up where the same token stood.  Then no
-model of one layer has a score below 0, and in all others the score falls when the memory begins to
-pay, whatever the seed and the optimizer.
+model of one layer copies (a score below -0.5), and in all others that are trained with a memory it
+pays when the score falls, whatever the seed and the optimizer.
 
     python experiments/when_memory_pays.py --dtype bf16        24 models on two cores
 
-The last two rows, without a memory, are compared with those of the same depth.  Each is read with
-the length that suits it best.  Losses are nats per token of the validation split.
+The last two rows are trained without a memory, and compared with those of the same depth at the
+end, each with the length that suits it best.  Losses are nats per token of the validation split.
 """
-import math
+import json
 import sys
 from dataclasses import replace
 
 from matplotlib.figure import Figure
 
 import common
-from common import Study, fast, lesson_5, presets
+from common import Study, checkpoint, fast, lesson_5, presets
 from table6_ablation import interval
 
 import torch
 
 NAME = "when_memory_pays"
 PAYS, COPIES = 0.05, -0.5  # nats: from here on a memory pays, a model copies
-# optimizer, layers N, memory length of training as a part of the longest
-ROWS = (*((name, N, 1) for name in ("muon", "adam") for N in (1, 2, 4)),
-        ("muon", 1, 0), ("muon", 4, 0))
+# optimizer, layers N, whether it is trained with the longest memory or without one
+ROWS = (*((name, N, True) for name in ("muon", "adam") for N in (1, 2, 4)),
+        ("muon", 1, False), ("muon", 4, False))
 # Adam with the best of eight settings after 1,300 steps (tuning.md)
 OPTIMIZERS = {"muon": {}, "adam": {"optimizer": "adam", "lr": 0.003, "schedule": "cosine",
                                    "warmup": 100, "clip": 0.25}}
@@ -46,17 +47,21 @@ COLORS = {1: "tab:orange", 2: "tab:green", 4: "tab:blue"}
 
 
 def copying_score(reader, V, n):
-    """Return the loss of 32 strings of n random tokens read again, less that of the first time."""
-    device = reader.u.device
-    once = torch.randint(V, (32, n), generator=torch.Generator().manual_seed(0)).to(device)
-    twice = torch.cat([once, once], dim=1)
-    losses, _ = reader(twice[:, :-1], None, twice[:, 1:])
-    # nobody can know where the string begins again: its first token does not count
-    return (losses[:, n:].mean() - losses[:, : n - 1].mean()).item()
+    """Return the loss of 32 strings of n random tokens after themselves, less that after themselves
+    reversed.
+    """
+    string = torch.randint(V, (32, n), generator=torch.Generator().manual_seed(0))
+    means = []
+    with common.evaluating_with(reader, mem_len=2 * n, same_length=True, clamp_len=0):
+        for before in string, string.flip(1):
+            tokens = torch.cat([before, string], dim=1).to(reader.u.device)
+            losses, _ = reader(tokens[:, :-1], None, tokens[:, 1:])
+            means.append(losses[:, n:].mean().item())  # without the string's first token
+    return means[0] - means[1]
 
 
 class NotingReader:
-    """A run's reader that notes what a memory is worth to its model whenever a text begins."""
+    """A run's reader that notes, at each validation, what a memory is worth to the model."""
 
     def __init__(self, job, study):
         self.job, self.study, self.reader = job, study, fast.prepared(job.model)
@@ -69,12 +74,12 @@ class NotingReader:
 
     def __call__(self, x, memory=None, y=None):
         """Return losses (B, T) and the memory, as the reader."""
-        if memory is None:
+        if memory is None:  # a validation begins
             self.note()
         return self.reader(x, memory, y)
 
     def note(self):
-        """Append a line to the run's notes: the step, the loss with each length, the score."""
+        """Add to the run's notes, for this step: the loss with each length, the score."""
         job, study, reader = self.job, self.study, self.reader
         before, device = study.lengths[-1], self.u.device
         tokens = common.excerpts(job.corpus.valid, before, study.count, study.n, device)
@@ -82,14 +87,14 @@ class NotingReader:
             losses = [common.memory_losses(reader, tokens, before, 128, mem_len=M, same_length=True,
                                            clamp_len=0).mean().item() for M in study.lengths]
             score = copying_score(reader, len(job.corpus.vocab), before // 8)
-        with open(job.path / "notes.tsv", "a") as file:
-            print(job.state.step, *losses, score, sep="\t", file=file)
+        notes = read_notes(job.path) | {job.state.step: (*losses, score)}
+        checkpoint.write(job.path / "notes.json", lambda file: json.dump([*notes.items()], file))
 
 
 def read_notes(path):
-    """Return {step: (loss with each length ..., score)}; the last line counts for each step."""
-    lines = [line.split("\t") for line in (path / "notes.tsv").read_text().splitlines()]
-    return {int(step): tuple(map(float, values)) for step, *values in lines}
+    """Return {step: [loss with each length ..., score]} of the run in the folder `path`."""
+    path = path / "notes.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def gain(values):
@@ -97,10 +102,10 @@ def gain(values):
     return values[0] - values[-2]
 
 
-def first_step(notes, is_there):
-    """Return the first step from which on is_there(values) holds until the end, or "-"."""
-    steps = [step for step, values in notes.items() if not is_there(values)]
-    return next((f"{step:,}" for step in notes if step > max(steps, default=-1)), "-")
+def first_step(notes, holds):
+    """Return the first step from which on holds(values) is true until the end, or "-"."""
+    failing = [step for step, values in notes.items() if not holds(values)]
+    return next((f"{step:,}" for step in notes if step > max(failing, default=-1)), "-")
 
 
 def report(results, study):
@@ -108,13 +113,13 @@ def report(results, study):
     columns = "".join(f"{f'M {M}':>16}" for M in study.lengths)
     print("nats per token at the end, mean ± half the range over the seeds; pays from, copies "
           f"from: steps of the seeds\noptimizer N    M{columns}{'copying score':>17}"
-          "  pays from             copies from")
+          f"{'lowest':>8}  pays from             copies from")
     for (name, N, M), runs in results.items():
         ends = zip(*(list(notes.values())[-1] for notes in runs))
         pays = " ".join(first_step(notes, lambda z: gain(z) > PAYS) for notes in runs)
         copies = " ".join(first_step(notes, lambda z: z[-1] < COPIES) for notes in runs)
         print(f"{name:9}{N:2}{M:5}" + "".join(f"{common.spread(z):>16}" for z in ends)
-              + f"   {pays:22}{copies}")
+              + f"{min(z[-1] for notes in runs for z in notes.values()):9.2f}  {pays:22}{copies}")
     for name, N, M in results:
         if M == 0:
             best = [[min(list(notes.values())[-1][:-1]) for notes in results[name, N, length]]
@@ -135,15 +140,14 @@ def draw(results, study, path, nats):
             for axes, measure in zip(column, (gain, lambda values: values[-1])):
                 axes.plot([*notes], [measure(z) for z in notes.values()], ":" if M == 0 else "-",
                           color=COLORS[N], label=label if seed == 0 else None)
-    for axes, name in zip(panels[0], OPTIMIZERS):
-        axes.set(title=f"{name.title()}, a line per seed")
-    panels[0, 0].set(ylabel=f"{nats}: loss with M {study.lengths[0]}\nless loss with M "
-                            f"{study.lengths[-1]}")
-    panels[1, 0].set(ylabel="nats: copying score\n(0: does not copy)")
-    for axes in panels.flat:
-        axes.grid(alpha=0.4)
-    for axes in panels[1]:
-        axes.set(xlabel="step", xlim=(0, None))
+    for column, name in zip(panels.T, OPTIMIZERS):
+        column[0].set_title(f"{name.title()}, a line per seed")
+        column[1].set(xlabel="step", xlim=(0, None))
+        for axes, limit in zip(column, (PAYS, COPIES)):
+            axes.axhline(limit, color="gray", linewidth=0.8)
+    panels[0, 0].set(ylabel=f"{nats}: loss with M {study.lengths[0]}\nminus loss with M "
+                            f"{study.lengths[-1]} (gray: it pays)")
+    panels[1, 0].set(ylabel="nats: copying score\n(gray: it copies)")
     panels[0, 0].legend(fontsize=9)
     common.save_figure(figure, path)
 
@@ -156,9 +160,9 @@ def main(argv):
     study, results = SCALES[given.scale], {}
     longest = study.lengths[-1]
     common.excerpts(corpus.valid, longest, study.count, study.n, "cpu")  # long enough?
-    for name, N, part in ROWS:
+    for name, N, has_memory in ROWS:
         config = replace(study.config, vocab_size=len(corpus.vocab), n_layer=N,
-                         mem_len=part * longest)
+                         mem_len=has_memory * longest)
         row = name, N, config.mem_len
         results[row] = []
         for seed in given.seeds:
