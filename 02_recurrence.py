@@ -20,8 +20,8 @@ information still flows, and each layer reaches M tokens further back.
     h0, the embeddings     [b  x  x  x]   x  .  .  .    .  .  .  .
 
 P is the last state of segment 3.  To compute it, layer 2 attends to a and every x in
-row h1 (its memory in brackets): 7 tokens back.  When a was computed, in segment 2,
-layer 1 attended to b and every x in row h0: b is 11 tokens before P.
+row h1, 7 tokens back.  Brackets mark a layer's memory.  When a was computed, in segment
+2, layer 1 attended to b and every x in row h0: b is 11 tokens before P.
 
 Absolute positions no longer work.  Swap token p, at position 3 of the memory, and token
 q, at position 3 of the segment:
@@ -286,7 +286,7 @@ if __name__ == "__main__":
 #     one untrained layer, memory and segment token swapped: later losses change
 #       by 4e-16 if both were at position 3
 #       by 5e-05 if at positions 3 and 4
-# 4e-16 is rounding error: layer 1 sees the same keys in another order.
+# 4e-16 is rounding error: the same keys in another order.  5e-05 is a real change.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.73

@@ -119,7 +119,7 @@ def relative_score(q, k, k_R, u, v):
 
 
 class ShiftAttention(lesson_3.RelativeAttention):
-    """Lesson 3's attention, with equal weights and results, from K distance keys."""
+    """Lesson 3's attention from K distance keys: the same weights, the same results."""
 
     def score(self, h, memory, u, v):
         """(B, T, D), (B, m, D), u, v (H, C) -> (B, H, T, K), with leftovers."""
