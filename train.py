@@ -33,8 +33,8 @@ from support import corpora
 from support.progress import progress
 from training import checkpoint, estimate, fast, log, machine, ranks
 from training.flags import (
-    chosen, exit_status, folder_of, folder_to_use, for_vocabulary, parse, saved_recipe,
-    say_what_a_gpu_trains)
+    adapt_to_vocabulary, choose_folder, choose_model, exit_status, find_folder, parse,
+    restore_recipe, say_what_a_gpu_trains)
 from training.job import Job, Stop, open_job, read_corpus, load_model
 
 lesson_1 = import_module("01_vanilla_segments")
@@ -220,23 +220,23 @@ def fit(job):
 
 def make_job(flags, device, path, saved):
     """Build the Job from the flags or, to resume, from a checkpoint's content."""
-    name, config, recipe = chosen(flags, device, saved)
+    name, config, recipe = choose_model(flags, device, saved)
     corpus = read_corpus(recipe, flags.data_dir, saved)
     if saved is None:
         say_what_a_gpu_trains(flags, device)
-        config = for_vocabulary(config, len(corpus.vocab), flags)
+        config = adapt_to_vocabulary(config, len(corpus.vocab), flags)
         dtype = ranks.on_rank_0(machine.choose_dtype, recipe, config, device)
         recipe = replace(recipe, dtype=dtype)
     torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(config).to(device)
-    reader = fast.prepared(model, recipe.plain)  # the model itself with --plain
+    reader = fast.prepare(model, recipe.plain)  # the model itself with --plain
     return Job(path, name, model, recipe, corpus, reader=reader)
 
 
 def train(flags, device):
     """Train a new run or resume one, then test, sample and plot -> exit status."""
-    name, _, recipe = chosen(flags, device)
-    path = folder_of(flags, name, recipe)
+    name, _, recipe = choose_model(flags, device)
+    path = choose_folder(flags, name, recipe)
     with open_job(path, lambda saved: make_job(flags, device, path, saved),
                   flags.resume) as job:
         if number := fit(job):
@@ -265,7 +265,7 @@ def finish(job, flags):
     model, corpus, recipe = job.model, job.corpus, job.recipe
     if (job.path / "best.pt").exists():  # missing if no validation loss was finite
         model = load_model(checkpoint.to_evaluate(job.path), model.u.device)
-    reader = fast.prepared(model.eval(), recipe.plain)
+    reader = fast.prepare(model.eval(), recipe.plain)
     if ranks.RANK == 0:
         log.draw(job.path / "metrics.tsv", corpus)
         prompt = corpus.test[:200].long()
@@ -276,10 +276,10 @@ def finish(job, flags):
 
 def evaluate_or_sample(flags, device):
     """Run --eval-only and --sample: use a checkpoint without further training."""
-    name, _, typed = chosen(flags, device)
-    saved = checkpoint.to_evaluate(folder_to_use(flags, name, typed))
-    recipe = saved_recipe(flags, saved)
-    reader = fast.prepared(load_model(saved, device), recipe.plain)
+    name, _, typed = choose_model(flags, device)
+    saved = checkpoint.to_evaluate(find_folder(flags, name, typed))
+    recipe = restore_recipe(flags, saved)
+    reader = fast.prepare(load_model(saved, device), recipe.plain)
     print(f"{saved.path}: step {saved['state']['step']:,}")
     if flags.sample is not None:
         prompt = corpora.encode(flags.sample, saved["vocab"])

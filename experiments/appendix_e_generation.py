@@ -122,7 +122,7 @@ def continued(model, prompts, given, seed, T=0):
 
 def sample(model, prompts, recipe, given):
     """Return {kind: [the texts (B, n) of each seed]} after prompts (B, P)."""
-    reader, new = fast.prepared(model), {"with memory": [], "without memory": []}
+    reader, new = fast.prepare(model), {"with memory": [], "without memory": []}
     prompts = prompts.to(given.device)
     for seed in given.seeds:
         with train.evaluating(reader, recipe):

@@ -102,7 +102,7 @@ def fit(path, make, corpus, recipe, optimizer=None, reader=None):
         torch.manual_seed(recipe.seed)
         model = make()
         # lesson 5's model trains faster from here on
-        fast.prepared(model, plain=type(model) is not lesson_5.TransformerXL)
+        fast.prepare(model, plain=type(model) is not lesson_5.TransformerXL)
         steps = optimizer and optimizer(model)
         name = f"{path.name}: {type(model).__name__} {getattr(model, 'variant', '')}".strip()
         job = Job(path, name, model, recipe, corpus, steps)

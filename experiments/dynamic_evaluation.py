@@ -136,7 +136,7 @@ def main(argv):
         model, recipe, corpus, _ = common.open_run(path, given.data_dir, given.device)
         if not given.checkpoint:
             corpus = replace(corpus, test=corpus.test[: LOOK + 1])
-        reader = fast.prepared(model)
+        reader = fast.prepare(model)
         for step, runs in found.items():
             if step == "static":
                 nats = train.evaluate(reader, corpus.test, replace(recipe, dtype="float32"))

@@ -141,7 +141,7 @@ def main(argv):
     config, recipe = presets.CONFIGS[given.model], presets.RECIPES[given.model]
     is_shared = {"r_w_bias", "transformer.r_w_bias"} & state.keys()  # one u, v for all layers
     model = lesson_5.TransformerXL(replace(config, untie_r=not is_shared))
-    reader = fast.prepared(load_official_weights(model, state).to(given.device).eval())
+    reader = fast.prepare(load_official_weights(model, state).to(given.device).eval())
     recipe = replace(recipe, drop_newlines=recipe.dataset == "enwik8")  # as the authors count it
     corpus = read_corpus(recipe, given.data_dir)
     if len(corpus.vocab) != config.vocab_size:

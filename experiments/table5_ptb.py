@@ -25,7 +25,7 @@ import torch.nn as nn
 from torch.optim.swa_utils import AveragedModel
 
 from common import checkpoint, fast, lesson_5, log, presets, train
-from training.optimizers import Optimizer, optimizer_of
+from training.optimizers import Optimizer, make_optimizer
 
 NAME = "table5_ptb"
 AVERAGE_FROM = 0.7  # fraction of the run where the weight average begins
@@ -86,7 +86,7 @@ class Averaging(Optimizer):
     """
 
     def __init__(self, model, recipe):
-        super().__init__(*optimizer_of(model, recipe).parts)
+        super().__init__(*make_optimizer(model, recipe).parts)
         self.model, self.mean, self.steps = model, AveragedModel(model), 0
         self.first = round(AVERAGE_FROM * recipe.steps)
 
@@ -123,14 +123,14 @@ def fit(config, recipe, dropouts, corpus, path, device):
         return averaging
 
     job = common.fit(path, lambda: lesson_5.TransformerXL(config).to(device), corpus, recipe,
-                     optimizer, lambda job: fast.prepared(job.optimizer.mean.module))
+                     optimizer, lambda job: fast.prepare(job.optimizer.mean.module))
     return job.optimizer.mean.module.eval()
 
 
 def mean_loss(model, tokens, recipe, M):
     """Return train.py's mean loss in nats over n tokens with a memory of M, in float32."""
     recipe = replace(recipe, eval_mem_len=M, dtype="float32")
-    return train.evaluate(fast.prepared(model), tokens, recipe)
+    return train.evaluate(fast.prepare(model), tokens, recipe)
 
 
 def result_of(model, corpus, recipe, memories, path, test):

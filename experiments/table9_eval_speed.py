@@ -26,7 +26,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from common import fast, lesson_5, machine, presets, train
-from training.optimizers import optimizer_of
+from training.optimizers import make_optimizer
 
 NAME = "table9_eval_speed"
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times slower
@@ -44,8 +44,8 @@ SCALES = {"tiny": presets.MODELS["tiny"],
 def trainer(config, recipe, plain, device):
     """Return a function that makes one training step."""
     model, memory = lesson_5.TransformerXL(config).to(device), None
-    fast.prepared(model, plain)
-    optimizer = optimizer_of(model, recipe)
+    fast.prepare(model, plain)
+    optimizer = make_optimizer(model, recipe)
 
     def step():
         nonlocal memory
@@ -58,7 +58,7 @@ def trainer(config, recipe, plain, device):
 def reader(config, recipe, plain, given, T):
     """Return a function that reads T tokens per lane after a full memory."""
     config = replace(config, mem_len=recipe.eval_mem_len, same_length=True)
-    model = fast.prepared(lesson_5.TransformerXL(config).to(given.device).eval(), plain)
+    model = fast.prepare(lesson_5.TransformerXL(config).to(given.device).eval(), plain)
     memory = None
 
     @torch.no_grad()

@@ -64,7 +64,7 @@ class NotingReader:
     """A run's reader that notes, at each validation, what a memory is worth to the model."""
 
     def __init__(self, job, study):
-        self.job, self.study, self.reader = job, study, fast.prepared(job.model)
+        self.job, self.study, self.reader = job, study, fast.prepare(job.model)
 
     def __getattr__(self, name):  # all else is the reader's: u, training, eval, train
         return getattr(self.reader, name)

@@ -4,7 +4,7 @@ import math
 from support.corpora import load
 from support.download import SOURCES
 from training import presets
-from training.flags import for_vocabulary, chosen
+from training.flags import adapt_to_vocabulary, choose_model
 from training.machine import choose_dtype
 
 
@@ -69,12 +69,12 @@ def bytes_of_run(config, parameters, B, T, dtype, at_a_time=0, optimizer="adam")
 
 def dry_run(flags, device):
     """Print the resources that a run needs: size, memory, steps, operations -> exit status, 0."""
-    name, config, recipe = chosen(flags, device)
+    name, config, recipe = choose_model(flags, device)
     if recipe.dataset in SOURCES and not recipe.text:  # published, so nothing is downloaded
         V = SOURCES[recipe.dataset].vocab_size - recipe.drop_newlines
     else:
         V = len(load(recipe.text or recipe.dataset).vocab)
-    config = for_vocabulary(config, V, flags)
+    config = adapt_to_vocabulary(config, V, flags)
     parameters = presets.count_parameters(config)
     dtype = "float32" if (recipe.dtype, device) == ("auto", "cpu") else choose_dtype(
         recipe, config, device)

@@ -1,11 +1,11 @@
 """The optimized implementation of lesson 5's model: faster, equal results (test_fast.py).
 
     model = TransformerXL(config)
-    reader = prepared(model)                the model now trains faster
+    reader = prepare(model)                 the model now trains faster
     model.eval()
     loss, memory = reader(x, memory, y)     called like the model, without gradients
 
-What you read is what runs: `prepared` replaces only the text of the lessons that the
+What you read is what runs: `prepare` replaces only the text of the lessons that the
 tests have compared, and only in models of exactly those classes.  After an edit of a
 lesson, or with a part replaced, the model runs as it is written there.
 
@@ -83,7 +83,7 @@ def is_lesson_5s(model):
 say_once = cache(print)  # a line that was printed before is not printed again
 
 
-def prepared(model, plain=False):
+def prepare(model, plain=False):
     """Replace parts of the model, so that it trains faster, and return a Reader of it.
 
     Return the model itself, unchanged, if plain, or (then a line says so) if the lessons'

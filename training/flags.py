@@ -114,14 +114,14 @@ def parse(argv, description):
     return Flags(**done, typed=values)
 
 
-def chosen(flags, device, saved=None):
+def choose_model(flags, device, saved=None):
     """Return the name, Config and Recipe that the flags select, or those of a checkpoint to resume.
 
     ValueError for an unknown name, and for a setting that differs from the checkpoint's.
     """
     typed = flags.typed
     if saved:
-        return saved["name"], presets.Config(**saved["config"]), saved_recipe(flags, saved)
+        return saved["name"], presets.Config(**saved["config"]), restore_recipe(flags, saved)
     if "text" in typed and "dataset" in typed:
         raise ValueError("--text and --dataset are two corpora; give one of them")
     paper, small = presets.DATASETS.get(typed.get("dataset", "stdlib"), presets.DATASETS["stdlib"])
@@ -146,7 +146,7 @@ def chosen(flags, device, saved=None):
     return name, replace(config, **sizes), replace(recipe, **training)
 
 
-def for_vocabulary(config, V, flags):
+def adapt_to_vocabulary(config, V, flags):
     """Return the Config for V symbols, without the bands of a preset that would be empty."""
     if "cutoffs" in flags.typed:
         return replace(config, vocab_size=V)
@@ -164,15 +164,15 @@ def say_what_a_gpu_trains(flags, device):
               f"(--model {large} also trains it here)")
 
 
-def folder_of(flags, name, recipe):
+def choose_folder(flags, name, recipe):
     """Return the folder of a run: --out, or runs/DATASET-MODEL next to train.py."""
     text = Path(recipe.text).stem if recipe.text else recipe.dataset
     return Path(flags.out or ROOT / "runs" / f"{text}-{name}")
 
 
-def folder_to_use(flags, name, recipe):
+def find_folder(flags, name, recipe):
     """Return the folder to evaluate or sample: pretrained/ if none was named or trained."""
-    path = folder_of(flags, name, recipe)
+    path = choose_folder(flags, name, recipe)
     named = flags.out or flags.model or flags.typed.keys() & {"dataset", "text"}
     if named or any(path.glob("*.pt")):
         return path
@@ -180,7 +180,7 @@ def folder_to_use(flags, name, recipe):
     return PRETRAINED
 
 
-def saved_recipe(flags, saved):
+def restore_recipe(flags, saved):
     """Return the Recipe of a checkpoint, with those settings that were typed and may change.
 
     ValueError if another setting differs from the saved one.  (A text may have moved: its content
@@ -202,7 +202,7 @@ def saved_recipe(flags, saved):
 
 # ---- one line for every mistake -----------------------------------------------------------------
 
-def failed(program, sentence):
+def report(program, sentence):
     """Print the reason in one line -> exit status 1."""
     if ranks.RANK:
         time.sleep(2)  # if rank 0 has also failed, torchrun ends this process before it prints
@@ -216,19 +216,19 @@ def exit_status(program, act, *arguments):
     try:
         return act(*arguments) or 0
     except ValueError as error:
-        return failed(program, error)
+        return report(program, error)
     except BrokenPipeError:  # as with `| head`
         return 141  # 128 + SIGPIPE, as in a shell
     except OSError as error:
-        return failed(program, f"{error}; what was saved before is complete: make room and resume, "
+        return report(program, f"{error}; what was saved before is complete: make room and resume, "
                       "or use another folder with --out")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate" in str(error):
-            return failed(program, "out of memory: a smaller model, batch, segment or memory of "
+            return report(program, "out of memory: a smaller model, batch, segment or memory of "
                           "evaluation needs less; train.py --micro-batch needs less for the same "
                           "steps, and --dry-run estimates what training needs")
         if ranks.lost(error):
-            return failed(program, "another rank has exited, so this one also exits")
+            return report(program, "another rank has exited, so this one also exits")
         raise
     except KeyboardInterrupt:
         print(f"\n{program}: stopped", file=sys.stderr)

@@ -34,7 +34,7 @@ def adam_for(weights, recipe):
 OPTIMIZERS = {"adam": adam, "muon": muon}  # the choices of --optimizer
 
 
-def optimizer_of(model, recipe):
+def make_optimizer(model, recipe):
     """Return the Optimizer that the Recipe asks for."""
     return Optimizer(*OPTIMIZERS[recipe.optimizer](model, recipe))
 

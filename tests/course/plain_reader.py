@@ -4,6 +4,6 @@ In the whole project this file holds a faster form of the same model, which woul
 """
 
 
-def prepared(model, plain=False):
+def prepare(model, plain=False):
     """Return what evaluates and samples: the model as it is."""
     return model

@@ -55,7 +55,7 @@ def test_the_notes_change_no_loss_and_hold_those_of_each_length(noted, dtype):
     """Always in float32.  A validation that is repeated after a kill counts once."""
     work, study, reader = noted
     tokens, recipe = work.corpus.valid[:60], replace(study.recipe, dtype=dtype)
-    plain = common.fast.prepared(work.model)
+    plain = common.fast.prepare(work.model)
     wanted = common.train.evaluate(plain, tokens, recipe)
     for step in (0, 3, 3):
         work.state.step = step

@@ -201,9 +201,9 @@ def text_of_now(monkeypatch):
 
 
 def prints(capsys, model):
-    """What `prepared` returns, and what it prints, as if it were called for the first time."""
+    """What `prepare` returns, and what it prints, as if it were called for the first time."""
     fast.say_once.cache_clear()
-    return fast.prepared(model), capsys.readouterr().out
+    return fast.prepare(model), capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", presets.CONFIGS)
@@ -232,7 +232,7 @@ def test_another_function_is_run_as_it_is_written(owner, name, monkeypatch, caps
     monkeypatch.setattr(owner, name, lambda *given, **more: real(*given, **more))
     found, out = prints(capsys, model)
     assert found is model and out.startswith(EDITED) and out.count("\n") == 1
-    assert fast.prepared(model) is model and capsys.readouterr().out == ""
+    assert fast.prepare(model) is model and capsys.readouterr().out == ""
     assert type(model.layers[0].attention) is lesson_5.RelativeAttention
 
 
@@ -249,10 +249,10 @@ VARIANTS = {  # changes of a model m, or of its last layer z, which Attention or
 @pytest.mark.parametrize("is_prepared", [False, True])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_model_that_is_not_exactly_lesson_5s_runs_as_it_is(name, is_prepared, capsys):
-    """Before and after `prepared` has made it faster."""
+    """Before and after `prepare` has made it faster."""
     model = model_of(replace(SMALL, dropout=0.1))
     if is_prepared:
-        fast.prepared(model)
+        fast.prepare(model)
     VARIANTS[name](model, model.layers[-1])
     before = [*map(type, model.modules())]
     found, out = prints(capsys, model)

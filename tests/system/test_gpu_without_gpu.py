@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from course import lessons
 from training import fast, presets
-from training.optimizers import optimizer_of
+from training.optimizers import make_optimizer
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 aten = torch.ops.aten
@@ -62,7 +62,7 @@ def test_every_tensor_is_on_the_models_device(name, plain, monkeypatch):
         x = torch.empty(recipe.batch, recipe.segment, dtype=torch.int64)
         text = torch.empty(recipe.eval_mem_len + 5 * recipe.eval_segment // 2, dtype=torch.uint8)
         prompt = torch.empty(2, 100, dtype=torch.int64)
-    reader, optimizer, memory = fast.prepared(model, plain), optimizer_of(model, recipe), None
+    reader, optimizer, memory = fast.prepare(model, plain), make_optimizer(model, recipe), None
     with Watch() as watch:
         for _ in range(2):
             loss, norm, memory = train.train_step(model, optimizer, x, x, memory, recipe)

@@ -37,4 +37,4 @@ def test_whether_fast_py_may_stand_in_is_decided_in_one_place():
     """Nobody else makes a Reader, or replaces a part of a model."""
     for path in (ROOT / "train.py", ROOT / "training/job.py", *ROOT.glob("experiments/*.py")):
         text = path.read_text(encoding="utf-8")
-        assert set(re.findall(r"\bfast\.(\w+)", text)) <= {"prepared", "py"}, path
+        assert set(re.findall(r"\bfast\.(\w+)", text)) <= {"prepare", "py"}, path

@@ -117,7 +117,7 @@ def test_the_loop_is_the_one_from_the_formulas_to_the_bit(
 
     monkeypatch.setattr(train, "train_step", step)
     monkeypatch.setattr(train, "read_corpus", lambda *given: corpus)
-    monkeypatch.setattr(train, "chosen", lambda *given: ("tiny", TINY, recipe))
+    monkeypatch.setattr(train, "choose_model", lambda *given: ("tiny", TINY, recipe))
     monkeypatch.setattr(log, "draw", lambda *given: None)
     assert train.main(["--out", str(tmp_path), "--device", "cpu", "--n-tokens", "5"]) == 0
     assert [found[:3] for found in seen] == steps

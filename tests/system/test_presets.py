@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from support import corpora
 from training import estimate, machine, presets
-from training.flags import MODEL_FLAGS, Flags, for_vocabulary, chosen
+from training.flags import MODEL_FLAGS, Flags, adapt_to_vocabulary, choose_model
 
 train = import_module("train")
 lesson_5 = import_module("05_full_model")
@@ -80,8 +80,8 @@ def test_a_model_fits_its_device_and_its_vocabulary(typed, device, V, name, cuto
     """
     typed = dict(typed)
     flags = Flags(model=typed.pop("model", ""), typed=typed)
-    found, config, _ = chosen(flags, device)
-    config = for_vocabulary(config, V, flags)
+    found, config, _ = choose_model(flags, device)
+    config = adapt_to_vocabulary(config, V, flags)
     assert (found, config.vocab_size, config.cutoffs, config.div_val) == (name, V, cutoffs, div_val)
 
 

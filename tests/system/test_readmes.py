@@ -6,7 +6,7 @@ import pytest
 
 from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT
 from training import presets
-from training.flags import chosen, parse
+from training.flags import choose_model, parse
 
 READMES = [ROOT / name for name in ("README.md", "training/README.md", "tests/README.md",
                                     "tests/course/answers.md", "experiments/results.md",
@@ -35,7 +35,7 @@ def parse_commands(text):
         found = re.search(r"\bpython train\.py ([^&|]*)$", code)
         if found and "..." not in found[1] and "--help" not in found[1]:
             argv = re.sub(r"(?<=[ =])[NX]\b", "1", found[1])
-            chosen(parse(shlex.split(argv), ""), "cpu")
+            choose_model(parse(shlex.split(argv), ""), "cpu")
 
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)

@@ -75,13 +75,13 @@ def test_the_curve_shows_both_losses_over_the_tokens(tmp_path, monkeypatch):
 def test_a_checkpoint_is_used_in_the_form_that_was_trained(flags, text, tmp_path, monkeypatch,
                                                            capsys):
     """At the end and later; a run continues the beginning of the test split."""
-    prepared = Mock(wraps=fast.prepared)
-    monkeypatch.setattr(fast, "prepared", prepared)
+    prepare = Mock(wraps=fast.prepare)
+    monkeypatch.setattr(fast, "prepare", prepare)
     assert run(text, tmp_path / "run", "--steps", "3", *flags) == 0
     said = capsys.readouterr().out
     assert f"\n{text.read_text()[-12:]}>>>" in said and "xz" in said
     assert train.main(["--eval-only", "--out", str(tmp_path / "run"), "--device", "cpu"]) == 0
-    assert [call.args[1] for call in prepared.call_args_list] == [bool(flags)] * 3
+    assert [call.args[1] for call in prepare.call_args_list] == [bool(flags)] * 3
 
 
 def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_them(text, tmp_path, monkeypatch):
