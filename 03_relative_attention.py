@@ -21,11 +21,9 @@ formulas vectors are columns; in lesson 2 and in code they are rows):
     (d) W_q U_i . W_k U_j    v   . (W_kR R_(i-j))    is that distance important to all?
 
   * U_j, the key's position, becomes R_(i-j), its distance, again as a fixed sinusoid.
-  * W_q U_i, the query's own position, no longer matters.  But some keys and distances
-    are important to all queries, so each head learns two vectors to replace W_q U_i:
-    u in (c) and v in (d).
-  * Content and distance are projected separately: W_k becomes W_kE, and W_kR is new.
-    Higher layers use h instead of E.  Lesson 2 adds U once; here all layers use R.
+    Content and distance are projected separately: W_k becomes W_kE, and W_kR is new.
+  * W_q U_i, the query's own position, becomes a vector that each head learns, one for
+    all queries: u in (c) and v in (d).  Higher layers have h instead of E, also use R.
 
 In code i indexes the segment's queries, j all keys: query i is key m + i, and the
 distance is m + i - j.  For T = 3 queries, m = 2 memory keys (a dot: the future):
@@ -79,11 +77,9 @@ def four_terms_all_pairs(q, k, R, W_kR, u, v):
     """Compute the same for all heads in torch, with R expanded to all pairs (i, j).
 
     q (B, H, T, C), k (B, H, K, C), R (K, D), W_kR (H, C, D), u, v (H, C) ->
-    (4, B, H, T, K).  Future cells must be masked: there (a) and (c) hold the score of a
-    future key, (b) and (d) the score of distance 0.
+    (4, B, H, T, K).  Future cells also hold scores, and must be masked.
     """
-    T = q.shape[2]
-    K = k.shape[2]
+    T, K = q.shape[2], k.shape[2]
     i = torch.arange(T, device=q.device)[:, None]
     j = torch.arange(K, device=q.device)
     distance = (K - T + i - j).clamp(min=0)  # (T, K), the future clamped to 0
@@ -122,8 +118,7 @@ class RelativeAttention(nn.Module):
         k = self.W_kE(h_tilde).view(B, K, self.H, self.C).transpose(1, 2)
         distance = torch.arange(K, device=h.device)                                # NEW
         R = lesson_1.sinusoid(distance, D).to(h)  # (K, D)                         # NEW
-        # the matrix (H * C, D), not the layer: it is applied to the R of each pair
-        W_kR = self.W_kR.weight.view(self.H, self.C, D)                            # NEW
+        W_kR = self.W_kR.weight.view(self.H, self.C, D)  # for the R of each pair  # NEW
         return four_terms_all_pairs(q, k, R, W_kR, u, v)                           # NEW
 
     def score(self, h, memory, u, v):
@@ -150,18 +145,16 @@ class RelativeTransformer(nn.Module):
         super().__init__()
         self.D = D
         self.M = M
-        C = D // H
         self.embedding = nn.Embedding(V, D)
         self.layers = nn.ModuleList(
-            lesson_1.Layer(attention(D, H, C), D, FF) for _ in range(N))           # NEW
-        self.u = nn.Parameter(0.02 * torch.randn(H, C))                            # NEW
-        self.v = nn.Parameter(0.02 * torch.randn(H, C))                            # NEW
+            lesson_1.Layer(attention(D, H, D // H), D, FF) for _ in range(N))      # NEW
+        self.u = nn.Parameter(0.02 * torch.randn(H, D // H))                       # NEW
+        self.v = nn.Parameter(0.02 * torch.randn(H, D // H))                       # NEW
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, x, memory=None):
         """x (B, T), N memories (B, m, D) or None -> logits (B, T, V), new memories."""
-        # no U: R encodes distances.  sqrt(D) stays, as in the authors' code       # NEW
-        h = self.embedding(x) * math.sqrt(self.D)
+        h = self.embedding(x) * math.sqrt(self.D)  # no U, since R has distances   # NEW
         if memory is None:
             memory = [h[:, :0]] * len(self.layers)
         new_memory = []
@@ -204,13 +197,10 @@ def draw_terms(model, tokens, vocab, T):
     attention = model.layers[0].attention
     h = model.embedding(tokens.long()[None]) * math.sqrt(model.D)  # layer 1's input
     terms = attention.terms(h[:, T:], h[:, :T], model.u, model.v)[:, 0, 0]  # (4, T, K)
-    mask = lesson_2.causal_mask(T, T)
-    terms = terms.masked_fill(mask, torch.nan) / math.sqrt(attention.C)
+    terms = terms.masked_fill(lesson_2.causal_mask(T, T), torch.nan) / attention.C**0.5
     text = list(decode(tokens, vocab).replace(" ", "·").replace("\n", "¶"))
-    names = ("(a) content", "(b) content-dependent position", "(c) global content",
-             "(d) global position")
-    figure = Figure(figsize=(11, 7), layout="compressed")
-    figure.suptitle("The parts of the score, each with its own color scale")
+    names = "(a) content", "(b) content, distance", "(c) any query", "(d) any text"
+    figure = Figure(figsize=(11, 6), layout="compressed")
     for axes, name, term in zip(figure.subplots(2, 2).flat, names, terms):
         limit = term.abs().nan_to_num().max().item()
         image = axes.imshow(term.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit)
@@ -219,7 +209,6 @@ def draw_terms(model, tokens, vocab, T):
         axes.set_yticks(range(T), text[T:], fontsize=11, family="monospace")
         axes.set(title=f"{name}: up to {limit:.2g}", ylabel="query",
                  xlabel="key: memory, then the segment")
-        axes.axvline(T - 0.5, color="black", linewidth=0.8)
     lesson_1.save(figure, "03_four_terms.png")
 
 
@@ -246,7 +235,6 @@ if __name__ == "__main__":
 # Ask yourself (answers: tests/course/answers.md, which your teacher has)
 #   1. Which terms change if only the query's token changes?  Which if only the key's?
 #   2. How does row i of term (d) relate to row i + 1?
-#   3. Why must R cover K = M + T distances, and not T?
 # Change and watch
 #   1. Divide by sqrt(D) instead of sqrt(C) in forward: which printed lines change?
 
