@@ -91,7 +91,7 @@ def sinusoid(position, D):
 
 
 class Attention(nn.Module):
-    """H parallel heads of width C; position i attends to 0..i of its segment."""
+    """H parallel heads, each with its own q, k and value; position i attends to 0..i."""
 
     def __init__(self, D, H, C):
         super().__init__()
