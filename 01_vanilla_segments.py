@@ -1,7 +1,7 @@
 """Lesson 1. The broken baseline: a Transformer on independent segments (paper, 3.1).
 
 You need to know PyTorch's modules, a training loop, and a transformer's attention.  You
-learn to read text in lanes, and the cost of forgetting.  22 minutes (readers' median).
+learn to read text in lanes, and the cost of forgetting.  25 minutes (readers' median).
 
 The problem.  A language model predicts each token from all tokens before it.  A book is
 too long to be read at once, so Al-Rfou et al. (2018) split the text into segments of T
@@ -81,7 +81,7 @@ def segments(stream, T, start=0):
 def sinusoid(position, D):
     """Encode positions (n,) as D/2 sines, then D/2 cosines -> (n, D), float64.
 
-    Attention ignores the order of tokens, so each position gets its own vector, as if
+    Attention ignores the order of keys, so each position gets its own vector, as if
     read off D/2 clocks, fast to slow, with frequencies 10000^(-2k/D), k = 0, 1, ...
     """
     two_k = torch.arange(0, D, 2, dtype=torch.float64, device=position.device)
@@ -91,7 +91,7 @@ def sinusoid(position, D):
 
 
 class Attention(nn.Module):
-    """H parallel heads, each with its own q, k and value; position i attends to 0..i."""
+    """H parallel heads, each with its own q, k, value; position i attends to 0..i."""
 
     def __init__(self, D, H, C):
         super().__init__()
@@ -275,8 +275,8 @@ if __name__ == "__main__":
 #     by position in the segment: first byte 3.76 bits, second 3.10, mean 2.73
 #     figure: runs/01_fragmentation.png
 # The first byte is predicted from one, the second from two: their high losses raise the
-# mean.  This is context fragmentation.  In the figure it affects few bytes: this model
-# has not learned to use more than eight, so the window gains little; lesson 3's has.
+# mean.  This is context fragmentation.  In the figure it affects few bytes: from the
+# ninth on the loss hardly falls.  So a longer past helps this model little.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.73

@@ -1,7 +1,7 @@
 """Lesson 3. Relative positions: the score with four terms (paper, 3.3).
 
 You need lessons 1 and 2.  You learn the equation of Transformer-XL term by term, and
-why distances let a segment continue a memory seamlessly.  30 minutes (readers' median).
+why distances let a segment continue a memory seamlessly.  33 minutes (readers' median).
 
 The problem.  In lesson 2 memory and segment share positions, and the cached states
 contain them.  Numbering the whole text would reach positions never seen in training.
@@ -16,14 +16,14 @@ formulas vectors are columns; in lesson 2 and in code they are rows):
 
         absolute             relative (here)         asks
     (a) W_q E_i . W_k E_j    q_i . k_j               does key j fit this query?
-    (b) W_q E_i . W_k U_j    q_i . (W_kR R_(i-j))    does that distance fit this query?
+    (b) W_q E_i . W_k U_j    q_i . (W_kR R_(i-j))    does distance i - j fit this query?
     (c) W_q U_i . W_k E_j    u   . k_j               is key j important to all queries?
-    (d) W_q U_i . W_k U_j    v   . (W_kR R_(i-j))    is that distance important to all?
+    (d) W_q U_i . W_k U_j    v   . (W_kR R_(i-j))    is distance i - j important to all?
 
   * U_j, the key's position, becomes R_(i-j), its distance, again as a fixed sinusoid.
-    Content and distance are projected separately: W_k becomes W_kE, and W_kR is new.
+    Content and distance are projected separately: now k_j = W_kE E_j; W_kR is new.
   * W_q U_i, the query's own position, becomes a vector that each head learns, one for
-    all queries: u in (c) and v in (d).  Higher layers have h instead of E, also use R.
+    all queries: u in (c) and v in (d).  Higher layers use h instead of E, and also R.
 
 In code i indexes the segment's queries, j all keys: query i is key m + i, and the
 distance is m + i - j.  For T = 3 queries, m = 2 memory keys (a dot: the future):

@@ -10,10 +10,10 @@ The one new idea.  Project each distance once.  The K distance keys k_R begin wi
 largest distance, as the last row of lesson 3's table does, so column n of q k_R^T holds
 distance K - 1 - n.  Cell (i, j) needs distance m + i - j, from another column of row i:
 
-    K - 1 - n = m + i - j,  K - m = T,  so  n = j + T - 1 - i:  left by T - 1 - i
+    K - 1 - n = m + i - j  and  K = m + T,  so  n = j + T - 1 - i
 
-The paper derives this in appendix B; the authors' code shifts all rows, each by its
-own amount, with a pad, a reshape and a drop.
+Row i moves left by T - 1 - i (derived in the paper's appendix B).  The authors' code
+moves all rows at once, with a pad, a reshape and a drop.
 
 With T = 3 queries, m = 2 memory keys, K = 5.  Each element is 10 * query + distance:
 
@@ -252,7 +252,7 @@ if __name__ == "__main__":
 #       T = M = 256: 131,072 for all pairs, 512 by the shift; 342 ms, 95 ms
 #     figure: runs/04_price.png
 # Doubling T = M quadruples the vectors for all pairs and doubles them for the shift.
-# The shift's time grows faster, since there are still T * K scores.
+# The shift's time grows faster than its vectors, as there are still T * K scores.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.73

@@ -1,7 +1,7 @@
 """Lesson 5.  The complete Transformer-XL (Dai et al., ACL 2019; sections 3.2 and 3.3).
 
 You need lessons 1 to 4.  You learn how the parts make one model, how it uses a
-longer memory than in training, and how it generates.  30 minutes (readers' median).
+longer memory than in training, and how it generates.  32 minutes (readers' median).
 
 This file joins segments (01), memory (02), the four-term score (03) and the shift (04)
 into the model that train.py trains, and adds the remaining parts of a complete model.
@@ -13,7 +13,7 @@ into the model that train.py trains, and adds the remaining parts of a complete 
 
 Two options for a longer memory come from the authors' code, not from the paper:
 
-  * clamp_len: larger distances are encoded as this one, which occurs in training;
+  * clamp_len: larger distances are encoded as clamp_len, which occurs in training;
   * same_length: each query sees itself and at most M keys before it.
 
 For T = 3 queries and m = M = 2 memory keys these are the distances (a dot: masked):
@@ -22,7 +22,7 @@ For T = 3 queries and m = M = 2 memory keys these are the distances (a dot: mask
     query 0, which is key 2      2  1  0  .  .         2  1  0  .  .
     query 1, which is key 3      3  2  1  0  .         .  2  1  0  .
     query 2, which is key 4      4  3  2  1  0         .  .  2  1  0
-                                 as in lesson 2        same_length
+                                 as in lesson 3        same_length
 
 On the left, the last query of a segment sees T - 1 more keys than the first, so a loss
 depends on the segmentation.  On the right it does not, so evaluation can use any T.

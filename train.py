@@ -179,8 +179,8 @@ def validate_and_save(job, stop):
         if loss < state.lowest:  # False if the loss is NaN
             state.lowest = loss
             job.save_best()
-        # so a kill repeats no validation, unless it is short; agree: the slowest rank's
-        if stop.agree(time.perf_counter() - start) > 1:
+        # save again after a long validation, so that a kill does not repeat it
+        if stop.agree(time.perf_counter() - start) > 1:  # seconds, the slowest rank's
             job.save()
     elif state.seconds - job.saved_at > 60 * recipe.save_minutes:
         job.save()
