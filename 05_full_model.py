@@ -80,7 +80,7 @@ class Config:
         validate.config(self)
 
 
-# more sizes are in training/presets.py; train.py sets vocab_size by its corpus
+# more sizes are in training/presets.py; train.py takes vocab_size from the corpus
 CONFIGS = {
     "tiny": Config(vocab_size=205, n_layer=2, d_model=32, n_head=2, d_head=16,
                    d_inner=64, mem_len=16),
@@ -263,8 +263,8 @@ class TransformerXL(nn.Module):
 def sample_top_k(logits, top_k, temperature=1.0, generator=None):
     """Sample one of the top_k most probable tokens: (B, V) -> (B, 1).
 
-    The others are improbable, but so many that one would often be drawn.  A temperature
-    below 1 favors likely tokens.
+    Each of the others is improbable, but there are so many that one would often be
+    drawn.  A temperature below 1 favors likely tokens.
     """
     best, tokens = logits.float().topk(top_k)  # (B, top_k), descending
     probability = (best / temperature).softmax(-1)
@@ -276,7 +276,7 @@ def sample_top_k(logits, top_k, temperature=1.0, generator=None):
 def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None):
     """Sample n_tokens that continue each prompt: (B, P) int64 -> (B, n_tokens).
 
-    The model, in eval mode, reads the prompt once, then token by token with its memory.
+    The model, in eval mode, reads the prompt once, then each new token with its memory.
     """
     top_k = min(top_k, model.config.vocab_size)
     memory = None
@@ -374,8 +374,8 @@ if __name__ == "__main__":
 #       M = 128: 1.28 bits per byte
 #       M = 512: 1.21 bits per byte
 #     figure: runs/05_memory_length.png
-# With same_length and M = 1 a query attends to itself and one key; the weights, trained
-# with more keys, fail.  Gains shrink as M grows, but continue past training's 255 keys.
+# With same_length and M = 1 a query attends to itself and one key; weights trained with
+# more keys fail.  Gains shrink as M grows, but continue past the 255 keys of training.
 # (The bytes are as in lessons 1 to 4; the 4-layer model was trained for two hours.)
 #
 #     its continuation of `def read(` (yours differs):

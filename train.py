@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 
-# idle threads sleep soon, instead of keeping a core busy; read when torch is imported
+# let idle threads sleep soon, not keep a core busy; torch reads this when imported
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import torch
@@ -210,7 +210,7 @@ def fit(job):
                 state.memory = None  # every lane restarts without context
             loss, norm, state.memory = train_step(
                 job.learner, job.optimizer, x, y, state.memory, recipe)
-            # ranks agree on the slowest's seconds, and to stop after the same step
+            # all ranks use the slowest rank's time, and stop after the same step
             seconds = stop.agree(time.perf_counter() - start)
             state.record_step(x, math.isfinite(loss + norm), seconds)
             done = fraction_done(recipe, state)

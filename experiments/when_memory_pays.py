@@ -1,20 +1,20 @@
-"""Left open by the paper: from which moment of the training does a memory pay, and why then?
+"""The point in training at which a memory begins to pay, and the reason (left open by the paper).
 
 A memory *pays* when the loss with the longest memory is 0.05 nats below that with the shortest.
-At each validation the model is read with several memory lengths, on the same excerpts, and its
-*copying score* is taken.  A string of random tokens is read after itself, and after itself
-reversed; the score is the mean loss in the first case less that in the second.  In both the same
-tokens stand before, so the score is below 0 only if the model uses their order: if it copies.
+At each validation the model is evaluated with several memory lengths, on the same excerpts, and its
+*copying score* is measured.  It is the mean loss on a string of random tokens read after a copy of
+itself, minus the mean loss on the same string read after its reverse.  Both contexts hold the same
+tokens, so the score is below 0 only if the model uses their order, that is, if it copies.
 
-results.md supposes that a memory pays because the model copies, and that copying needs two layers:
-one marks each token with its predecessor, the next looks up where the same token stood.  Then no
-model of one layer copies (a score below -0.5), and in all others that are trained with a memory it
-pays when the score falls, whatever the seed and the optimizer.
+The hypothesis in results.md is that a memory pays because the model copies, and that copying needs
+two layers: one marks each token with its predecessor, the next finds earlier copies of the token.
+If so, no one-layer model copies (a score below -0.5).  In all deeper models trained with a memory,
+the memory pays from the step where the score falls, whatever the seed and the optimizer.
 
     python experiments/when_memory_pays.py --dtype bf16        24 models on two cores
 
-The last two rows are trained without a memory, and compared with those of the same depth at the
-end, each with the length that suits it best.  Losses are nats per token of the validation split.
+The models of the last two rows are trained without a memory.  At the end they are compared with
+models of the same depth, each at its best length.  Losses are nats per token (validation split).
 """
 import json
 import sys
@@ -29,7 +29,7 @@ from table6_ablation import interval
 import torch
 
 NAME = "when_memory_pays"
-PAYS, COPIES = 0.05, -0.5  # nats: from here on a memory pays, a model copies
+PAYS, COPIES = 0.05, -0.5  # nats: a memory pays above the first, a model copies below the second
 # optimizer, layers N, whether it is trained with the longest memory or without one
 ROWS = (*((name, N, True) for name in ("muon", "adam") for N in (1, 2, 4)),
         ("muon", 1, False), ("muon", 4, False))
@@ -47,8 +47,8 @@ COLORS = {1: "tab:orange", 2: "tab:green", 4: "tab:blue"}
 
 
 def copying_score(reader, V, n):
-    """Return the loss of 32 strings of n random tokens after themselves, less that after themselves
-    reversed.
+    """Return the mean loss on 32 strings of n random tokens, each read after a copy of itself,
+    minus the mean loss on the same strings, each read after its reverse.
     """
     string = torch.randint(V, (32, n), generator=torch.Generator().manual_seed(0))
     means = []
@@ -61,7 +61,7 @@ def copying_score(reader, V, n):
 
 
 class NotingReader:
-    """A run's reader that notes, at each validation, what a memory is worth to the model."""
+    """A run's reader that also records, at each validation, how much a memory helps the model."""
 
     def __init__(self, job, study):
         self.job, self.study, self.reader = job, study, fast.prepare(job.model)
@@ -79,7 +79,7 @@ class NotingReader:
         return self.reader(x, memory, y)
 
     def note(self):
-        """Add to the run's notes, for this step: the loss with each length, the score."""
+        """Record the loss at each memory length, and the copying score, for the current step."""
         job, study, reader = self.job, self.study, self.reader
         before, device = study.lengths[-1], self.u.device
         tokens = common.excerpts(job.corpus.valid, before, study.count, study.n, device)
@@ -98,18 +98,18 @@ def read_notes(path):
 
 
 def gain(values):
-    """Return what the longest memory brings over the shortest."""
+    """Return the loss with the shortest memory minus the loss with the longest."""
     return values[0] - values[-2]
 
 
 def first_step(notes, holds):
-    """Return the first step from which on holds(values) is true until the end, or "-"."""
+    """Return the first step from which holds(values) stays true until the end, or "-"."""
     failing = [step for step, values in notes.items() if not holds(values)]
     return next((f"{step:,}" for step in notes if step > max(failing, default=-1)), "-")
 
 
 def report(results, study):
-    """Print a line for each row, and what training with a memory brings."""
+    """Print a line for each row, and the gain from training with a memory."""
     columns = "".join(f"{f'M {M}':>16}" for M in study.lengths)
     print("nats per token at the end, mean ± half the range over the seeds; pays from, copies "
           f"from: steps of the seeds\noptimizer N    M{columns}{'copying score':>17}"
@@ -130,7 +130,7 @@ def report(results, study):
 
 
 def draw(results, study, path, nats):
-    """Plot for each optimizer what the memory brings, and the copying score, over the steps."""
+    """Plot the gain from the memory and the copying score by step, for each optimizer."""
     figure = Figure(figsize=(10, 6.5), layout="constrained")
     panels = figure.subplots(2, len(OPTIMIZERS), sharex=True, sharey="row")
     for (name, N, M), runs in results.items():
@@ -154,7 +154,7 @@ def draw(results, study, path, nats):
 
 @common.make_main
 def main(argv):
-    """Train what is missing, print, draw."""
+    """Train the missing models, then print and plot the results."""
     given, corpus = common.begin(
         common.make_flags(NAME, __doc__, SCALES).parse_args(argv), NAME)
     study, results = SCALES[given.scale], {}
