@@ -37,8 +37,9 @@ def test_curves_and_bars(axes, monkeypatch):
     lines = [[(line.get_label(), *map(list, line.get_data())) for line in a.lines] for a in axes]
     assert [line[1:] for line in lines[0]] == [([0, 1, 2], pytest.approx([5, 4, 3]))]
     assert lines[1] == [("for all pairs", [8, 16], [24, 48]), ("by the shift", [8, 16], [8, 16])]
-    labels = [int(z.get_text()) for z in axes[2].get_xticklabels()]
-    assert labels == [bar.get_height() for bar in axes[2].patches] == [1, 4, 16, 64, 128, 512]
+    labels = [z.get_text() for z in axes[2].get_xticklabels()]
+    assert labels == ["4", "16", "64", "384", "1024", "1024, clamped"]
+    assert [bar.get_height() for bar in axes[2].patches] == [4, 16, 64, 384, 1024, 1024]
     assert [z.get_text() for z in axes[3].get_yticklabels()] == ["a", "b"]
     assert [bar.get_width() for bar in axes[3].patches] == [3.0, 2.0]
 

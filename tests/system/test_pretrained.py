@@ -30,12 +30,12 @@ def home(tmp_path, monkeypatch):
 def test_it_predicts_a_text_of_the_repository(saved):
     """Small, without an optimizer; the licence costs what it cost when the model came in."""
     assert [path.name for path in flags.PRETRAINED.glob("*.pt")] == ["best.pt"]
-    assert saved.path.stat().st_size <= 4_000_000 and "optimizer" not in saved
+    assert saved.path.stat().st_size <= 8_000_000 and "optimizer" not in saved
     model, run = job.load_model(saved, "cpu"), presets.Recipe(**saved["recipe"])
     licence = (flags.PRETRAINED.parent / "LICENSE").read_text(encoding="utf-8")
     tokens = corpora.encode(licence, saved["vocab"])
     bits = train.evaluate(model, tokens, replace(run, dtype="float32")) / math.log(2)
-    assert bits == pytest.approx(2.1030, abs=0.002)
+    assert bits == pytest.approx(1.9266, abs=0.002)
     page = (flags.PRETRAINED / "README.md").read_text(encoding="utf-8")
     assert f"checksum {saved['text']}" in page and f"{saved['state']['step']:,} steps" in page
 
@@ -44,7 +44,7 @@ def test_it_is_used_where_there_is_no_run_yet(home, small, capsys):
     assert train.main(["--sample", "class ", *CPU]) == 0
     said = capsys.readouterr().out
     assert "no run of yours" in said and "class " in said
-    assert f"{flags.PRETRAINED / 'best.pt'}: step 105,065\n" in said
+    assert f"{flags.PRETRAINED / 'best.pt'}: step 29,348\n" in said
     (home / "runs").mkdir()
     small().rename(home / "runs" / "stdlib-laptop")
     assert train.main(["--sample", "a", *CPU]) == 0
