@@ -20,13 +20,13 @@ import json
 import sys
 from dataclasses import replace
 
-from matplotlib.figure import Figure
-
-import common
-from common import Study, checkpoint, fast, lesson_5, presets
-from table6_ablation import interval
+import common  # before torch
 
 import torch
+from matplotlib.figure import Figure
+
+from common import Study, checkpoint, fast, lesson_5, presets
+from table6_ablation import interval
 
 NAME = "when_memory_pays"
 PAYS, COPIES = 0.05, -0.5  # nats: a memory pays above the first, a model copies below the second
@@ -65,6 +65,8 @@ class NotingReader:
 
     def __init__(self, job, study):
         self.job, self.study, self.reader = job, study, fast.prepare(job.model)
+        self.tokens = common.excerpts(job.corpus.valid, study.lengths[-1], study.count, study.n,
+                                      job.model.u.device)
 
     def __getattr__(self, name):  # all else is the reader's: u, training, eval, train
         return getattr(self.reader, name)
@@ -81,11 +83,11 @@ class NotingReader:
     def note(self):
         """Record the loss at each memory length, and the copying score, for the current step."""
         job, study, reader = self.job, self.study, self.reader
-        before, device = study.lengths[-1], self.u.device
-        tokens = common.excerpts(job.corpus.valid, before, study.count, study.n, device)
-        with torch.autocast(device.type, enabled=False):
-            losses = [common.memory_losses(reader, tokens, before, 128, mem_len=M, same_length=True,
-                                           clamp_len=0).mean().item() for M in study.lengths]
+        before = study.lengths[-1]
+        with torch.autocast(self.u.device.type, enabled=False):
+            losses = [common.memory_losses(reader, self.tokens, before, 128, mem_len=M,
+                                           same_length=True, clamp_len=0).mean().item()
+                      for M in study.lengths]
             score = copying_score(reader, len(job.corpus.vocab), before // 8)
         notes = read_notes(job.path) | {job.state.step: (*losses, score)}
         checkpoint.write(job.path / "notes.json", lambda file: json.dump([*notes.items()], file))
@@ -110,21 +112,22 @@ def first_step(notes, holds):
 
 def report(results, study):
     """Print a line for each row, and the gain from training with a memory."""
+    last = {row: [[*notes.values()][-1] for notes in runs] for row, runs in results.items()}
     columns = "".join(f"{f'M {M}':>16}" for M in study.lengths)
     print("nats per token at the end, mean ± half the range over the seeds; pays from, copies "
           f"from: steps of the seeds\noptimizer N    M{columns}{'copying score':>17}"
           f"{'lowest':>8}  pays from             copies from")
     for (name, N, M), runs in results.items():
-        ends = zip(*(list(notes.values())[-1] for notes in runs))
         pays = " ".join(first_step(notes, lambda z: gain(z) > PAYS) for notes in runs)
         copies = " ".join(first_step(notes, lambda z: z[-1] < COPIES) for notes in runs)
-        print(f"{name:9}{N:2}{M:5}" + "".join(f"{common.spread(z):>16}" for z in ends)
+        print(f"{name:9}{N:2}{M:5}" + "".join(f"{common.spread(z):>16}"
+                                               for z in zip(*last[name, N, M]))
               + f"{min(z[-1] for notes in runs for z in notes.values()):9.2f}  {pays:22}{copies}")
     for name, N, M in results:
         if M == 0:
-            best = [[min(list(notes.values())[-1][:-1]) for notes in results[name, N, length]]
-                    for length in (study.lengths[-1], 0)]
-            middle, half = interval([a - b for a, b in zip(*best)])
+            with_memory, without = ([min(values[:-1]) for values in last[name, N, length]]
+                                    for length in (study.lengths[-1], 0))
+            middle, half = interval([a - b for a, b in zip(with_memory, without)])
             print(f"N {N}: trained with M {study.lengths[-1]} instead of none: {middle:+.3f} ± "
                   f"{half:.3f} (half of the 95 percent interval)")
 
