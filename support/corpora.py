@@ -68,7 +68,7 @@ class Corpus:
 # ---- bytes --------------------------------------------------------------------------------------
 
 def standard_library():
-    """Return the .py files of Python's own library: train, valid and test, three texts of bytes.
+    """Return the .py files of Python's own library: train, valid and test, three lists of bytes.
 
     A hash of a file's path (CRC-32) determines its position and its split, so that two versions of
     Python have nearly the same text.  Of 20 values, 18 mean train, one valid and one test.
@@ -82,13 +82,13 @@ def standard_library():
         text = (folder / path).read_bytes().replace(b"\r\n", b"\n")  # as Windows may end lines
         text = text.replace(b"\f", b"")  # page breaks, which newer libraries do not have
         splits[max(0, number % 20 - 17)].append(text)
-    return tuple(map(b"".join, splits))
+    return splits
 
 
 def read(name, root):
     """Return the three splits of a corpus or file as bytes, and a label that describes them."""
     if name == "stdlib":
-        splits = standard_library()
+        splits = [b"".join(files) for files in standard_library()]
         data = b"".join(splits)
         return splits, (f"stdlib (Python {sys.version.split()[0]}, {len(data):,} bytes, "
                         f"sha256 {hashlib.sha256(data).hexdigest()[:8]}…)")
