@@ -160,17 +160,17 @@ def main(argv):
     flags.add_argument("--memory", type=int, help="M; default: that of the run's evaluation")
     for name, value in (("--prompts", 8), ("--length", 512), ("--n-tokens", 1000)):
         flags.add_argument(name, type=int, default=value, help=f"default: {value}")
-    flags.add_argument("--out", type=Path, default=lesson_1.RUNS / NAME,
-                       help=f"default: runs/{NAME}")
+    flags.add_argument("--out", type=Path, help=f"default: runs/{NAME}-, and the run's folder")
     given = flags.parse_args(argv)
     given.device = machine.choose(given.device)
     if given.prompts < 2 or given.length < 1 or given.n_tokens < 1 or (given.memory or 0) < 0:
         raise ValueError("--prompts must be at least 2, --length and --n-tokens at least 1, and "
                          "--memory at least 0")
-    model, recipe, corpus, _ = common.open_run(given.checkpoint, given.data_dir, given.device)
+    model, recipe, corpus, saved = common.open_run(given.checkpoint, given.data_dir, given.device)
     if given.memory is not None:
         recipe = replace(recipe, eval_mem_len=given.memory)
     prompts, true = prompts_of(corpus, given)
+    given.out = given.out or lesson_1.RUNS / f"{NAME}-{saved.path.resolve().parent.name}"
     given.out.mkdir(parents=True, exist_ok=True)
     new = sample(model, prompts, recipe, given) | {"true continuation": [true]}
     write_samples(prompts, new, corpus.vocab, given.out / "samples.txt")

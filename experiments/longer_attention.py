@@ -23,7 +23,7 @@ import torch
 from common import corpora, fast, machine
 
 NAME = "longer_attention"
-LENGTHS = 128, 256, 384, 512, 768, 1024, 1536, 2048
+LENGTHS = 128, 256, 512, 1024, 2048
 
 
 def part_sizes(corpus, recipe):
@@ -37,7 +37,7 @@ def part_sizes(corpus, recipe):
 
 def sums_by_part(reader, tokens, sizes, L, clamp_len):
     """Read tokens (n + 1,) with an attention of L -> the sum of the losses of each part, nats."""
-    losses = common.memory_losses(reader, tokens.to(reader.u.device)[None].long(), 0, 512,
+    losses = common.memory_losses(reader, tokens.to(reader.u.device)[None].long(), 0, min(L, 512),
                                   mem_len=L - 1, same_length=True, clamp_len=clamp_len)[0]
     return torch.stack([part.double().sum() for part in losses.split(sizes)])
 
@@ -74,8 +74,9 @@ def main(argv):
               f"{common.nats_per_token(corpus)}\n{'L':>6}{'difference':>12}{'interval':>20}"
               f"{'clamped':>12}{'interval':>20}")
         for L in given.lengths:
+            clamps = (0, longest - 1) if L > longest else (0,)
             columns = [difference(sums_by_part(reader, corpus.test, sizes, L, clamp), trained,
-                                  sizes) for clamp in (0, longest - 1)]
+                                  sizes) for clamp in clamps]
             print(f"{L:6}" + "".join(f"{middle:+12.4f}{f'{low:+.4f} to {high:+.4f}':>20}"
                                      for middle, low, high in columns), flush=True)
 
