@@ -174,15 +174,6 @@ def submit(name):
     print(f"{path} holds your {len(LESSONS)} lesson files: hand it in as it is")
 
 
-def students_page(text, exam):
-    """Return the students' part of tests/README.md as the front page of their edition; the page of
-    an exam ends before the paragraph that says where answers are."""
-    page = text.split("## For students\n")[1].split("## For teachers\n")[0]
-    if exam:
-        page = page.split("Any correct solution passes")[0]
-    return f"# Transformer-XL, from scratch: the exercises\n{page.rstrip()}\n"
-
-
 def write_edition(folder, exam, blank_ones):
     """Copy what students need, with these exercises blank.  An exam contains no solution and no
     known mistake, so a broken rule shows only its sentence and the compared values."""
@@ -201,8 +192,12 @@ def write_edition(folder, exam, blank_ones):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
         shutil.copyfile(ROOT / PLAIN, part / FAST)
-        page = students_page((ROOT / "tests" / "README.md").read_text(encoding="utf-8"), exam)
-        write_whole(part / "README.md", page)
+        text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+        page = text.split("## For students\n")[1].split("## For teachers\n")[0]
+        if exam:  # it ends before the paragraph that says where answers are
+            page = page.split("Any correct solution passes")[0]
+        write_whole(part / "README.md",
+                    f"# Transformer-XL, from scratch: the exercises\n{page.rstrip()}\n")
         for file in () if exam else LESSONS:
             lessons.keep_pristine(file, part)
         for exercise in blank_ones:

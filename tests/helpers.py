@@ -2,9 +2,7 @@
 import doctest
 import hashlib
 import io
-import os
 import shutil
-import signal
 import tarfile
 import time
 import zipfile
@@ -49,20 +47,6 @@ def wait_until(true, what, seconds=60):
     while not true():
         assert time.monotonic() < end, f"waited {seconds} seconds for {what}"
         time.sleep(0.01)
-
-
-def exit_status(child, seconds=60):
-    """Return the exit status of a forked child; AssertionError, and it is killed, if it does not
-    end."""
-    def has_ended():
-        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-
-    try:
-        wait_until(has_ended, f"the end of process {child}", seconds)
-    finally:
-        os.kill(child, signal.SIGKILL)  # no effect on a process that has ended
-        status = os.waitpid(child, 0)[1]
-    return os.waitstatus_to_exitcode(status)
 
 
 def run_examples(lesson):

@@ -187,12 +187,8 @@ def counted(comparison):
 
 def cells(matrix, mask, decimals):
     """Return the elements of a (rows, columns) tensor as text; a masked cell is a dot."""
-    def text(z):
-        if z.dtype == torch.bool:
-            return str(int(z))
-        return f"{z.item():.{decimals}f}"
-    return [["." if mask is not None and mask[i, j] else text(z) for j, z in enumerate(row)]
-            for i, row in enumerate(matrix)]
+    return [["." if mask is not None and mask[i, j] else f"{z.item():.{decimals}f}"
+             for j, z in enumerate(row)] for i, row in enumerate(matrix)]
 
 
 def side_by_side(wanted, got, compared=None):

@@ -1,10 +1,5 @@
 """The lessons under test: where they are, what keeps one from being tested, the shipped solutions.
 
-    import_lessons()          all six, once; one that cannot be imported goes into `broken`
-    function_of(exercise)     the function as its lesson has it
-    problem_of(exercise)      why it cannot be tested at all, in one sentence, or ""
-    solution(exercise)        the shipped solution as text
-
 They are those of this folder or, with XL_CODE, the files that somebody else has handed in.  Ours
 stand in for a lesson that is missing or broken, but only so that the others can be imported.
 """

@@ -1,9 +1,5 @@
 """SPOILERS.  The mistakes that students and public code make: wrong implementations, with a name.
 
-    mistakes_for("rel_shift")    the known mistakes of an exercise, most specific first
-    mistake.function()           the wrong function, to be put in the exercise's place
-    mistake.sentence             the diagnosis when a student's answer is the same
-
 A mistake is an edit of the shipped solution, or a whole function.  It serves twice: diagnosis.py
 identifies a student's mistake by it, and test_course.py tests the rules against it: each must be
 rejected, and identified.  mistakes_01.py ... mistakes_train.py have the mistakes themselves:
@@ -68,7 +64,7 @@ def function_from(name, source):
 
 @cache
 def mistakes_for(name):
-    """The known mistakes of this exercise; none in the edition for an exam."""
+    """The known mistakes of this exercise, most specific first; none in an exam's edition."""
     module = f"course.mistakes_{BY_NAME[name].lesson}"
     table = import_module(module).TABLE if find_spec(module) else {}
     return [Mistake(name, sentence, tuple(edits)) for sentence, *edits in table.get(name, ())]

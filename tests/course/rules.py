@@ -6,11 +6,7 @@
 
 A test that takes an exercise as an argument is a rule of it: one sentence, one assert.  It may also
 take parameters, but no other fixture, so it can be called at any time with another function in
-place of the exercise:
-
-    rules_of("causal_mask")                  its rules, in the order of the file
-    judge("causal_mask", function)           (None, ""), or the first broken rule and a message
-    state("causal_mask")                     "solved", "blank" or "failing", and a message
+place of the exercise.
 """
 import inspect
 import io

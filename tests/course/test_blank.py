@@ -1,7 +1,4 @@
-"""blank.py, called in-process on a copy of the lessons: whatever happens, nothing is lost.
-
-    pytest tests/course/test_blank.py
-"""
+"""blank.py, called in-process on a copy of the lessons: whatever happens, nothing is lost."""
 import ast
 import os
 from pathlib import Path

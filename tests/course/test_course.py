@@ -1,7 +1,5 @@
 """SPOILERS.  Are the rules of the exercises right?  Every known mistake is refused and named, every
 rule is broken by one, and right solutions of an unusual form pass.
-
-    pytest tests/course/test_course.py
 """
 import ast
 import re

@@ -1,7 +1,4 @@
-"""Names that recur, by hand, and what each token is sampled from.
-
-    pytest tests/experiments/test_appendix_e_generation.py
-"""
+"""Names that recur, by hand, and what each token is sampled from."""
 import math
 from dataclasses import replace
 from importlib import import_module

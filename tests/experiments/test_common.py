@@ -1,7 +1,4 @@
-"""What the experiments share: another run is refused, and losses are after so many tokens.
-
-    pytest tests/experiments/test_common.py
-"""
+"""What the experiments share: another run is refused, and losses are after so many tokens."""
 import re
 import signal
 from argparse import Namespace

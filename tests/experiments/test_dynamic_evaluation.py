@@ -1,7 +1,4 @@
-"""Dynamic evaluation: nothing is learned before it is predicted, and the steps are as written.
-
-    pytest tests/experiments/test_dynamic_evaluation.py
-"""
+"""Dynamic evaluation: nothing is learned before it is predicted, and the steps are as written."""
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace

@@ -1,7 +1,4 @@
-"""Attention maps: the terms are the model's, by distance, and what is shown is what was read.
-
-    pytest tests/experiments/test_figures5_to_7_attention.py
-"""
+"""Attention maps: the terms are the model's, by distance, and what is shown is what was read."""
 from dataclasses import replace
 from importlib import import_module
 

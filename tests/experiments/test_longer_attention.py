@@ -1,7 +1,4 @@
-"""longer_attention: the losses of each file, and the interval of their differences.
-
-    pytest tests/experiments/test_longer_attention.py
-"""
+"""longer_attention: the losses of each file, and the interval of their differences."""
 from importlib import import_module
 
 import pytest

@@ -1,7 +1,5 @@
 """Each experiment in small: it ends, prints its lines and draws its figures, a split that it must
 not read fails when it is touched, and a second call trains nothing.
-
-    pytest tests/experiments/test_smoke.py
 """
 from importlib import import_module
 

@@ -1,7 +1,4 @@
-"""Penn Treebank: what is dropped and averaged, the choice on valid, one reading of test.
-
-    pytest tests/experiments/test_table5_ptb.py
-"""
+"""Penn Treebank: what is dropped and averaged, the choice on valid, one reading of test."""
 import json
 from dataclasses import replace
 from importlib import import_module

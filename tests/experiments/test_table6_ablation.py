@@ -1,7 +1,5 @@
 """Tables 6, 7 and 10: the model, lesson 5's in one encoding, lesson 1's in another, Shaw's by its
 formula; what the rows are given and read; shuffled lines, equal memory, order.
-
-    pytest tests/experiments/test_table6_ablation.py
 """
 import math
 from collections import Counter

@@ -1,7 +1,4 @@
-"""The relative effective context length on losses worked by hand, and the losses of table 8.
-
-    pytest tests/experiments/test_table8_recl.py
-"""
+"""The relative effective context length on losses worked by hand, and the losses of table 8."""
 import math
 from dataclasses import replace
 from importlib import import_module

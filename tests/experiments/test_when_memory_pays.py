@@ -1,7 +1,4 @@
-"""when_memory_pays: the copying score, the notes beside a run, and the steps read from them.
-
-    pytest tests/experiments/test_when_memory_pays.py
-"""
+"""when_memory_pays: the copying score, the notes beside a run, and the steps read from them."""
 from dataclasses import replace
 from importlib import import_module
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from system.kills import differences
-from helpers import exit_status, refusal
+from helpers import content_of, refusal
 from training import checkpoint, ranks
 from training.job import Stop, find_checkpoint
 
@@ -24,10 +24,6 @@ def paths(tmp_path):
     for step in (1, 2):
         checkpoint.save(found[0], CONTENT | {"step": step}, found[1])
     return found
-
-
-def files(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 # ---- writing ------------------------------------------------------------------------------------
@@ -57,12 +53,12 @@ def test_flushed_before_it_is_renamed_and_the_folder_after(paths, monkeypatch):
     ("builtins.open", OSError)])
 def test_a_failing_write_leaves_all_as_it_was(paths, tmp_path, monkeypatch, broken, error):
     """On a full disk, say; torch reports it in its own way."""
-    left = files(tmp_path)
+    left = content_of(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(broken, Mock(side_effect=error("No space left on device")))
         with pytest.raises(OSError, match="could not write .*checkpoint.pt: .*No space left"):
             checkpoint.save(paths[0], CONTENT | {"step": 3}, paths[1])
-    assert left == files(tmp_path)
+    assert left == content_of(tmp_path)
 
 
 # ---- reading ------------------------------------------------------------------------------------
@@ -147,6 +143,7 @@ def end_of(act):
     """The exit status of act() in a process of its own; 99 if it comes to its end."""
     child = os.fork()
     if not child:
+        signal.alarm(60)  # ends it if it hangs, and with it the wait below
         signal.signal(signal.SIGINT, signal.default_int_handler)  # `pytest &` ignores it
         try:
             act()
@@ -154,7 +151,7 @@ def end_of(act):
             os._exit(130)
         finally:
             os._exit(99)
-    return exit_status(child)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -1,8 +1,6 @@
 """The fast form gives the numbers of the plain one, forward and gradient, whatever is asked; and it
 stands in for nothing but the text and the classes that were compared here.
 
-    pytest tests/system/test_fast.py
-
 Lesson 5's file, compared with the formulas by its own tests, is the oracle here.
 """
 import copy

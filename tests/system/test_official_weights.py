@@ -1,7 +1,5 @@
 """The authors' weights in our model: each tensor where it belongs, and nothing but exact names.
 
-    pytest tests/system/test_official_weights.py
-
 tests/maths compares the model that they are loaded into with the paper's equations.
 """
 import math

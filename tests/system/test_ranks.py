@@ -1,7 +1,5 @@
 """Several ranks are one: lanes, gradients, evaluation, checkpoints, and how they end together.
 
-    pytest tests/system/test_ranks.py
-
 The ranks are processes on this machine that talk through gloo.
 """
 import os
