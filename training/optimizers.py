@@ -13,7 +13,7 @@ import torch
 
 def adam(model, recipe):
     """Return [torch's Adam for all weights]."""
-    return [adam_for(model.parameters(), recipe)]
+    return [torch.optim.Adam(model.parameters(), lr=recipe.lr, fused=True)]
 
 
 def muon(model, recipe):
@@ -22,13 +22,8 @@ def muon(model, recipe):
     taken = {id(weight) for weight in matrices}
     others = [weight for weight in model.parameters() if id(weight) not in taken]
     group = {"params": matrices, "factor": recipe.muon_lr / recipe.lr}
-    return [adam_for(others, recipe),
+    return [torch.optim.Adam(others, lr=recipe.lr, fused=True),
             torch.optim.Muon([group], lr=recipe.muon_lr)]  # momentum 0.95, decay 0.1
-
-
-def adam_for(weights, recipe):
-    """Return torch's Adam for some weights."""
-    return torch.optim.Adam(weights, lr=recipe.lr, fused=True)
 
 
 OPTIMIZERS = {"adam": adam, "muon": muon}  # the choices of --optimizer
