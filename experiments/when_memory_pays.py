@@ -151,7 +151,7 @@ def draw(results, study, path, nats):
     panels[0, 0].set(ylabel=f"{nats}: loss with M {study.lengths[0]}\nminus loss with M "
                             f"{study.lengths[-1]} (gray: it pays)")
     panels[1, 0].set(ylabel="nats: copying score\n(gray: it copies)")
-    panels[0, 0].legend(fontsize=9)
+    panels[0, 1].legend(*panels[0, 0].get_legend_handles_labels(), fontsize=9)  # room for it
     common.save_figure(figure, path)
 
 
