@@ -7,11 +7,12 @@ largest of training.
 
 The test split is a sample of texts, and a few long files may decide the sign of a difference.  So
 the files are drawn 1,000 times with replacement, as many as there are; 95 percent of the resulting
-differences lie in the interval (bootstrap).  A text without files has 100 equal parts.
+differences lie in the interval (bootstrap).  A text without files has 100 equal parts, which are
+less independent, so its interval is too narrow.
 
     python experiments/longer_attention.py                         the model in pretrained/
     python experiments/longer_attention.py --checkpoint RUN RUN    runs of train.py; also models of
-                                                                   table 6 with our encoding
+                                            table 6 with our encoding and recurrence
 """
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ def part_sizes(corpus, recipe):
 
 def sums_by_part(reader, tokens, sizes, L, clamp_len):
     """Read tokens (n + 1,) with an attention of L -> the sum of the losses of each part, nats."""
-    losses = common.memory_losses(reader, tokens.to(reader.u.device)[None].long(), 0, min(L, 512),
+    losses = common.memory_losses(reader, tokens.to(reader.u.device)[None].long(), 0, 512,
                                   mem_len=L - 1, same_length=True, clamp_len=clamp_len)[0]
     return torch.stack([part.double().sum() for part in losses.split(sizes)])
 
