@@ -1,18 +1,15 @@
 """The paper's second claim: a longer attention in evaluation than in training helps (section 3.3).
 
-Each run reads the whole test split with several attention lengths L: a query sees L keys, itself
-included.  In training it sees at most T + M.  Each loss is given as the difference to the loss with
-that length, once as the model is, and once clamped: distances beyond those of training count as the
-largest of training.
+Each run reads the whole test split with attention lengths L: a query sees L keys, itself included.
+In training it sees at most T + M.  Losses are given less that with T + M, once as the model is, and
+once clamped: distances beyond those of training count as the largest of training.
 
-The test split is a sample of texts, and a few long files may decide the sign of a difference.  So
-the files are drawn 1,000 times with replacement, as many as there are; 95 percent of the resulting
-differences lie in the interval (bootstrap).  A text without files has 100 equal parts, which are
-less independent, so its interval is too narrow.
+A few long files may decide the sign of a difference.  So the files of the split are drawn 1,000
+times with replacement; 95 percent of the resulting differences lie in the interval (bootstrap).  A
+text without files has 100 parts, which are less independent, so its interval is too narrow.
 
     python experiments/longer_attention.py                         the model in pretrained/
-    python experiments/longer_attention.py --checkpoint RUN RUN    runs of train.py; also models of
-                                            table 6 with our encoding and recurrence
+    python experiments/longer_attention.py --checkpoint RUN RUN    runs of train.py
 """
 import sys
 from pathlib import Path
@@ -29,9 +26,8 @@ LENGTHS = 128, 256, 512, 1024, 2048
 
 def part_sizes(corpus, recipe):
     """Return the number of predictions in each file, or part, of the test split."""
-    n = len(corpus.test) - 1
     if recipe.text or recipe.dataset != "stdlib":
-        return [len(part) for part in torch.arange(n).tensor_split(100)]
+        return [len(part) for part in corpus.test[1:].tensor_split(100)]
     first, *others = map(len, corpora.standard_library()[2])
     return [first - 1, *others]  # the first byte of the split is not predicted
 
@@ -44,42 +40,34 @@ def sums_by_part(reader, tokens, sizes, L, clamp_len):
 
 
 def difference(sums, trained, sizes):
-    """Return the mean of sums - trained per prediction, and the ends of its 95 percent interval,
-    from the sums of each part and the parts' sizes.
-    """
+    """Return the mean of sums - trained per prediction, and the ends of its interval, as text."""
     gaps, sizes = sums - trained, torch.tensor(sizes)
     draws = torch.randint(len(sizes), (1000, len(sizes)),
                           generator=torch.Generator().manual_seed(0))
     means = gaps[draws].sum(1) / sizes[draws].sum(1)
-    return gaps.sum() / sizes.sum(), *means.quantile(torch.tensor([0.025, 0.975]).double())
+    low, high = means.quantile(torch.tensor([0.025, 0.975]).double())
+    return f"{gaps.sum() / sizes.sum():+.4f} ({low:+.4f} to {high:+.4f})"
 
 
 @common.make_main
 def main(argv):
     """Read the test split of each run with each length, and print the differences."""
     flags = common.new_parser(NAME, __doc__, "--data-dir", "--device")
-    flags.add_argument("--checkpoint", type=Path, nargs="+", metavar="RUN",
-                       default=[common.PRETRAINED], help="default: the model in pretrained/")
-    flags.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="in tokens")
+    flags.add_argument("--checkpoint", type=Path, nargs="+", default=[common.PRETRAINED],
+                       metavar="RUN", help="default: the model in pretrained/")
     given = flags.parse_args(argv)
-    if min(given.lengths) < 1:
-        raise ValueError(f"--lengths must be at least 1, got {min(given.lengths)}")
     given.device = machine.choose(given.device)
     for path in given.checkpoint:
         model, recipe, corpus, _ = common.open_run(path, given.data_dir, given.device)
         reader, sizes = fast.prepare(model), part_sizes(corpus, recipe)
         longest = recipe.segment + model.config.mem_len
         trained = sums_by_part(reader, corpus.test, sizes, longest, 0)
-        print(f"{path}: {corpus.name}, {sum(sizes):,} predictions in {len(sizes)} parts; at the "
-              f"attention of training, {longest}: {trained.sum() / sum(sizes):.4f} "
-              f"{common.nats_per_token(corpus)}\n{'L':>6}{'difference':>12}{'interval':>20}"
-              f"{'clamped':>12}{'interval':>20}")
-        for L in given.lengths:
-            clamps = (0, longest - 1) if L > longest else (0,)
-            columns = [difference(sums_by_part(reader, corpus.test, sizes, L, clamp), trained,
-                                  sizes) for clamp in clamps]
-            print(f"{L:6}" + "".join(f"{middle:+12.4f}{f'{low:+.4f} to {high:+.4f}':>20}"
-                                     for middle, low, high in columns), flush=True)
+        print(f"{path}: {corpus.name}, {sum(sizes):,} predictions in {len(sizes)} parts\n"
+              f"L {longest}: {trained.sum() / sum(sizes):.4f} {common.nats_per_token(corpus)}")
+        for L in LENGTHS:
+            found = [difference(sums_by_part(reader, corpus.test, sizes, L, clamp_len), trained,
+                                sizes) for clamp_len in (0, longest - 1)]
+            print(f"L {L}: {found[0]}, clamped {found[1]}", flush=True)
 
 
 if __name__ == "__main__":
