@@ -6,10 +6,7 @@ At each validation the model is evaluated with several memory lengths, on the sa
 itself, minus the mean loss on the same string read after its reverse.  Both contexts hold the same
 tokens, so the score is below 0 only if the model uses their order, that is, if it copies.
 
-The hypothesis in results.md is that a memory pays because the model copies, and that copying needs
-two layers: one marks each token with its predecessor, the next finds earlier copies of the token.
-If so, no one-layer model copies (a score below -0.5).  In all deeper models trained with a memory,
-the memory pays from the step where the score falls, whatever the seed and the optimizer.
+Does a memory pay because the model copies, which takes two layers?  results.md has the outcome.
 
     python experiments/when_memory_pays.py --dtype bf16        24 models on two cores
 

@@ -1,7 +1,4 @@
 """The student edition: it gives nothing away by accident, it ends, and what it prints is true.
-
-    pytest tests/course/test_edition.py
-    pytest -m slow tests/course/test_edition.py      runs of pytest as a student sees them
 """
 import os
 import re

@@ -1,7 +1,4 @@
 """Grading a class: whatever a submission does, it gets one row, and the others keep their points.
-
-    pytest tests/course/test_grade.py
-    pytest -m slow tests/course/test_grade.py     a class, and Ctrl-C
 """
 import asyncio
 import csv

@@ -1,7 +1,4 @@
 """Odd input works, or one line refuses it and leaves the folder as it was.
-
-    pytest tests/system/test_fuzz.py
-    pytest -m slow tests/system/test_fuzz.py     a hundred and fifty more
 """
 import random
 import warnings

@@ -1,8 +1,6 @@
 """Every size trains, evaluates and generates on torch's device `meta`, which has shapes and no
 numbers: a tensor on another device than the model's, or a value that a GPU would be waited for, is
 found without a GPU.
-
-    pytest tests/system/test_gpu_without_gpu.py      two small sizes; with -m slow the others
 """
 import sys
 from collections import Counter

@@ -1,7 +1,4 @@
 """A run that is killed at any of its writes ends, resumed, as one that was not: bit for bit.
-
-    pytest tests/system/test_killed.py             at every fifth write
-    pytest -m slow tests/system/test_killed.py     at each of them
 """
 import os
 import shutil

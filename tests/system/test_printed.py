@@ -1,6 +1,4 @@
 """Each lesson prints what follows "# It prints" at its end: a reader need not run it.
-
-    pytest -m slow tests/system/test_printed.py       runs the lessons, two minutes
 """
 import ast
 import re
