@@ -174,10 +174,7 @@ class Job:
 
     def save(self):
         """Write checkpoint.pt, everything that resuming needs, if something has changed; keep the
-        one before as previous.pt.
-
-        The saved memory covers all B lanes, in stream order, so that the run can be resumed with
-        another number of ranks.
+        one before as previous.pt.  The memory of all B lanes is saved, for any number of ranks.
         """
         if self.on_disk == self.progress():
             return

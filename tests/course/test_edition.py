@@ -1,5 +1,4 @@
-"""The student edition: it gives nothing away by accident, it ends, and what it prints is true.
-"""
+"""The student edition: it gives nothing away by accident, it ends, and what it prints is true."""
 import os
 import re
 import subprocess

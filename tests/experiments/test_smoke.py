@@ -23,7 +23,7 @@ PROGRAMS = {  # program: flags, split that must not be read, files, beginnings o
                               "--seeds 3 5", "valid", [], ["with memory", "chance"]),
     "dynamic_evaluation": ("--checkpoint {run} {run} --segment 16 --memory 16", "valid", [], [
         "static evaluation", "dynamic evaluation, sgd", "dynamic evaluation, rms"]),
-    "longer_attention": ("--checkpoint {run} {run}", "valid", [], ["L 128:"]),
+    "longer_attention": ("--checkpoint {run} {run}", "valid", [], ["L 128:", "L 256, clamped:"]),
     "figures5_to_7_attention": (
         "--checkpoint {run} --out {out} --memory 20 --queries 16", "test",
         ["figure5_heads.png", "figure6_text.png", "figure7_terms.png"], ["position"]),

@@ -24,12 +24,6 @@ RUN = presets.Recipe(steps=10, batch=4, segment=8, dtype="float32", eval_segment
                 eval_clamp_len=4)
 
 
-def model_of(dropout=0.0):
-    """A small model of lesson 5, in float64, every weight random."""
-    return randomized(lesson_5.TransformerXL(lesson_5.Config(
-        11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6, dropout=dropout)))
-
-
 # ---- the loops of lessons 1 and 3 ---------------------------------------------------------------
 
 class Bigram(nn.Module):
@@ -91,6 +85,18 @@ def test_the_fraction_done_is_of_steps_or_minutes(length):
     assert train.learning_rate(recipe, 0, 0.0) == 2.0
 
 
+@pytest.mark.parametrize("every, due", [(16, [16, 32, 40]), (0, [*range(4, 41, 4)]), (99, [40])])
+def test_a_validation_is_due_every_so_many_steps_or_at_each_tenth(every, due):
+    """In a run of 40 steps; also at its end, and never twice at one step."""
+    recipe, state, found = replace(RUN, steps=40, eval_every=every), State(), []
+    for state.step in [*range(41), 40]:
+        if train.is_validation_due(recipe, state):
+            found.append(state.step)
+            state.validated_at = state.step
+            state.tenths_validated = int(10 * train.fraction_done(recipe, state))
+    assert found == due
+
+
 @pytest.mark.parametrize("dtype, wanted", [("bf16", torch.bfloat16), ("float32", torch.float32)])
 def test_autocast_is_for_matrix_products(dtype, wanted):
     """In 16 bits if the run says so, and only in the block; sums stay in float32."""
@@ -122,7 +128,9 @@ def test_evaluation_reads_at_least_its_t(T, M, wanted):
 def test_a_sample_is_drawn_in_eval_mode_with_the_memory_of_evaluation(form, monkeypatch):
     """After a prompt (P,), which lesson 5's generate gets as one lane, (1, P); by the recipe's
     seed."""
-    model, generate, seen = model_of(dropout=0.5), lesson_5.generate, []
+    model = randomized(lesson_5.TransformerXL(lesson_5.Config(
+        11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6, dropout=0.5)))
+    generate, seen = lesson_5.generate, []
 
     def watched(model, prompt, **options):
         seen.append((model.training, model.config.mem_len, tuple(prompt.shape)))

@@ -1,7 +1,4 @@
-"""The lessons' figures show what was measured, and each main measures on the right text.
-
-What a lesson prints is compared with the block at its end (test_printed.py).
-"""
+"""The lessons' figures show what was measured, and each main measures on the right text."""
 import math
 from importlib import import_module
 from types import SimpleNamespace

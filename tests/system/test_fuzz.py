@@ -1,5 +1,4 @@
-"""Odd input works, or one line refuses it and leaves the folder as it was.
-"""
+"""Odd input works, or one line refuses it and leaves the folder as it was."""
 import random
 import warnings
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""A run that is killed at any of its writes ends, resumed, as one that was not: bit for bit.
-"""
+"""A run that is killed at any of its writes ends, resumed, as one that was not: bit for bit."""
 import os
 import shutil
 from itertools import count

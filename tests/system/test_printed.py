@@ -1,5 +1,4 @@
-"""Each lesson prints what follows "# It prints" at its end: a reader need not run it.
-"""
+"""Each lesson prints what follows "# It prints" at its end: a reader need not run it."""
 import ast
 import re
 from importlib import import_module

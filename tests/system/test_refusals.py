@@ -25,6 +25,7 @@ REFUSED = {  # program: command line, words of the sentence
     "train": [
         # names
         (NO_TEXT + "--dataset enwik9", "; did you mean enwik8?"),
+        (NEW + "--model enormous", "unknown model 'enormous', known are tiny"),
         (NEW + "--model wt103-lage", "did you mean wt103-large?"),
         (NEW + "--smaple=x", "did you mean --sample?"),
         ([*NEW.split(), "a\nb"], "unrecognized arguments: a b"),
@@ -97,10 +98,12 @@ REFUSED = {  # program: command line, words of the sentence
         (RUN + "--memory -1", "--memory"), (RUN + "--dataset stdlib", "unrecognized"),
         (RUN + "--prompts 2 --length 9 --n-tokens 9 --out short.txt", "another folder with --out")],
     "dynamic_evaluation": [
+        ("--checkpoint nowhere", "no checkpoint at nowhere"),
         ("--chekpoint small", "did you mean --checkpoint"), (RUN + "--seed 5", "unrecognized"),
         (RUN + "--segment 0", "--segment must be at least 1")],
     "longer_attention": [("--checkpoint nowhere", "no checkpoint at nowhere")],
     "figures5_to_7_attention": [
+        ("--checkpoint nowhere", "no checkpoint at nowhere; "),
         (RUN + "--memory 0", "must be at least 1, got 0 and 4096"),
         (RUN + "--memory 20 --queries 200", "tokens of the validation split, it has 200"),
         (RUN + "--memory 20 --queries 8 --position 19", "--position must be 20 to 198, "),
