@@ -5,7 +5,7 @@ Section 4.4 and appendix E show samples that keep to their subject for 1,000 tok
 introduces names, and a model that reads the last T tokens cannot know those last seen before them;
 one with a memory can.  How many recur in each of these texts?
 
-    with memory        one token after the other is read; M is --memory, or that of evaluation
+    with memory        one token after the other is read; M is that of the run's evaluation
     without memory     same weights and seeds, but each token from the last T alone, all read again;
                        T is the segment length of training (models without memory: table 6)
     true continuation  the next tokens of the test split
@@ -23,7 +23,6 @@ import math
 import re
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -157,18 +156,14 @@ def main(argv):
     """Sample with and without memory, write the texts, print the shares."""
     flags = common.new_parser(NAME, __doc__, "--seeds", "--data-dir", "--device", "--checkpoint")
     flags.set_defaults(checkpoint=common.PRETRAINED)
-    flags.add_argument("--memory", type=int, help="M; default: that of the run's evaluation")
     for name, value in (("--prompts", 8), ("--length", 512), ("--n-tokens", 1000)):
         flags.add_argument(name, type=int, default=value, help=f"default: {value}")
     flags.add_argument("--out", type=Path, help=f"default: runs/{NAME}-, and the run's folder")
     given = flags.parse_args(argv)
     given.device = machine.choose(given.device)
-    if given.prompts < 2 or given.length < 1 or given.n_tokens < 1 or (given.memory or 0) < 0:
-        raise ValueError("--prompts must be at least 2, --length and --n-tokens at least 1, and "
-                         "--memory at least 0")
+    if given.prompts < 2 or given.length < 1 or given.n_tokens < 1:
+        raise ValueError("--prompts must be at least 2, --length and --n-tokens at least 1")
     model, recipe, corpus, saved = common.open_run(given.checkpoint, given.data_dir, given.device)
-    if given.memory is not None:
-        recipe = replace(recipe, eval_mem_len=given.memory)
     prompts, true = prompts_of(corpus, given)
     given.out = given.out or lesson_1.RUNS / f"{NAME}-{saved.path.resolve().parent.name}"
     given.out.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,8 @@
 """Dynamic evaluation: a trained model keeps learning from the text that it is tested on.
 
     python experiments/dynamic_evaluation.py            a look: the model in pretrained/, 20 kB
-    python experiments/dynamic_evaluation.py --checkpoint runs/seed-0 runs/seed-1 runs/seed-2
-                                                        runs of `python train.py`; the whole split
-    ... --checkpoint RUN --segment 16 --memory 256 --epsilon 1e-3 --decay 1e-3    of --dataset ptb
+    python experiments/dynamic_evaluation.py --checkpoint pretrained       the whole test split
+    ... --checkpoint RUN RUN --sgd-rate 0.05 --rms-rate 1e-4               runs of `train.py`
 
 Krause et al. 2018, https://arxiv.org/abs/1709.07432, and 2019, https://arxiv.org/abs/1904.08378.
 The test split is read once in each way, in segments of T tokens with a memory of M.  The losses of
@@ -21,8 +20,8 @@ The second is the authors': all weights move about equally fast, except those th
 gradient (of rare words), and those on which the loss depends most are pulled back most to where
 training had left them (at most all the way).  mean(s) is that of the tensors' means.
 
-The defaults were found on validation text (tuning.md): for the default run of train.py, and the
-rates of a look for pretrained/.
+All settings were found on validation text (tuning.md): T, M, epsilon and decay for the default run
+of train.py, the default rates for pretrained/.
 """
 import math
 import sys
@@ -38,7 +37,6 @@ from common import fast, lesson_1, log, machine, train
 NAME = "dynamic_evaluation"
 STATISTICS = 200  # segments of the training text for s
 LOOK = 20_000  # bytes of the test text
-RATES = {"sgd": (0.01, 0.05), "rms": (5e-5, 1e-4)}  # of a look; of the default run of train.py
 NAMES = {"static": "static evaluation", "sgd": "dynamic evaluation, sgd",
          "rms": "dynamic evaluation, rms"}
 
@@ -118,15 +116,11 @@ def main(argv):
                        help="runs of train.py on one text (default: a look at pretrained/)")
     flags.add_argument("--segment", type=int, default=32, help="T; default: 32")
     flags.add_argument("--memory", type=int, default=512, help="M; default: 512")
-    for step, (look, rate) in RATES.items():
-        flags.add_argument(f"--{step}-rate", type=float,
-                           help=f"default: {rate:g}; of a look {look:g}")
+    flags.add_argument("--sgd-rate", type=float, default=0.01, help="default: 0.01")
+    flags.add_argument("--rms-rate", type=float, default=5e-5, help="default: 5e-5")
     flags.add_argument("--epsilon", type=float, default=1e-4, help="of rms; default: 1e-4")
     flags.add_argument("--decay", type=float, default=3e-3, help="of rms; default: 3e-3")
     given = flags.parse_args(argv)
-    for step, rates in RATES.items():
-        if getattr(given, f"{step}_rate") is None:
-            setattr(given, f"{step}_rate", rates[bool(given.checkpoint)])
     if given.segment < 1 or given.memory < 0:
         raise ValueError("--segment must be at least 1 and --memory at least 0, got "
                          f"{given.segment} and {given.memory}")

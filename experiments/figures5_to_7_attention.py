@@ -149,11 +149,9 @@ def draw_terms(p, names):
 def position_of(given, n):
     """Return the position to show.  ValueError if the flags do not fit a split of n tokens."""
     M, queries = given.memory, given.queries
-    if M < 1 or queries < 1:
-        raise ValueError(f"--memory and --queries must be at least 1, got {M} and {queries}")
-    if n <= (need := EXCERPTS * (M + ceil(queries / EXCERPTS))):
-        raise ValueError(f"--memory {M} and --queries {queries} need {need + 1:,} tokens of the "
-                         f"validation split, it has {n:,}")
+    if n <= (need := EXCERPTS * (M + ceil(queries / EXCERPTS))) or min(M, queries) < 1:
+        raise ValueError(f"--memory {M} and --queries {queries} must be at least 1, and need "
+                         f"{need + 1:,} tokens of the validation split; it has {n:,}")
     position = n // 2 if given.position is None else given.position
     if not M <= position <= n - 2:
         raise ValueError(f"--position must be {M} to {n - 2}, with a memory before it and a target "
@@ -178,13 +176,13 @@ def main(argv):
     flags.add_argument("--memory", type=int, default=256, help="M, in tokens; default: 256")
     flags.add_argument("--queries", type=int, default=4096, help="in the averages; default: 4096")
     flags.add_argument("--position", type=int, help="of the token in figure 6; default: the middle")
-    flags.add_argument("--out", type=Path, default=lesson_1.RUNS / NAME,
-                       help=f"default: runs/{NAME}")
+    flags.add_argument("--out", type=Path, help=f"default: runs/{NAME}-, and the run's folder")
     given = flags.parse_args(argv)
     path = given.checkpoint or common.PRETRAINED
     model, recipe, corpus, content = common.open_run(path, given.data_dir)
     config, tokens, M, H = model.config, corpus.valid, given.memory, model.config.n_head
     position = position_of(given, len(tokens))
+    given.out = given.out or lesson_1.RUNS / f"{NAME}-{content.path.resolve().parent.name}"
     given.out.mkdir(parents=True, exist_ok=True)
     model.config = replace(config, mem_len=M, same_length=True, clamp_len=recipe.eval_clamp_len)
 

@@ -118,11 +118,9 @@ def read(path):
     """Read a file of weights -> {name: tensor}, without running code in it.  ValueError if not."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror})") from None
-    except Exception:  # cut off, no such file format, or a pickled model, which would run code
-        raise ValueError(f"{path} is not a state dict; from a whole pickled model, save its "
-                         "state_dict() with the code that it belongs to") from None
+    except Exception as error:  # missing, cut off, or a pickled model, which would run code
+        raise ValueError(f"{path} cannot be read as a state dict ({type(error).__name__}); from a "
+                         "whole pickled model save its state_dict() with its own code") from None
     if not isinstance(state, dict) or not all(map(torch.is_tensor, state.values())):
         raise ValueError(f"{path} is not a state dict (names and tensors)")
     return state

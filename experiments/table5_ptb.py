@@ -87,32 +87,29 @@ class Averaging(Optimizer):
 
     def __init__(self, model, recipe):
         super().__init__(*make_optimizer(model, recipe).parts)
-        self.model, self.mean, self.steps = model, AveragedModel(model), 0
-        self.first = round(AVERAGE_FROM * recipe.steps)
+        first = round(AVERAGE_FROM * recipe.steps)
+        self.model, self.first = model, first
+        self.mean = AveragedModel(model, avg_fn=lambda mean, new, steps: (
+            mean.lerp(new, 1 / (1 + (steps - first).clamp(min=0)))))
 
     def set_rate(self, rate):
         """Set the run's rate, which stays from where the average begins."""
-        if self.steps < self.first:
+        if self.mean.n_averaged < self.first:  # it counts all steps
             super().set_rate(rate)
 
     def step(self):
         """Update all weights, and their mean."""
         super().step()
         self.mean.update_parameters(self.model)
-        if self.steps < self.first:
-            self.mean.n_averaged.zero_()  # so the next update copies the weights
-        self.steps += 1
 
     def state_dict(self):
-        """Return a list: the state of each part, and its own."""
-        return [*super().state_dict(), {"steps": self.steps, "mean": self.mean.state_dict()}]
+        """Return a list: the state of each part, and the mean's."""
+        return [*super().state_dict(), self.mean.state_dict()]
 
     def load_state_dict(self, states):
         """Restore it."""
-        *parts, own = states
-        super().load_state_dict(parts)
-        self.steps = own["steps"]
-        self.mean.load_state_dict(own["mean"])
+        super().load_state_dict(states[:-1])
+        self.mean.load_state_dict(states[-1])
 
 
 def fit(config, recipe, dropouts, corpus, path, device):
@@ -134,25 +131,19 @@ def mean_loss(model, tokens, recipe, M):
 
 
 def result_of(model, corpus, recipe, memories, path, test):
-    """Choose the memory of evaluation and, if asked, read the test split -> what `path` says.
-
-    Both are done once for a model.  A reading is noted before it begins, so that one that was
-    interrupted, and is repeated, can be seen.
+    """Choose the memory of evaluation and, if asked, read the test split -> what `path` says.  Each
+    is done once for a model.
     """
-    def note(result):
-        checkpoint.write(path, lambda file: json.dump(result, file, indent=1))
-
-    if not path.exists():
+    if path.exists():
+        result = json.loads(path.read_text())
+    else:
         nats = {M: mean_loss(model, corpus.valid, recipe, M) for M in memories}
         M = min(nats, key=nats.get)
-        note({"valid": log.in_unit(nats[M], "ppl"), "M": M, "readings": []})
-    result = json.loads(path.read_text())
+        result = {"valid": log.in_unit(nats[M], "ppl"), "M": M}
     if test and "test" not in result:
-        result["readings"].append(time.strftime("%Y-%m-%d %H:%M:%S"))
-        note(result)
         nats = mean_loss(model, corpus.test, recipe, result["M"])
-        result["test"] = log.in_unit(nats, "ppl")
-        note(result)
+        result |= {"test": log.in_unit(nats, "ppl"), "read": time.strftime("%Y-%m-%d %H:%M:%S")}
+    checkpoint.write(path, lambda file: json.dump(result, file, indent=1))
     return result
 
 

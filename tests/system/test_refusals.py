@@ -95,7 +95,7 @@ REFUSED = {  # program: command line, words of the sentence
         ("--checkpoint nowhere", "no checkpoint at nowhere"),
         ("--checkpoint short.txt", "is damaged or not a train.py checkpoint"),
         (RUN + "--prompts 9 --n-tokens 60", "take 5,148"), (RUN + "--prompts 1", "--prompts"),
-        (RUN + "--memory -1", "--memory"), (RUN + "--dataset stdlib", "unrecognized"),
+        (RUN + "--dataset stdlib", "unrecognized"),
         (RUN + "--prompts 2 --length 9 --n-tokens 9 --out short.txt", "another folder with --out")],
     "dynamic_evaluation": [
         ("--checkpoint nowhere", "no checkpoint at nowhere"),
@@ -104,8 +104,8 @@ REFUSED = {  # program: command line, words of the sentence
     "longer_attention": [("--checkpoint nowhere", "no checkpoint at nowhere")],
     "figures5_to_7_attention": [
         ("--checkpoint nowhere", "no checkpoint at nowhere; "),
-        (RUN + "--memory 0", "must be at least 1, got 0 and 4096"),
-        (RUN + "--memory 20 --queries 200", "tokens of the validation split, it has 200"),
+        (RUN + "--memory 0", "--memory 0 and --queries 4096 must be at least 1"),
+        (RUN + "--memory 20 --queries 200", "need 361 tokens of the validation split; it has 200"),
         (RUN + "--memory 20 --queries 8 --position 19", "--position must be 20 to 198, "),
         (RUN + "--memory 20 --queries 8 --position 199", "--position must be 20 to 198, ")]}
 
