@@ -122,11 +122,14 @@ def fit(path, make, corpus, recipe, optimizer=None, reader=None):
     return job
 
 
-def fit_seeds(make, corpus, recipe, given, name):
-    """Yield the model that make() returns, trained: one for each seed of the command line."""
+def fit_seeds(make, corpus, recipe, given, name, **own):
+    """Yield the Job of the model that make() returns, trained, for each seed of the command line.
+
+    own are fit's optimizer and reader.
+    """
     for seed in given.seeds:
         recipe = replace(recipe, seed=seed, dtype=given.dtype)
-        yield fit(given.out / f"{name}-{seed}", make, corpus, recipe).model
+        yield fit(given.out / f"{name}-{seed}", make, corpus, recipe, **own)
 
 
 def open_run(path, data_dir, device="cpu"):
@@ -216,6 +219,12 @@ def spread(values, digits=3):
     half = (max(values) - min(values)) / 2
     middle = round(statistics.mean(values), digits) + 0.0  # + 0.0: no minus before a zero
     return f"{middle:.{digits}f} ± {half:.{digits}f}"
+
+
+def with_interval(value, drawn, digits=0):
+    """Return a value and the ends of its 95 percent interval, from draws (n,), as text."""
+    low, high = drawn.double().quantile(torch.tensor([0.025, 0.975]).double())
+    return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def mean_table(tables):

@@ -44,9 +44,8 @@ def difference(sums, trained, sizes):
     gaps, sizes = sums - trained, torch.tensor(sizes)
     draws = torch.randint(len(sizes), (1000, len(sizes)),
                           generator=torch.Generator().manual_seed(0))
-    means = gaps[draws].sum(1) / sizes[draws].sum(1)
-    low, high = means.quantile(torch.tensor([0.025, 0.975]).double())
-    return f"{gaps.sum() / sizes.sum():+.4f} ({low:+.4f} to {high:+.4f})"
+    return common.with_interval(gaps.sum() / sizes.sum(),
+                                gaps[draws].sum(1) / sizes[draws].sum(1), digits=4)
 
 
 @common.make_main

@@ -241,12 +241,12 @@ def interval(values):
     return mean(values), T95[len(values)] * stdev(values) / math.sqrt(len(values))
 
 
-def report(table, rows, results, sizes):
+def report(table, rows, results):
     """Print one table beside the paper's -> [(row, above the first in nats by seed, paper's)].
     Results are {row: [(losses of validation, of test) of each seed]}."""
     print(f"\ntable {table}, nats per token: mean ± half the range over the seeds; above row 1: "
           "mean of the differences ± half of its 95 percent interval\n"
-          f"{'recurrence':11}{'encoding':9}{'loss':5}{'parameters':>11}{'trained':>15}{'best':>15}"
+          f"{'recurrence':11}{'encoding':9}{'loss':5}{'trained':>15}{'best':>15}"
           f"{'at':>8}{'above row 1':>17} | paper, ppl{'best':>8}{'at':>5}  order")
     best = {row: [test["best"] for _, test in results[row]] for row in rows}
     points = []
@@ -256,7 +256,7 @@ def report(table, rows, results, sizes):
         theirs = row.paper or ("-", "-", "-")
         paper = math.log(row.paper[1] / rows[0].paper[1]) if row.paper else None
         order = status(above, paper) if row.paper and row != rows[0] else ""
-        print(f"{'yes' if row.recurrence else 'no':11}{row.encoding:9}{row.loss:5}{sizes[row]:11,}"
+        print(f"{'yes' if row.recurrence else 'no':11}{row.encoding:9}{row.loss:5}"
               f"{common.spread([z['trained'] for z in test]):>15}{common.spread(best[row]):>15}"
               f"{best_length(common.mean_table(valid)):>8}"
               f"{'{:.3f} ± {:.3f}'.format(*interval(above)):>17} | "
@@ -313,7 +313,7 @@ def main(argv):
         common.excerpts(split, study.lengths[-1], study.count, study.n, "cpu")
     print(f"{ordered.name}; segments of {study.recipe.segment}, {study.recipe.steps:,} steps of "
           f"{study.recipe.batch} lanes, seeds {given.seeds}, {given.dtype}")
-    results, sizes = {row: [] for row in rows}, {}
+    results = {row: [] for row in rows}
     for row in rows:
         corpus, T, name = ordered, study.recipe.segment, stem(row)
         if row.table == 7:
@@ -322,13 +322,12 @@ def main(argv):
             T = int(LONGER * T)
             name += f"-{T}"
         recipe = replace(study.recipe, segment=T)
-        models = common.fit_seeds(lambda: make(row, study, given, T), corpus, recipe, given, name)
-        for model in models:
-            sizes[row] = sum(z.numel() for z in model.parameters() if z.requires_grad)
-            results[row].append(evaluate(model, row, study, corpus, T))
+        jobs = common.fit_seeds(lambda: make(row, study, given, T), corpus, recipe, given, name)
+        for job in jobs:
+            results[row].append(evaluate(job.model, row, study, corpus, T))
     for table in dict.fromkeys(given.tables):
         of_table = [row for row in rows if row.table == table]
-        points = report(table, of_table, results, sizes)
+        points = report(table, of_table, results)
         draw(points, results, given.out / f"table{table}.png",
              f"table {table}, {corpus.name.split(' (')[0]}", common.nats_per_token(corpus))
 

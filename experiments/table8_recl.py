@@ -14,8 +14,10 @@ Start with a small c; if a context of c' = c + step gains less than 1 percent, g
 of model i is c; otherwise continue from c'.  The paper does not say which step: perhaps 100.
 
 Five models with about the same number of parameters: ours; with Shaw's encoding; without
-recurrence; Al-Rfou's vanilla, which gets the last T of a longer context; an LSTM.  The first three
-read with a memory, whose length is chosen on the validation split; RECL is measured on test.
+recurrence; a vanilla model, which reads the last T of a longer context; an LSTM.  The first three
+read with a memory, whose length is chosen on the validation split; RECL is measured on test.  The
+interval is that of the mean over the seeds when positions are drawn with replacement (bootstrap).
+Neighboring positions depend on each other, so it is a little too narrow.
 
     python experiments/table8_recl.py --dtype bf16         half an hour beyond table 6's models
     python experiments/table8_recl.py --scale copies       where the length is known
@@ -40,7 +42,7 @@ import torch.nn as nn
 from matplotlib.figure import Figure
 
 import table6_ablation
-from common import lesson_5
+from common import lesson_5, train
 from table6_ablation import Row
 
 NAME = "table8_recl"
@@ -48,12 +50,12 @@ NAME = "table8_recl"
 MODELS = {"ours": Row(8, True, "ours", "full", (700, 600, 500)),
           "shaw": Row(8, True, "shaw", "full", (400, 400, 300)),
           "no recurrence": Row(8, False, "ours", "full", (300, 300, 300)),
-          "vanilla": Row(8, False, "al-rfou", "half", (128, 128, 128)),
+          "vanilla": Row(8, False, "vaswani", "half", (128, 128, 128)),
           "lstm": Row(8, True, "lstm", "full", (400, 300, 200))}
 STYLES = dict(zip(MODELS, ("o-", "s-", "^:", "v:", "x--")))
-FRACTIONS = (0.1, 0.5, 1.0)
+FRACTIONS, DRAWS = (0.1, 0.5, 1.0), 200
 # contexts; windows read side by side; spans of the text; windows in each.  Training is table 6's
-SCALES = {"tiny": (range(4, 25, 4), 8, 2, 20), "small": (range(32, 1025, 32), 100, 8, 500),
+SCALES = {"tiny": (range(4, 25, 4), 8, 2, 20), "small": (range(64, 1025, 64), 100, 8, 500),
          "copies": (range(24, 145, 24), 100, 8, 250), "paper": (range(100, 1601, 100), 16, 8, 250)}
 
 
@@ -146,7 +148,7 @@ def losses_by_context(model, tokens, contexts, attention, side_by_side):
             yield common.memory_losses(model, part, 0, segment, mem_len=attention - 1,
                                        same_length=True)
 
-    if getattr(model, "encoding", "") == "al-rfou":  # it has T places: the last T tokens
+    if getattr(model, "encoding", "") == "vaswani":  # trained on T positions: the last T tokens
         seen, by_length = [min(c, model.T) for c in contexts], {}
         for L in set(seen):
             last = tokens[I * step - L :].unfold(0, L + 1, step)[:P].long()  # (P, L + 1)
@@ -188,17 +190,28 @@ def spans_of(corpus, contexts, spans, W, device):
     return [corpus.test[start : start + need].to(device) for start in starts]
 
 
-def report(models, lengths, losses, contexts):
-    """Print the table beside the paper's."""
-    print(f"{'model':15}{'parameters':>11}{'memory':>9}"
-          + "".join(f"{f'r = {r}':>18}" for r in FRACTIONS) + "   paper")
-    found = {r: [recl(z, contexts, r) for z in losses] for r in FRACTIONS}
-    for i, (name, row) in enumerate(MODELS.items()):
-        size = sum(z.numel() for z in models[name][0].parameters() if z.requires_grad)
-        print(f"{name:15}{size:11,}"
-              f"{'state' if name == 'lstm' else int(median(lengths[name])):>9}"
-              + "".join(f"{' '.join(str(z[i]) for z in found[r]):>18}" for r in FRACTIONS)
-              + "   " + " / ".join(map(str, row.paper)))
+def drawn_means(losses, contexts, r):
+    """Return (DRAWS, models): the mean RECL of the seeds, for positions drawn with replacement."""
+    n, means = losses[0].shape[-1], []
+    generator = torch.Generator().manual_seed(0)
+    for _ in train.progress(range(DRAWS), f"drawing positions, r = {r}", DRAWS):
+        drawn = torch.randint(n, (n,), generator=generator)
+        of_seeds = [recl(z[..., drawn], contexts, r) for z in losses]
+        means.append([mean(z) for z in zip(*of_seeds)])
+    return torch.tensor(means, dtype=torch.float64)
+
+
+def report(lengths, losses, contexts):
+    """Print, for each fraction r, the RECL of each model beside the paper's."""
+    for k, r in enumerate(FRACTIONS):
+        found = [recl(z, contexts, r) for z in losses]
+        means, drawn = [mean(z) for z in zip(*found)], drawn_means(losses, contexts, r)
+        print(f"\n{f'r = {r}':15}memory{'mean (interval)':>22}{'ours less it':>22}   seeds, paper")
+        for i, (name, row) in enumerate(MODELS.items()):
+            print(f"{name:15}{'state' if name == 'lstm' else int(median(lengths[name])):>6}"
+                  f"{common.with_interval(means[i], drawn[:, i]):>22}"
+                  f"{common.with_interval(means[0] - means[i], drawn[:, 0] - drawn[:, i]):>22}"
+                  f"   {' '.join(str(z[i]) for z in found)}, {row.paper[k]}")
 
 
 @common.make_main
@@ -212,8 +225,9 @@ def main(argv):
     common.excerpts(corpus.valid, 16 * T, study.count, study.n, "cpu")  # long enough?
     models, losses, lengths = {}, [], {name: [] for name in MODELS}
     for name, row in MODELS.items():  # for each name the models of all seeds
-        models[name] = list(common.fit_seeds(lambda: make(name, study, given), corpus,
-                                             study.recipe, given, table6_ablation.stem(row)))
+        models[name] = [job.model for job in common.fit_seeds(
+            lambda: make(name, study, given), corpus, study.recipe, given,
+            table6_ablation.stem(row))]
     for models_of_a_seed in zip(*models.values()):
         group = []
         for name, model in zip(MODELS, models_of_a_seed):
@@ -224,8 +238,8 @@ def main(argv):
         losses.append(torch.stack(group))
     print(f"{corpus.name}; {losses[0].shape[-1]:,} positions, contexts {contexts[0]}, "
           f"{contexts[1]} ... {contexts[-1]} or more; segments of {T} in training\n"
-          f"RECL in tokens for seeds {given.seeds}")
-    report(models, lengths, losses, contexts)
+          f"RECL in tokens, seeds {given.seeds}")
+    report(lengths, losses, contexts)
     draw(losses, contexts, given.out / "recl.png", corpus.name.split(" (")[0])
 
 

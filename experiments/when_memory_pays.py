@@ -163,14 +163,11 @@ def main(argv):
     for name, N, has_memory in ROWS:
         config = replace(study.config, vocab_size=len(corpus.vocab), n_layer=N,
                          mem_len=has_memory * longest)
-        row = name, N, config.mem_len
-        results[row] = []
-        for seed in given.seeds:
-            recipe = replace(study.recipe, seed=seed, dtype=given.dtype, **OPTIMIZERS[name])
-            job = common.fit(given.out / f"{name}-N{N}-M{config.mem_len}-{seed}",
-                             lambda: lesson_5.TransformerXL(config).to(given.device), corpus,
-                             recipe, reader=lambda job: NotingReader(job, study))
-            results[row].append(read_notes(job.path))
+        jobs = common.fit_seeds(
+            lambda: lesson_5.TransformerXL(config).to(given.device), corpus,
+            replace(study.recipe, **OPTIMIZERS[name]), given, f"{name}-N{N}-M{config.mem_len}",
+            reader=lambda job: NotingReader(job, study))
+        results[name, N, config.mem_len] = [read_notes(job.path) for job in jobs]
     print(f"{corpus.name}; segments of {study.recipe.segment}, {study.recipe.steps:,} steps of "
           f"{study.recipe.batch} lanes, seeds {given.seeds}, {given.dtype}")
     report(results, study)

@@ -25,8 +25,8 @@ def test_another_run_is_not_taken(tmp_path):
     given = Namespace(seeds=[0, 5], dtype="float32", out=tmp_path)
 
     def fit(config=CONFIG, corpus=TEXTS[0], recipe=RECIPE, half_loss=False):
-        return list(common.fit_seeds(lambda: table6.AblationModel(
-            config, 5, "ours", half_loss), corpus, recipe, given, "m"))
+        return [job.model for job in common.fit_seeds(lambda: table6.AblationModel(
+            config, 5, "ours", half_loss), corpus, recipe, given, "m")]
 
     one, other = fit()
     assert not one.training and not one.u.equal(other.u)

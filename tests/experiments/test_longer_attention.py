@@ -38,7 +38,7 @@ def test_the_sums_are_those_of_one_stream():
 def test_the_interval_is_over_files_not_tokens():
     """Equal files leave nothing open; one long file that decides the sign leaves it open."""
     zeros = torch.zeros(20).double()
-    assert longer.difference(zeros + 5, zeros, [10] * 20) == "+0.5000 (+0.5000 to +0.5000)"
+    assert longer.difference(zeros + 5, zeros, [10] * 20) == "0.5000 (0.5000 to 0.5000)"
     gaps, sizes = torch.tensor([-90.0] + [1.0] * 19).double(), [900] + [10] * 19
     found = longer.difference(gaps, zeros, sizes)  # the mean is -71 / 1090
-    assert found.startswith("-0.0651 (-0.0") and found.endswith(" to +0.1000)")
+    assert found.startswith("-0.0651 (-0.0") and found.endswith(" to 0.1000)")

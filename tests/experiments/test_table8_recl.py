@@ -49,9 +49,18 @@ def test_recl_of_random_losses_is_that_of_the_formulas(r):
     assert len(several) > 2
 
 
-@pytest.mark.parametrize("kind, T", [("ours", 5), ("lstm", 5), ("al-rfou", 5), ("al-rfou", 70)])
+def test_positions_are_drawn_with_replacement_for_all_seeds_alike():
+    """One position of 20 gains 0.2 nats.  Drawn once, the RECL is 100, drawn twice, 200."""
+    losses = torch.full((2, 2, 20), 2.0)
+    losses[0, 1, 7] = 1.8
+    drawn = table8.drawn_means([losses, losses], CONTEXTS[:2], 1.0)
+    assert drawn.shape == (200, 2) and (drawn[:, 1] == 100).all()
+    assert set(drawn[:, 0].tolist()) == {100, 200} and 20 < (drawn[:, 0] == 200).sum() < 90
+
+
+@pytest.mark.parametrize("kind, T", [("ours", 5), ("lstm", 5), ("vaswani", 5), ("vaswani", 70)])
 def test_losses_are_after_exactly_so_many_tokens(kind, T):
-    """Each loss against a window of its own, cut out by hand; al-rfou reads T tokens at most."""
+    """Each loss against a window of its own, cut out by hand; vaswani reads T tokens at most."""
     config = replace(CONFIG, mem_len=4 * (kind == "ours"))
     model = randomized(table8.LSTM(config, 2000) if kind == "lstm" else
                        table6.AblationModel(config, T, kind)).eval()
@@ -59,7 +68,7 @@ def test_losses_are_after_exactly_so_many_tokens(kind, T):
     found = table8.losses_by_context(model, tokens, contexts, 30, 2)
     for i, c in enumerate(contexts):
         for k, t in enumerate(range(120, 281, 40)):
-            used = min(c, T) if kind == "al-rfou" else c
+            used = min(c, T) if kind == "vaswani" else c
             x, y = tokens[None, t - used : t], tokens[None, t - used + 1 : t + 1]
             with common.evaluating_with(model, mem_len=29, same_length=True):
                 wanted = model(x, None, y)[0][0, -1]
