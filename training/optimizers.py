@@ -11,6 +11,40 @@ of which each row changes when its token occurs, biases, norms, u and v stay wit
 import torch
 
 
+def orthogonalize(G):
+    """Return about U V^T for G = U S V^T (m, n), from products alone (Newton-Schulz): each round
+    applies one polynomial to all singular values S, and five rounds move them to about 1.
+    """
+    Z = G if G.shape[0] <= G.shape[1] else G.T  # the smaller product Z Z^T
+    Z = Z / Z.norm().clamp(min=1e-7)  # no singular value above 1
+    for _ in range(5):
+        squares = Z @ Z.T  # U S^2 U^T
+        factor = torch.addmm(squares, squares, squares, beta=-4.7750, alpha=2.0315)
+        Z = torch.addmm(Z, factor, Z, beta=3.4445)  # 3.4445 S - 4.7750 S^3 + 2.0315 S^5
+    return Z if G.shape[0] <= G.shape[1] else Z.T
+
+
+class Muon(torch.optim.Optimizer):
+    """torch.optim.Muon in the run's dtype.  torch's always multiplies in bf16, for which many CPUs
+    have no instructions (effect: training/README.md).
+    """
+
+    def __init__(self, groups, lr, dtype):
+        super().__init__(groups, {"lr": lr})
+        self.dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
+
+    @torch.no_grad()
+    def step(self):
+        """Update all matrices: Nesterov's momentum 0.95, decay 0.1."""
+        for group in self.param_groups:
+            for W in (W for W in group["params"] if W.grad is not None):
+                mean = self.state[W].setdefault("momentum_buffer", torch.zeros_like(W))
+                mean.lerp_(W.grad, 0.05)
+                change = orthogonalize(W.grad.lerp(mean, 0.95).to(self.dtype))
+                W.mul_(1 - 0.1 * group["lr"])
+                W.add_(change, alpha=-group["lr"] * max(1, W.shape[0] / W.shape[1]) ** 0.5)
+
+
 def adam(model, recipe):
     """Return [torch's Adam for all weights]."""
     return [torch.optim.Adam(model.parameters(), lr=recipe.lr, fused=True)]
@@ -23,7 +57,7 @@ def muon(model, recipe):
     others = [weight for weight in model.parameters() if id(weight) not in taken]
     group = {"params": matrices, "factor": recipe.muon_lr / recipe.lr}
     return [torch.optim.Adam(others, lr=recipe.lr, fused=True),
-            torch.optim.Muon([group], lr=recipe.muon_lr)]  # momentum 0.95, decay 0.1
+            Muon([group], recipe.muon_lr, recipe.dtype)]
 
 
 OPTIMIZERS = {"adam": adam, "muon": muon}  # the choices of --optimizer

@@ -1,8 +1,8 @@
 """Spoilers: train.py's loop and evaluation once more, from the formulas; both agree to the bit.
 
 A run that is compared with itself resumed says nothing of what goes into a step, nor of the unit of
-what is printed.  This loop calls the model, the lanes and segments of lesson 1 and torch's Adam and
-Muon, and nothing of train.py.
+what is printed.  This loop calls the model, the lanes and segments of lesson 1, torch's Adam and a
+Muon that is compared with torch's, and nothing of train.py.
 """
 import copy
 import math
@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 
 from support import corpora
-from training import checkpoint, fast, log, presets
+from training import checkpoint, fast, log, optimizers, presets
 
 train = import_module("train")
 lesson_1 = import_module("01_vanilla_segments")
@@ -60,7 +60,7 @@ def witness(corpus, recipe, shown):
                 and name.startswith("layers.") and weight.dim() == 2]
     adam = torch.optim.Adam([weight for weight in model.parameters()
                              if all(weight is not matrix for matrix in matrices)], fused=True)
-    muon = torch.optim.Muon(matrices) if matrices else None
+    muon = optimizers.Muon(matrices, 0.0, "float32") if matrices else None
     batches = list(lesson_1.segments(lesson_1.lanes(corpus.train, recipe.batch), recipe.segment))
     steps, lines, said, tokens, lowest = [], [], [], 0, math.inf
     for step in range(recipe.steps):
@@ -95,6 +95,24 @@ def witness(corpus, recipe, shown):
                 lowest, best = valid, copy.deepcopy(model)
     said.append(f"test {shown(mean_loss(best, corpus.test, recipe)):.4f} {corpus.unit}")
     return steps, lines, said, model, best, memory
+
+
+@pytest.mark.parametrize("m, n", [(6, 6), (6, 20), (20, 6)])
+def test_muon_is_torchs(m, n):
+    """In bf16 to the bit.  In float32 the polynomial is that of the singular values alone."""
+    start = torch.randn(m, n)
+    ours, theirs, skipped = (nn.Parameter(start.clone()) for _ in range(3))
+    muon = optimizers.Muon([{"params": [ours, skipped]}], 0.02, "bf16")
+    torchs = torch.optim.Muon([theirs], lr=0.02)
+    for _ in range(3):
+        ours.grad = theirs.grad = torch.randn(m, n)
+        muon.step(), torchs.step()
+    assert ours.equal(theirs) and skipped.equal(start), "a weight without a gradient moved"
+    U, S, V = torch.linalg.svd(start.double(), full_matrices=False)
+    S = S / S.norm()
+    for _ in range(5):
+        S = 3.4445 * S - 4.775 * S**3 + 2.0315 * S**5
+    assert torch.allclose(optimizers.orthogonalize(start), (U * S @ V).float(), atol=1e-4)
 
 
 @pytest.mark.parametrize("plain, optimizer", [(True, "adam"), (False, "adam"), (False, "muon")],
