@@ -48,10 +48,10 @@ SCALES = {
              replace(RECIPE, batch=4, segment=8, steps=26, lr=3e-3, warmup=5, eval_mem_len=16,
                      eval_every=10, eval_tokens=200),
              Dropouts(0.3, 0.1, 0.1, 0.3), (8, 16)),
-    "small": (replace(presets.CONFIGS["laptop-words"], dropout=0.0, cutoffs=()),  # 6 epochs
-              replace(RECIPE, batch=16, segment=64, steps=5448, lr=2e-3, warmup=400,
-                      eval_mem_len=128, eval_every=908, eval_tokens=20_000),
-              Dropouts(0.1, 0.1, 0.1, 0.2), (64, 128, 256, 512)),
+    "small": (replace(presets.CONFIGS["laptop-words"], n_layer=6, d_model=192, n_head=3,
+                      d_inner=768, dropout=0.0),  # 12 epochs
+              replace(presets.RECIPES["laptop-words"], minutes=0.0, steps=5448, eval_every=908),
+              Dropouts(0.3, 0.2, 0.1, 0.4), (64, 128, 256)),
     # 12 layers of 384 suit a GPU's multiples of 64; the authors' later code has 16 of 380
     "paper": (replace(presets.CONFIGS["ptb"], n_layer=12, d_model=384, n_head=6, d_head=64,
                       d_inner=1152, dropout=0.0, dropout_attention=0.0),  # 150 epochs
