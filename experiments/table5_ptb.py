@@ -10,9 +10,10 @@ Variational dropout (Gal & Ghahramani 2016; Merity, Keskar and Socher 2017, 4.2)
 all time steps of a segment, so a dropped feature cannot be read off the neighbouring word.  Here it
 is at the input and the output; inside the layers, where it hurts (tuning.md), each element is
 dropped by itself.  The weight average is the mean of the weights after each step of the run's last
-part, at a constant rate; it is the run's model.  The memory of evaluation is chosen on the
-validation split.  Only with --test is the test split read, once for each finished model;
-result.json in its folder says what was chosen and read, and when.
+part, at a constant rate; it is the run's model.  The memory of evaluation, and whether distances
+beyond those of training are clamped, are chosen on the validation split.  Only with --test is the
+test split read, once for each finished model; result.json in its folder says what was chosen and
+read, and when.
 """
 import json
 import sys
@@ -124,24 +125,27 @@ def fit(config, recipe, dropouts, corpus, path, device):
     return job.optimizer.mean.module.eval()
 
 
-def mean_loss(model, tokens, recipe, M):
+def mean_loss(model, tokens, recipe, M, clamp_len):
     """Return train.py's mean loss in nats over n tokens with a memory of M, in float32."""
-    recipe = replace(recipe, eval_mem_len=M, dtype="float32")
+    recipe = replace(recipe, eval_mem_len=M, eval_clamp_len=clamp_len, dtype="float32")
     return train.evaluate(fast.prepare(model), tokens, recipe)
 
 
 def result_of(model, corpus, recipe, memories, path, test):
-    """Choose the memory of evaluation and, if asked, read the test split -> what `path` says.  Each
-    is done once for a model.
+    """Choose memory and clamp of evaluation and, if asked, read the test split -> what `path` says.
+    Each is done once for a model.
     """
+    farthest = recipe.segment + model.config.mem_len - 1  # distance in training
     if path.exists():
         result = json.loads(path.read_text())
     else:
-        nats = {M: mean_loss(model, corpus.valid, recipe, M) for M in memories}
-        M = min(nats, key=nats.get)
-        result = {"valid": log.in_unit(nats[M], "ppl"), "M": M}
+        nats = {(M, clamp): mean_loss(model, corpus.valid, recipe, M, clamp) for M in memories
+                for clamp in (0, farthest) if M > farthest or not clamp}
+        M, clamp = min(nats, key=nats.get)
+        valid = {f"{M}, {clamp}": log.in_unit(loss, "ppl") for (M, clamp), loss in nats.items()}
+        result = {"valid": valid, "M": M, "clamp": clamp}
     if test and "test" not in result:
-        nats = mean_loss(model, corpus.test, recipe, result["M"])
+        nats = mean_loss(model, corpus.test, recipe, result["M"], result["clamp"])
         result |= {"test": log.in_unit(nats, "ppl"), "read": time.strftime("%Y-%m-%d %H:%M:%S")}
     checkpoint.write(path, lambda file: json.dump(result, file, indent=1))
     return result

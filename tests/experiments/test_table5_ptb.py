@@ -94,18 +94,25 @@ def test_going_on_to_the_bit(stop, left, setting, tmp_path, monkeypatch):
 
 
 def test_the_test_split_is_read_once(setting, tmp_path, monkeypatch):
-    """Only if asked.  The memory is chosen on valid: the one with the lowest loss."""
+    """Only if asked.  Memory and clamp are chosen on valid: those with the lowest loss.  A clamp is
+    tried only beyond the 16 distances of training.
+    """
     config, recipe, corpus = setting
     path, seen, model = tmp_path / "result.json", [], lesson_5.TransformerXL(config).eval()
-    monkeypatch.setattr(train, "evaluate", lambda model, tokens, recipe: (
-        seen.append("test" if tokens is corpus.test else "valid"),
-        abs(recipe.eval_mem_len - 16))[1])
+
+    def evaluate(model, tokens, recipe):
+        M, clamp = recipe.eval_mem_len, recipe.eval_clamp_len
+        seen.append(("test" if tokens is corpus.test else "valid", M, clamp))
+        return abs(M - 16) + (clamp == 0)
 
     def result(test):
         return ptb.result_of(model, corpus, recipe, (8, 16, 32), path, test)
 
-    assert "test" not in result(False) and seen == ["valid"] * 3
+    monkeypatch.setattr(train, "evaluate", evaluate)
+    assert "test" not in result(False)
+    assert seen == [("valid", *z) for z in [(8, 0), (16, 0), (16, 15), (32, 0), (32, 15)]]
     found = result(True)
-    assert "test" in found and found["M"] == 16
+    assert "test" in found and (found["M"], found["clamp"]) == (16, 15)
+    assert found["valid"]["16, 15"] == 1.0
     assert result(True) == found == json.loads(path.read_text())
-    assert seen[3:] == ["test"], "chosen or read twice"
+    assert seen[5:] == [("test", 16, 15)], "chosen or read twice"
