@@ -36,6 +36,7 @@ from training.flags import (
     adapt_to_vocabulary, choose_folder, choose_model, exit_status, find_folder, parse,
     restore_recipe, say_what_a_gpu_trains)
 from training.job import Job, Stop, open_job, read_corpus, load_model
+from training.optimizers import set_rate
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
@@ -204,7 +205,7 @@ def fit(job):
                 return stop.number
             start = time.perf_counter()
             rate = learning_rate(recipe, state.step, done)
-            job.optimizer.set_rate(rate)
+            set_rate(job.optimizer, rate)
             x, y = next(job.batches)  # (B, T)
             if job.batches.text_begins:
                 state.memory = None  # every lane restarts without context

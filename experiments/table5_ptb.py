@@ -26,7 +26,7 @@ import torch.nn as nn
 from torch.optim.swa_utils import AveragedModel
 
 from common import checkpoint, fast, lesson_5, log, presets, train
-from training.optimizers import Optimizer, make_optimizer
+from training.optimizers import make_optimizer, set_rate
 
 NAME = "table5_ptb"
 AVERAGE_FROM = 0.7  # fraction of the run where the weight average begins
@@ -81,36 +81,39 @@ def regularize(model, dropouts):
     model.variant = str(dropouts)  # a part of the run's name: others are refused in its folder
 
 
-class Averaging(Optimizer):
+class Averaging:
     """The run's optimizer, and `mean`: the model of the mean of the weights after each step from
     AVERAGE_FROM of the run on; until then it has the weights of the last step.
     """
 
     def __init__(self, model, recipe):
-        super().__init__(*make_optimizer(model, recipe).parts)
-        first = round(AVERAGE_FROM * recipe.steps)
-        self.model, self.first = model, first
+        self.first, self.model = round(AVERAGE_FROM * recipe.steps), model
+        self.optimizer = make_optimizer(model, recipe)
+        self.zero_grad = self.optimizer.zero_grad
+        self.rate = train.learning_rate(recipe, self.first - 1, (self.first - 1) / recipe.steps)
         self.mean = AveragedModel(model, avg_fn=lambda mean, new, steps: (
-            mean.lerp(new, 1 / (1 + (steps - first).clamp(min=0)))))
+            mean.lerp(new, 1 / (1 + (steps - self.first).clamp(min=0)))))
 
-    def set_rate(self, rate):
-        """Set the run's rate, which stays from where the average begins."""
-        if self.mean.n_averaged < self.first:  # it counts all steps
-            super().set_rate(rate)
+    @property
+    def param_groups(self):
+        """Return the groups of weights, whose rates the loop sets."""
+        return self.optimizer.param_groups
 
     def step(self):
-        """Update all weights, and their mean."""
-        super().step()
+        """Update all weights, with one rate from where the average begins, and their mean."""
+        if self.mean.n_averaged >= self.first:  # it counts all steps
+            set_rate(self, self.rate)
+        self.optimizer.step()
         self.mean.update_parameters(self.model)
 
     def state_dict(self):
-        """Return a list: the state of each part, and the mean's."""
-        return [*super().state_dict(), self.mean.state_dict()]
+        """Return the states of both."""
+        return {"optimizer": self.optimizer.state_dict(), "mean": self.mean.state_dict()}
 
     def load_state_dict(self, states):
-        """Restore it."""
-        super().load_state_dict(states[:-1])
-        self.mean.load_state_dict(states[-1])
+        """Restore them."""
+        self.optimizer.load_state_dict(states["optimizer"])
+        self.mean.load_state_dict(states["mean"])
 
 
 def fit(config, recipe, dropouts, corpus, path, device):

@@ -7,7 +7,6 @@
                 longer by LONGER, which was measured for the small scale (results.md)
 
     python experiments/table6_ablation.py --tables 6 --dtype bf16      45 models, 5 minutes each
-    python experiments/table6_ablation.py --tables 6 --scale copies    where all is known
     python experiments/table6_ablation.py --scale paper --tables 6 10  WikiText-103; GPUs
     python experiments/table6_ablation.py --scale lm1b --tables 7
 
@@ -24,11 +23,10 @@ a mem_len above 0.  It needs distances; one row, vaswani with recurrence, does w
 what temporal confusion costs (lesson 2).  Rows that the paper does not have show a dash.
 
 Each model reads excerpts of the text with many attention lengths L.  With recurrence a query sees L
-keys, itself included; without, a window of L tokens moves on by a quarter of L.  "trained" is the
-loss with the lengths of training (without recurrence: windows of T, which is kinder than segments
-of T).  "best" is that at the length chosen on the validation split, the shortest within 0.001 nats
-of the lowest.  Both are losses of the test split.  "above" is a row's loss less that of the first
-with the same seed: the mean, and its 95 percent interval by Student's t.
+keys, itself included; without, a window of L tokens moves on by a quarter of L.  The loss is that
+of the test split at the length chosen on the validation split, the shortest within 0.001 nats of
+the lowest.  "above" is a row's loss less that of the first with the same seed: the mean, and its 95
+percent interval by Student's t.
 """
 import math
 import sys
@@ -52,7 +50,7 @@ T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # seeds: Student's t, 97.5 perc
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: the model; the paper's perplexity as trained and best, its best length."""
+    """A row of a table: the model; the paper's perplexity at its best length, and this length."""
 
     table: int
     recurrence: bool
@@ -65,28 +63,28 @@ class Row:
 
 
 ROWS = (
-    Row(6, True, "ours", "full", (27.02, 26.77, 500)),
-    Row(6, True, "shaw", "full", (27.94, 27.94, 256)),
-    Row(6, True, "ours", "half", (28.69, 28.33, 460)),
-    Row(6, False, "ours", "full", (29.59, 29.02, 260)),
-    Row(6, False, "ours", "half", (30.10, 30.10, 120)),
-    Row(6, False, "shaw", "full", (29.75, 29.75, 120)),
-    Row(6, False, "shaw", "half", (30.50, 30.50, 120)),
-    Row(6, False, "vaswani", "half", (30.97, 30.97, 120)),
-    Row(6, False, "al-rfou", "half", (31.16, 31.16, 120)),
+    Row(6, True, "ours", "full", (26.77, 500)),
+    Row(6, True, "shaw", "full", (27.94, 256)),
+    Row(6, True, "ours", "half", (28.33, 460)),
+    Row(6, False, "ours", "full", (29.02, 260)),
+    Row(6, False, "ours", "half", (30.10, 120)),
+    Row(6, False, "shaw", "full", (29.75, 120)),
+    Row(6, False, "shaw", "half", (30.50, 120)),
+    Row(6, False, "vaswani", "half", (30.97, 120)),
+    Row(6, False, "al-rfou", "half", (31.16, 120)),
     Row(6, True, "vaswani", "full"),
     Row(6, False, "vaswani", "full"),
     Row(6, False, "al-rfou", "full"),
     Row(6, True, "ours-c", "full"),
     Row(6, True, "ours-d", "full"),
     Row(6, True, "ours-cd", "full"),
-    Row(7, True, "ours", "full", (25.2, 25.2, "-")),
-    Row(7, True, "shaw", "full", (25.7, 25.7, "-")),
-    Row(7, False, "ours", "full", (27.1, 27.1, "-")),
-    Row(10, True, "ours", "full", (27.02, 26.77, 500)),
-    Row(10, True, "ours", "half", (28.69, 28.33, 460)),
-    Row(10, False, "ours", "full", (28.43, 27.98, 400)),
-    Row(10, False, "ours", "half", (28.83, 28.83, 120)))
+    Row(7, True, "ours", "full", (25.2, "-")),
+    Row(7, True, "shaw", "full", (25.7, "-")),
+    Row(7, False, "ours", "full", (27.1, "-")),
+    Row(10, True, "ours", "full", (26.77, 500)),
+    Row(10, True, "ours", "half", (28.33, 460)),
+    Row(10, False, "ours", "full", (27.98, 400)),
+    Row(10, False, "ours", "half", (28.83, 120)))
 COLORS = {"ours": "tab:blue", "shaw": "tab:orange", "vaswani": "tab:green", "al-rfou": "tab:red",
           "ours-c": "tab:cyan", "ours-d": "tab:purple", "ours-cd": "tab:brown"}
 
@@ -210,23 +208,21 @@ def without_order(corpus):
 
 def evaluate(model, row, study, corpus, T):
     """Return mean losses in nats: of an eighth as much of the validation split {attention length:
-    loss}, and of the test split those of "best", its length there, and of "trained".
+    loss}, and of the test split that at the best length there.
     """
-    def loss(split, n, L, segment, **changes):
+    def loss(split, n, L):
         before = study.lengths[-1]
         tokens = common.excerpts(split, before, study.count, n, model.u.device)
         if row.recurrence:
-            return common.memory_losses(model, tokens, before, segment, **changes).mean().item()
-        return common.window_losses(model, tokens, before, L).mean().item()
-
-    def with_attention(split, n, L):
-        return loss(split, n, L, max(64, T), mem_len=L - 1, same_length=True)
+            losses = common.memory_losses(model, tokens, before, max(64, T), mem_len=L - 1,
+                                          same_length=True)
+        else:
+            losses = common.window_losses(model, tokens, before, L)
+        return losses.mean().item()
 
     lengths = [L for L in study.lengths if L <= T or row.encoding != "al-rfou"]  # T positions
-    valid = {L: with_attention(corpus.valid, study.n // 8, L) for L in lengths}
-    best = best_length(valid)
-    return valid, {"best": with_attention(corpus.test, study.n, best),
-                   "trained": loss(corpus.test, study.n, T, T)}
+    valid = {L: loss(corpus.valid, study.n // 8, L) for L in lengths}
+    return valid, loss(corpus.test, study.n, best_length(valid))
 
 
 def best_length(losses):
@@ -243,24 +239,23 @@ def interval(values):
 
 def report(table, rows, results):
     """Print one table beside the paper's -> [(row, above the first in nats by seed, paper's)].
-    Results are {row: [(losses of validation, of test) of each seed]}."""
+    Results are {row: [(losses of validation, loss of test) of each seed]}."""
     print(f"\ntable {table}, nats per token: mean ± half the range over the seeds; above row 1: "
           "mean of the differences ± half of its 95 percent interval\n"
-          f"{'recurrence':11}{'encoding':9}{'loss':5}{'trained':>15}{'best':>15}"
-          f"{'at':>8}{'above row 1':>17} | paper, ppl{'best':>8}{'at':>5}  order")
-    best = {row: [test["best"] for _, test in results[row]] for row in rows}
+          f"{'recurrence':11}{'encoding':9}{'loss':5}{'best':>15}{'at':>8}{'above row 1':>17}"
+          f" | paper, ppl{'at':>5}  order")
+    best = {row: [test for _, test in results[row]] for row in rows}
     points = []
     for row in rows:
-        valid, test = zip(*results[row])
         above = [mine - first for mine, first in zip(best[row], best[rows[0]])]
-        theirs = row.paper or ("-", "-", "-")
-        paper = math.log(row.paper[1] / rows[0].paper[1]) if row.paper else None
+        theirs = row.paper or ("-", "-")
+        paper = math.log(row.paper[0] / rows[0].paper[0]) if row.paper else None
         order = status(above, paper) if row.paper and row != rows[0] else ""
         print(f"{'yes' if row.recurrence else 'no':11}{row.encoding:9}{row.loss:5}"
-              f"{common.spread([z['trained'] for z in test]):>15}{common.spread(best[row]):>15}"
-              f"{best_length(common.mean_table(valid)):>8}"
+              f"{common.spread(best[row]):>15}"
+              f"{best_length(common.mean_table([valid for valid, _ in results[row]])):>8}"
               f"{'{:.3f} ± {:.3f}'.format(*interval(above)):>17} | "
-              f"{theirs[0]:>10}{theirs[1]:>8}{theirs[2]:>5}  {order}".rstrip())
+              f"{theirs[0]:>10}{theirs[1]:>5}  {order}".rstrip())
         points.append((row, above, paper))
     return points
 

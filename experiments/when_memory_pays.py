@@ -6,8 +6,6 @@ At each validation the model is evaluated with several memory lengths, on the sa
 itself, minus the mean loss on the same string read after its reverse.  Both contexts hold the same
 tokens, so the score is below 0 only if the model uses their order, that is, if it copies.
 
-Does a memory pay because the model copies, which takes two layers?  results.md has the outcome.
-
     python experiments/when_memory_pays.py --dtype bf16        24 models on two cores
 
 The models of the last two rows are trained without a memory.  At the end they are compared with

@@ -24,84 +24,53 @@ def orthogonalize(G):
     return Z if G.shape[0] <= G.shape[1] else Z.T
 
 
-class Muon(torch.optim.Optimizer):
-    """torch.optim.Muon in the run's dtype.  torch's always multiplies in bf16, for which many CPUs
-    have no instructions (effect: training/README.md).
-    """
+class Muon(torch.optim.Adam):
+    """Adam and, for groups with a "dtype", Muon (momentum 0.95, decay 0.1) with products in it.
 
-    def __init__(self, groups, lr, dtype):
-        super().__init__(groups, {"lr": lr})
-        self.dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
+    torch.optim.Muon always multiplies in bf16, for which many CPUs have no instructions (effect:
+    training/README.md).
+    """
 
     @torch.no_grad()
     def step(self):
-        """Update all matrices: Nesterov's momentum 0.95, decay 0.1."""
-        for group in self.param_groups:
+        """Update all weights that have a gradient."""
+        for group in (group for group in self.param_groups if "dtype" in group):
             for W in (W for W in group["params"] if W.grad is not None):
-                mean = self.state[W].setdefault("momentum_buffer", torch.zeros_like(W))
-                mean.lerp_(W.grad, 0.05)
-                change = orthogonalize(W.grad.lerp(mean, 0.95).to(self.dtype))
+                state = self.state[W]
+                if not state:  # in Adam's words, since its load_state_dict reads "step"
+                    state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(W)}
+                mean = state["exp_avg"].lerp_(W.grad, 0.05)
+                change = orthogonalize(W.grad.lerp(mean, 0.95).to(group["dtype"]))
                 W.mul_(1 - 0.1 * group["lr"])
                 W.add_(change, alpha=-group["lr"] * max(1, W.shape[0] / W.shape[1]) ** 0.5)
+                W.grad = None  # so Adam leaves it
+        super().step()
 
 
 def adam(model, recipe):
-    """Return [torch's Adam for all weights]."""
-    return [torch.optim.Adam(model.parameters(), lr=recipe.lr, fused=True)]
+    """Return Adam for all weights."""
+    return torch.optim.Adam(model.parameters(), lr=recipe.lr, fused=True)
 
 
 def muon(model, recipe):
-    """Return [Adam for embeddings, biases, norms, u and v; Muon for the matrices of the layers]."""
+    """Return Muon for the matrices of the layers; Adam for embeddings, biases, norms, u and v."""
     matrices = [weight for weight in model.layers.parameters() if weight.dim() == 2]
     taken = {id(weight) for weight in matrices}
     others = [weight for weight in model.parameters() if id(weight) not in taken]
-    group = {"params": matrices, "factor": recipe.muon_lr / recipe.lr}
-    return [torch.optim.Adam(others, lr=recipe.lr, fused=True),
-            Muon([group], recipe.muon_lr, recipe.dtype)]
+    dtype = torch.bfloat16 if recipe.dtype == "bf16" else torch.float32
+    return Muon([{"params": others}, {"params": matrices, "dtype": dtype,
+                                      "factor": recipe.muon_lr / recipe.lr}], fused=True)
 
 
 OPTIMIZERS = {"adam": adam, "muon": muon}  # the choices of --optimizer
 
 
 def make_optimizer(model, recipe):
-    """Return the Optimizer that the Recipe asks for."""
-    return Optimizer(*OPTIMIZERS[recipe.optimizer](model, recipe))
+    """Return the optimizer that the Recipe asks for."""
+    return OPTIMIZERS[recipe.optimizer](model, recipe)
 
 
-class Optimizer:
-    """One or more of torch's optimizers, used as one.
-
-    A group of weights may have a "factor" of the run's learning rate.
-    """
-
-    def __init__(self, *parts):
-        self.parts = parts
-
-    @property
-    def param_groups(self):
-        """Return the groups of all parts."""
-        return [group for part in self.parts for group in part.param_groups]
-
-    def set_rate(self, rate):
-        """Set the run's learning rate."""
-        for group in self.param_groups:
-            group["lr"] = rate * group.get("factor", 1.0)
-
-    def zero_grad(self, set_to_none=True):
-        """Clear the gradients."""
-        for part in self.parts:
-            part.zero_grad(set_to_none)
-
-    def step(self):
-        """Update all weights."""
-        for part in self.parts:
-            part.step()
-
-    def state_dict(self):
-        """Return a list with the state of each part."""
-        return [part.state_dict() for part in self.parts]
-
-    def load_state_dict(self, states):
-        """Restore the state of each part.  ValueError for another number of parts or groups."""
-        for part, state in zip(self.parts, states, strict=True):
-            part.load_state_dict(state)
+def set_rate(optimizer, rate):
+    """Set the run's learning rate; that of a group with a "factor" is a multiple of it."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("factor", 1.0)

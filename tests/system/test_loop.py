@@ -60,7 +60,7 @@ def witness(corpus, recipe, shown):
                 and name.startswith("layers.") and weight.dim() == 2]
     adam = torch.optim.Adam([weight for weight in model.parameters()
                              if all(weight is not matrix for matrix in matrices)], fused=True)
-    muon = optimizers.Muon(matrices, 0.0, "float32") if matrices else None
+    muon = optimizers.Muon([{"params": matrices, "dtype": torch.float32}]) if matrices else None
     batches = list(lesson_1.segments(lesson_1.lanes(corpus.train, recipe.batch), recipe.segment))
     steps, lines, said, tokens, lowest = [], [], [], 0, math.inf
     for step in range(recipe.steps):
@@ -102,7 +102,7 @@ def test_muon_is_torchs(m, n):
     """In bf16 to the bit.  In float32 the polynomial is that of the singular values alone."""
     start = torch.randn(m, n)
     ours, theirs, skipped = (nn.Parameter(start.clone()) for _ in range(3))
-    muon = optimizers.Muon([{"params": [ours, skipped]}], 0.02, "bf16")
+    muon = optimizers.Muon([{"params": [ours, skipped], "dtype": torch.bfloat16}], lr=0.02)
     torchs = torch.optim.Muon([theirs], lr=0.02)
     for _ in range(3):
         ours.grad = theirs.grad = torch.randn(m, n)
@@ -129,7 +129,7 @@ def test_the_loop_is_the_one_from_the_formulas_to_the_bit(
     assert max(norm for *_, norm in steps) > recipe.clip and best.u.ne(model.u).any()
 
     def step(model, optimizer, *rest):
-        rate = optimizer.parts[0].param_groups[0]["lr"]
+        rate = optimizer.param_groups[0]["lr"]
         seen.append((rate, *(found := real(model, optimizer, *rest))))
         return found
 

@@ -76,8 +76,8 @@ def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, capsys, finishe
 
 
 def test_an_optimizer_of_the_readers_own_resumes_to_the_bit(text, tmp_path, monkeypatch):
-    monkeypatch.setitem(optimizers.OPTIMIZERS, "adam", lambda model, recipe: [
-        torch.optim.Adafactor(model.parameters(), lr=recipe.lr)])
+    monkeypatch.setitem(optimizers.OPTIMIZERS, "adam", lambda model, recipe: (
+        torch.optim.Adafactor(model.parameters(), lr=recipe.lr)))
     flags, whole, out = [*WHOLE, "--optimizer", "adam"], tmp_path / "whole", tmp_path / "run"
     assert run(text, whole, *flags) == 0
     with at_call(7, lambda: signal.raise_signal(signal.SIGTERM)):
