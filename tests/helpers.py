@@ -1,5 +1,4 @@
 """Functions that several test files use."""
-import doctest
 import hashlib
 import io
 import shutil
@@ -12,7 +11,6 @@ import torch
 import torch.nn as nn
 
 from course.exercises import ROOT
-from course.oracles import visible_entries as visible
 from support.download import File
 
 
@@ -47,11 +45,6 @@ def wait_until(true, what, seconds=60):
     while not true():
         assert time.monotonic() < end, f"waited {seconds} seconds for {what}"
         time.sleep(0.01)
-
-
-def run_examples(lesson):
-    """Run the examples in the docstrings of a module.  Raises the first error."""
-    assert doctest.testmod(lesson, raise_on_error=True).attempted
 
 
 def copy_of_project(folder):

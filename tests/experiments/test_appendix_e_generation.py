@@ -1,4 +1,5 @@
 """Names that recur, by hand, and what each token is sampled from."""
+import doctest
 import math
 from dataclasses import replace
 from importlib import import_module
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from helpers import randomized, run_examples
+from helpers import randomized
 from training import presets
 
 generation, lesson_5 = import_module("appendix_e_generation"), import_module("05_full_model")
@@ -19,7 +20,7 @@ def test_the_whole_measure():
     """Two texts: each with its own names, and by chance with those that only the other has; of all,
     of ages below T, and from T on.  A share of nothing is not a number.
     """
-    run_examples(generation)
+    assert doctest.testmod(generation, raise_on_error=True).attempted
     prompts = ["- anna bert both -", "- carl dora both -"]  # ages 12, 7 and 2
     texts = [" bert dora", " anna both"]  # bert; by chance dora; both; by chance anna
     own, others = generation.measure(prompts, texts, {"nobody"}, 7)

@@ -1,4 +1,5 @@
 """The relative effective context length on losses worked by hand, and the losses of table 8."""
+import doctest
 import math
 from dataclasses import replace
 from importlib import import_module
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from helpers import assert_close, randomized, run_examples
+from helpers import assert_close, randomized
 
 table6, table8, common = map(import_module, ("table6_ablation", "table8_recl", "common"))
 lesson_5 = import_module("05_full_model")
@@ -37,7 +38,7 @@ def recl_by_the_formulas(losses, contexts, r):
 @pytest.mark.parametrize("r", [0.01, 0.5, 1.0])
 def test_recl_of_random_losses_is_that_of_the_formulas(r):
     """Models that gain by a factor of about 1.01 a context, so that they stop at different ones."""
-    run_examples(table8)
+    assert doctest.testmod(table8, raise_on_error=True).attempted
     draw, several = torch.Generator().manual_seed(1), set()
     for _ in range(60):
         losses = torch.rand(3, 4, 20, generator=draw, dtype=torch.float64) * 0.05 + 2

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from helpers import assert_close, gradients, randomized, run_examples
+from helpers import assert_close, gradients, randomized
 from training import fast, presets
 
 lesson_1 = import_module("01_vanilla_segments")
@@ -178,11 +178,6 @@ def test_what_does_not_fit_is_refused(call, words):
     model = model_of()
     with pytest.raises(ValueError, match=words):
         call(fast.Reader(model), model)
-
-
-def test_the_examples_in_the_docstrings_are_true():
-    """The worked example runs."""
-    run_examples(fast)
 
 
 # ---- what may stand in --------------------------------------------------------------------------
