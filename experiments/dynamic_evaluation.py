@@ -20,7 +20,7 @@ The second is the authors': all weights move about equally fast, except those th
 gradient (of rare words), and those on which the loss depends most are pulled back most to where
 training had left them (at most all the way).  mean(s) is that of the tensors' means.
 
-All settings were found on validation text (tuning.md): T, M, epsilon and decay for the default run
+All settings were found on validation text (results.md): T, M, epsilon and decay for the default run
 of train.py, the default rates for pretrained/.
 """
 import math

@@ -7,13 +7,11 @@ is its architecture, W_kR included, within 24.1 million parameters, with these t
     python experiments/table5_ptb.py --scale paper --dtype bf16 --test    a GPU
 
 Variational dropout (Gal & Ghahramani 2016; Merity, Keskar and Socher 2017, 4.2) draws one mask for
-all time steps of a segment, so a dropped feature cannot be read off the neighbouring word.  Here it
-is at the input and the output; inside the layers, where it hurts (tuning.md), each element is
-dropped by itself.  The weight average is the mean of the weights after each step of the run's last
-part, at a constant rate; it is the run's model.  The memory of evaluation, and whether distances
-beyond those of training are clamped, are chosen on the validation split.  Only with --test is the
-test split read, once for each finished model; result.json in its folder says what was chosen and
-read, and when.
+all time steps of a segment, so a dropped feature cannot be read off the neighboring word.  Here it
+is at the input and the output; inside the layers, where it hurts (tuning.md), elements are dropped
+independently.  The weight average is the mean of the weights after each step of the run's last
+part, at a constant rate; it is the run's model.  Memory and clamp of evaluation are chosen on the
+validation split.  The test split is read only with --test, once for each finished model.
 """
 import json
 import sys
@@ -78,7 +76,7 @@ def regularize(model, dropouts):
         layer.dropout_output, layer.dropout_inner, layer.dropout_ff = (
             nn.Dropout(dropouts.inside) for _ in range(3))
         layer.attention.dropout_attention = nn.Dropout(dropouts.attention)
-    model.variant = str(dropouts)  # a part of the run's name: others are refused in its folder
+    model.variant = str(dropouts)  # a part of the run's name: others are rejected in its folder
 
 
 class Averaging:
@@ -138,19 +136,21 @@ def result_of(model, corpus, recipe, memories, path, test):
     """Choose memory and clamp of evaluation and, if asked, read the test split -> what `path` says.
     Each is done once for a model.
     """
-    farthest = recipe.segment + model.config.mem_len - 1  # distance in training
-    if path.exists():
-        result = json.loads(path.read_text())
-    else:
+    def note(result):
+        checkpoint.write(path, lambda file: json.dump(result, file, indent=1))
+
+    if not path.exists():
+        farthest = recipe.segment + model.config.mem_len - 1  # distance in training
         nats = {(M, clamp): mean_loss(model, corpus.valid, recipe, M, clamp) for M in memories
                 for clamp in (0, farthest) if M > farthest or not clamp}
         M, clamp = min(nats, key=nats.get)
         valid = {f"{M}, {clamp}": log.in_unit(loss, "ppl") for (M, clamp), loss in nats.items()}
-        result = {"valid": valid, "M": M, "clamp": clamp}
+        note({"valid": valid, "M": M, "clamp": clamp})
+    result = json.loads(path.read_text())
     if test and "test" not in result:
         nats = mean_loss(model, corpus.test, recipe, result["M"], result["clamp"])
         result |= {"test": log.in_unit(nats, "ppl"), "read": time.strftime("%Y-%m-%d %H:%M:%S")}
-    checkpoint.write(path, lambda file: json.dump(result, file, indent=1))
+        note(result)
     return result
 
 

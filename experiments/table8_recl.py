@@ -16,10 +16,10 @@ of model i is c; otherwise continue from c'.  The paper does not say which step:
 Five models with about the same number of parameters: ours; with Shaw's encoding; without
 recurrence; a vanilla model, which reads the last T of a longer context; an LSTM.  The first three
 read with a memory, whose length is chosen on the validation split; RECL is measured on test.  The
-interval is that of the mean over the seeds when positions are drawn with replacement (bootstrap).
-Neighboring positions depend on each other, so it is a little too narrow.
+interval is that of these models' mean when positions are drawn with replacement (bootstrap).  It
+says nothing about other seeds, and neighboring positions depend on each other.
 
-    python experiments/table8_recl.py --dtype bf16         half an hour beyond table 6's models
+    python experiments/table8_recl.py --dtype bf16         half an hour after table 6, in its --out
     python experiments/table8_recl.py --scale copies       where the length is known
     python experiments/table8_recl.py --scale paper        WikiText-103; GPUs
 

@@ -11,7 +11,7 @@ import torch
 
 from course import oracles
 from course.rules import same
-from helpers import gradients, visible
+from helpers import gradients
 
 # T, m: one token, no memory, T = m, memory longer and shorter than a segment, K odd and even
 SHAPES = [(1, 0), (1, 4), (4, 0), (5, 0), (2, 1), (3, 2), (2, 5), (5, 3), (3, 3), (2, 6), (4, 7)]
@@ -36,7 +36,7 @@ def shifts(shift, T, m, batch=()):
     """Is each (T, m + T) matrix shifted, whose numbers are 100 * query + distance?"""
     x = oracles.labelled(T, m)
     x = x + 10_000 * torch.arange(math.prod(batch)).reshape(*batch, 1, 1)
-    return same(shift(x.clone()), oracles.shift(x), visible(T, m))
+    return same(shift(x.clone()), oracles.shift(x), oracles.visible_entries(T, m))
 
 
 def leaves_alone(shift):
@@ -82,7 +82,7 @@ def test_future_cells_repeat_distance_0(rel_shift_by_index, T, m):
     """Where the column would be beyond the end (the future), the cell has the value of the last
     column, distance 0."""
     x = oracles.labelled(T, m)
-    wanted = oracles.shift(x).where(visible(T, m), x[:, -1:])
+    wanted = oracles.shift(x).where(oracles.visible_entries(T, m), x[:, -1:])
     assert same(rel_shift_by_index(x.clone()), wanted)
 
 

@@ -68,10 +68,12 @@ def test_the_average_is_the_mean_of_the_last_weights(setting, tmp_path, monkeypa
     assert rates[16] > rates[17] and not model.training
 
 
-@pytest.mark.parametrize("stop, left", [(5, 23), (25, 3)], ids=["before the average", "in it"])
-def test_going_on_to_the_bit(stop, left, setting, tmp_path, monkeypatch):
+@pytest.mark.parametrize("stop, left, optimizer", [(5, 23, "adam"), (25, 3, "muon")],
+                         ids=["before the average", "in it"])
+def test_going_on_to_the_bit(stop, left, optimizer, setting, tmp_path, monkeypatch):
     """A killed run goes on to the same average, once.  Other dropouts are refused."""
     steps, step = [], train.train_step
+    setting = setting[0], replace(setting[1], optimizer=optimizer), setting[2]
 
     def counted(*arguments):
         if len(steps) == stop:

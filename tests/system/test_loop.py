@@ -103,6 +103,9 @@ def test_muon_is_torchs(m, n):
     start = torch.randn(m, n)
     ours, theirs, skipped = (nn.Parameter(start.clone()) for _ in range(3))
     muon = optimizers.Muon([{"params": [ours, skipped], "dtype": torch.bfloat16}], lr=0.02)
+    for name, dtype in ("bf16", torch.bfloat16), ("float32", torch.float32):
+        chosen = optimizers.muon(lesson_5.TransformerXL(TINY), replace(LOOP, dtype=name))
+        assert chosen.param_groups[1]["dtype"] == dtype
     torchs = torch.optim.Muon([theirs], lr=0.02)
     for _ in range(3):
         ours.grad = theirs.grad = torch.randn(m, n)
