@@ -63,29 +63,23 @@ def recalled(x, y, T):
 
 # ---- lessons 3 and 4 ----------------------------------------------------------------------------
 
-def terms_by_distance(q, k, R, W_kR, u, v):
-    """Return the four terms (4, B, H, T, K) of section 3.3, by distance; 0 in the future.
+def terms_of_one_head(*given):
+    """Return the four terms of section 3.3 for one head of NumPy arrays, (4, T, K), by distance;
+    NaN in the future.
 
     The cells of queries that are `d` tokens after their key form one diagonal of the table.
     """
-    (B, H, T, C), K = q.shape, k.shape[2]
-    table = torch.zeros(4, B, H, T, K, dtype=q.dtype)
+    q, k, R, W_kR, u, v = map(torch.from_numpy, given)
+    T, K = len(q), len(k)
+    table = torch.full((4, T, K), torch.nan, dtype=q.dtype)
     for d in range(K):
-        r = (W_kR * R[d]).sum(-1)[:, None]  # (H, 1, C): W_kR times the R of this distance
+        r = (W_kR * R[d]).sum(-1)  # (C,): W_kR times the R of this distance
         queries = torch.arange(max(0, T - K + d), T)  # queries with a key d tokens back
         keys = queries + (K - T - d)
-        q_d, k_d = q[:, :, queries], k[:, :, keys]  # (B, H, some, C)
-        values = [q_d * k_d, q_d * r, u[:, None] * k_d, (v[:, None] * r).expand(q_d.shape)]
-        table[..., queries, keys] = torch.stack(values).sum(-1)
-    return table
-
-
-def terms_of_one_head(*given):
-    """Return the same for one head of NumPy arrays, (4, T, K); NaN in the future."""
-    q, k, R, W_kR, u, v = map(torch.from_numpy, given)
-    table = terms_by_distance(q[None, None], k[None, None], R, W_kR[None], u[None], v[None])
-    T, K = len(q), len(k)
-    return table[:, 0, 0].masked_fill(~visible_entries(T, K - T), torch.nan).numpy()
+        q_d, k_d = q[queries], k[keys]  # (some, C)
+        values = [q_d * k_d, q_d * r, u * k_d, (v * r).expand(q_d.shape)]
+        table[:, queries, keys] = torch.stack(values).sum(-1)
+    return table.numpy()
 
 
 def normalized(x, norm):
