@@ -23,7 +23,7 @@ a mem_len above 0.  It needs distances; one row, vaswani with recurrence, does w
 what temporal confusion costs (lesson 2).  Rows that the paper does not have show a dash.
 
 Each model reads excerpts of the text with many attention lengths L.  With recurrence a query sees L
-keys, itself included; without, a window of L tokens moves on by a quarter of L.  The loss is that
+keys, itself included; without, a window of L tokens moves on by a quarter of L.  "best" is the loss
 of the test split at the length chosen on the validation split, the shortest within 0.001 nats of
 the lowest.  "above" is a row's loss less that of the first with the same seed: the mean, and its 95
 percent interval by Student's t.
