@@ -21,7 +21,7 @@ try:
 except ImportError:  # on Windows nothing guards the folder
     fcntl = None
 
-FORMAT = "transformer-xl-from-scratch 8"  # identifies our checkpoints
+FORMAT = "transformer-xl-from-scratch 9"  # identifies our checkpoints
 
 
 # ---- complete files -----------------------------------------------------------------------------

@@ -150,8 +150,6 @@ class Job:
         mine, place = ranks.my_lanes(self.recipe.batch), saved["batches"] if saved else {}
         self.batches = Batches(self.corpus, self.recipe, self.device, **place)
         if saved:
-            if not isinstance(saved["optimizer"], dict):
-                raise ValueError(f"{saved.path} is of an earlier version: train in another folder")
             self.model.load_state_dict(saved["model"])
             self.optimizer.load_state_dict(saved["optimizer"])
             self.state, self.log = State(**saved["state"]), Log(**saved["log"])
