@@ -24,7 +24,7 @@ import torch.nn as nn
 from torch.optim.swa_utils import AveragedModel
 
 from common import checkpoint, fast, lesson_5, log, presets, train
-from training.optimizers import make_optimizer, set_rate
+from training.optimizers import OPTIMIZERS, set_rate
 
 NAME = "table5_ptb"
 AVERAGE_FROM = 0.7  # fraction of the run where the weight average begins
@@ -86,7 +86,7 @@ class Averaging:
 
     def __init__(self, model, recipe):
         self.first, self.model = round(AVERAGE_FROM * recipe.steps), model
-        self.optimizer = make_optimizer(model, recipe)
+        self.optimizer = OPTIMIZERS[recipe.optimizer](model, recipe)
         self.zero_grad = self.optimizer.zero_grad
         self.rate = train.learning_rate(recipe, self.first - 1, (self.first - 1) / recipe.steps)
         self.mean = AveragedModel(model, avg_fn=lambda mean, new, steps: (

@@ -19,7 +19,7 @@ from support.corpora import checksum, load, with_vocabulary
 from training import checkpoint, presets, ranks
 from training.batches import Batches
 from training.log import Log
-from training.optimizers import make_optimizer
+from training.optimizers import OPTIMIZERS
 
 lesson_5 = import_module("05_full_model")
 
@@ -137,7 +137,7 @@ class Job:
     def __init__(self, path, name, model, recipe, corpus, optimizer=None, reader=None):
         self.path, self.name, self.corpus = path, name, corpus
         self.model, self.recipe = model, recipe
-        self.optimizer = optimizer or make_optimizer(model, recipe)
+        self.optimizer = optimizer or OPTIMIZERS[recipe.optimizer](model, recipe)
         self.reader = reader
         self.device = next(model.parameters()).device
         self.state, self.log, self.saved_at, self.on_disk = State(), Log(), 0.0, None

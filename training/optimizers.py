@@ -69,11 +69,6 @@ def muon(model, recipe):
 OPTIMIZERS = {"adam": adam, "muon": muon}  # the choices of --optimizer
 
 
-def make_optimizer(model, recipe):
-    """Return the optimizer that the Recipe asks for."""
-    return OPTIMIZERS[recipe.optimizer](model, recipe)
-
-
 def set_rate(optimizer, rate):
     """Set the learning rate: rate, times a group's "factor" if it has one."""
     for group in optimizer.param_groups:

@@ -146,8 +146,7 @@ def test_order_is_compared_with_the_papers(capsys):
     """Seed by seed: the second row is always above the first, the third not."""
     rows = [row for row in table6.ROWS if row.table == 7]
     losses = zip(rows, ((1.0, 1.05, 1.1), (1.2, 1.25, 1.33), (1.02, 1.02, 1.4)))
-    results = {row: [({8: 1.0, 16: 0.9}, z) for z in seeds]
-               for row, seeds in losses}
+    results = {row: [({8: 1.0, 16: 0.9}, z) for z in seeds] for row, seeds in losses}
     points = table6.report(7, rows, results)
     assert points[1][1] == pytest.approx([0.2, 0.2, 0.23])
     lines = capsys.readouterr().out.splitlines()

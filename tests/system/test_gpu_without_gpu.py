@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from course import lessons
 from training import fast, presets
-from training.optimizers import make_optimizer
+from training.optimizers import OPTIMIZERS
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
 aten = torch.ops.aten
@@ -60,7 +60,8 @@ def test_every_tensor_is_on_the_models_device(name, plain, monkeypatch):
         x = torch.empty(recipe.batch, recipe.segment, dtype=torch.int64)
         text = torch.empty(recipe.eval_mem_len + 5 * recipe.eval_segment // 2, dtype=torch.uint8)
         prompt = torch.empty(2, 100, dtype=torch.int64)
-    reader, optimizer, memory = fast.prepare(model, plain), make_optimizer(model, recipe), None
+    reader, memory = fast.prepare(model, plain), None
+    optimizer = OPTIMIZERS[recipe.optimizer](model, recipe)
     with Watch() as watch:
         for _ in range(2):
             loss, norm, memory = train.train_step(model, optimizer, x, x, memory, recipe)
