@@ -192,12 +192,8 @@ def write_edition(folder, exam, blank_ones):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
         shutil.copyfile(ROOT / PLAIN, part / FAST)
-        text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
-        page = text.split("## For students\n")[1].split("## For teachers\n")[0]
-        if exam:  # it ends before the paragraph that says where answers are
-            page = page.split("Any correct solution passes")[0]
-        write_whole(part / "README.md",
-                    f"# Transformer-XL, from scratch: the exercises\n{page.rstrip()}\n")
+        page = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+        write_whole(part / "README.md", page.split("\n## In the complete project\n")[0])
         for file in () if exam else LESSONS:
             lessons.keep_pristine(file, part)
         for exercise in blank_ones:

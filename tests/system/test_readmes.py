@@ -9,9 +9,10 @@ from training import presets
 from training.flags import choose_model, parse
 
 READMES = [ROOT / name for name in ("README.md", "training/README.md", "tests/README.md",
-                                    "tests/course/answers.md", "experiments/results.md",
-                                    "experiments/questions.md", "experiments/tuning.md",
-                                    "pretrained/README.md")]
+                                    "tests/teaching.md", "tests/course/answers.md",
+                                    "experiments/results.md", "experiments/questions.md",
+                                    "experiments/tuning.md", "pretrained/README.md",
+                                    ".github/CONTRIBUTING.md")]
 # with the flags of torchrun and pip
 SOURCES = "--nnodes --nproc-per-node --max-restarts --shutdown-timeout --index-url" + "".join(
     path.read_text(encoding="utf-8") for pattern in (
@@ -67,7 +68,7 @@ def test_the_exercises_are_counted_and_listed_as_they_are():
     pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "tests/README.md")]
     for page in pages:
         found = re.findall(r"(\w+teen|twenty\S*) (?:exercises|functions)", page.lower())
-        assert found == [count, count]
+        assert set(found) == {count}
     assert re.findall(r"\d+ of (\d+) exercises", pages[1]) == [str(len(EXERCISES))]
     for lesson in LESSONS:
         (row,) = re.findall(rf"^\| {lesson}\.py \| .* \| (.+) \|$", pages[1], re.MULTILINE)
