@@ -204,8 +204,8 @@ def write_edition(folder, exam, blank_ones):
         part.rename(folder)
     print(f"{folder} holds the student edition: {len(blank_ones)} of {len(EXERCISES)} exercises "
           "are blank")
-    print(f"what students do there:  pytest -k {blank_ones[0].name}, and so on down "
-          "python tests/blank.py --list")
+    print(f"students start with pytest -k {blank_ones[0].name}; python tests/blank.py --list shows "
+          "the rest")
 
 
 class Parser(argparse.ArgumentParser):
@@ -213,7 +213,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         """Raise a ValueError with the message, which main prints."""
-        raise ValueError(f"{message} (python tests/{self.prog} --help says how)")
+        raise ValueError(f"{message} (see python tests/{self.prog} --help)")
 
 
 def main(argv=None):

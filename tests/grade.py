@@ -233,7 +233,7 @@ def table(rows):
         lines.append(f"{row.name:<30} {points:>6} " + "".join(f"{mark:>3}" for mark in marks))
         lines.append(f"    {row.sentences()[0]}")
     legend = ", ".join(f"{i}={name}" for i, name in enumerate(names, 1))
-    lines += ["", "1 solved, 0 wrong, b blank, - not handed in", legend, HONEST]
+    lines += ["", "1 solved, 0 incorrect, b blank, - not handed in", legend, HONEST]
     return "\n".join(lines)
 
 

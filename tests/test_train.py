@@ -253,8 +253,8 @@ def test_the_loss_is_the_mean_over_the_ranks(train_step, others, moved):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_the_model_is_called_under_autocast(train_step, device):
-    """Call the model inside `with machine.autocast(recipe, x.device.type):`, which knows whether
-    this run computes in bf16, and end that block before backward()."""
+    """Call the model inside `with machine.autocast(recipe, x.device.type):`, which enables
+    bf16 if the run uses it, and end that block before backward()."""
     model = Ledger().to(device)  # meta: a device without numbers, in the place of a GPU
     with suppress(Recorded):
         step(train_step, model, None)
