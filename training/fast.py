@@ -25,8 +25,8 @@ copy nothing.  With M = 4, for a first call of 4 tokens and later calls of 2:
     [a a a a b b . .]    call 2 writes after them; memory 2 is the last 4, a a b b
     [a a a a b b c c]    call 3; after it, without room, the last 4 move to a new buffer
 
-A returned memory never changes: a second call with memory 1 (as in a beam search) finds
-the room taken, and copies its M into a new buffer.  Arrays are in the order in which
+A returned memory never changes: a second call with memory 1 (to continue one text twice)
+finds the room taken, and copies its M into a new buffer.  Arrays are in the order in which
 products read them, which matters most for a single token.
 """
 import hashlib
