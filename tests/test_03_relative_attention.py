@@ -24,7 +24,7 @@ def example(four_terms):
     return four_terms(q, k, R, W_kR, u, v)  # W_kR R_d is 10, 12, ... 20 for distance 0, 1, ... 5
 
 
-def test_nan_stands_in_the_future(four_terms):
+def test_future_cells_are_nan(four_terms):
     """The result is an array (4, T, K) that is NaN where key j comes after query i, which is key m
     + i: such a key has no distance. All other cells have a value."""
     terms = example(four_terms)
@@ -72,7 +72,7 @@ def test_other_sizes(four_terms, T, m):
     assert same(four_terms(*whole_numbers(T, m)), wanted, tolerance=1e-9)
 
 
-def test_arguments_stay_as_they_were(four_terms):
+def test_arguments_are_not_changed(four_terms):
     """No argument is changed: R, for example, is needed again."""
     given, before = whole_numbers(3, 2), whole_numbers(3, 2)
     four_terms(*given)

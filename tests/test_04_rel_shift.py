@@ -39,14 +39,14 @@ def shifts(shift, T, m, batch=()):
     return same(shift(x.clone()), oracles.shift(x), oracles.visible_entries(T, m))
 
 
-def leaves_alone(shift):
+def does_not_change_x(shift):
     """Is x after the call what it was before?"""
     x = drawn()
     shift(x)
     return same(x, drawn())
 
 
-def shifts_what_is_transposed(shift):
+def shifts_a_transposed_x(shift):
     """Is an x shifted whose rows do not stand one after the other in memory?"""
     return same(shift(drawn().t().contiguous().t()), SHIFTED)
 
@@ -92,9 +92,9 @@ def test_one_index_serves_lanes_and_heads(rel_shift_by_index, T, m, batch):
     assert shifts(rel_shift_by_index, T, m, batch)
 
 
-def test_the_gather_leaves_x_alone(rel_shift_by_index):
+def test_the_gather_does_not_change_x(rel_shift_by_index):
     """x itself is not changed."""
-    assert leaves_alone(rel_shift_by_index)
+    assert does_not_change_x(rel_shift_by_index)
 
 
 def test_the_gather_keeps_the_dtype(rel_shift_by_index):
@@ -104,7 +104,7 @@ def test_the_gather_keeps_the_dtype(rel_shift_by_index):
 
 def test_the_gather_reads_a_transposed_x(rel_shift_by_index):
     """A transposed or expanded x is shifted like any other."""
-    assert shifts_what_is_transposed(rel_shift_by_index)
+    assert shifts_a_transposed_x(rel_shift_by_index)
 
 
 def test_gradients_go_back_through_the_gather(rel_shift_by_index):
@@ -153,7 +153,7 @@ def test_other_lengths(rel_shift, T, m):
     assert shifts(rel_shift, T, m)
 
 
-def test_numbers_keep_their_dtype(rel_shift):
+def test_values_keep_their_dtype(rel_shift):
     """The values keep their dtype (a pad made by torch.zeros is float32)."""
     assert rel_shift(drawn().half()).dtype == torch.float16
 
@@ -164,17 +164,17 @@ def test_lanes_and_heads(rel_shift, T, m, batch):
     assert shifts(rel_shift, T, m, batch)
 
 
-def test_x_stays_as_it_was(rel_shift):
+def test_x_is_not_changed(rel_shift):
     """x itself is not changed."""
-    assert leaves_alone(rel_shift)
+    assert does_not_change_x(rel_shift)
 
 
-def test_rows_need_not_stand_one_after_the_other(rel_shift):
+def test_rows_need_not_be_contiguous(rel_shift):
     """A transposed or expanded x is shifted like any other: its values matter, not their order in
     memory."""
-    assert shifts_what_is_transposed(rel_shift)
+    assert shifts_a_transposed_x(rel_shift)
 
 
-def test_gradient_goes_back(rel_shift):
+def test_gradients_go_back(rel_shift):
     """The gradient of each visible cell goes back to the cell that its value came from."""
     assert sends_gradients_back(rel_shift)

@@ -127,7 +127,7 @@ def diagnose(rule, function, error):
     if mine.kind() == "error":
         code = getattr(inspect.unwrap(function), "__code__", None)
         what = raised(error, code and code.co_filename)
-        if "refused" in rule.name and not sentence:  # it was another error
+        if "rejected" in rule.name and not sentence:  # it was another error
             sentence = asked
         lines = [sentence, f"  {what}"] if sentence else [what]
     else:

@@ -6,7 +6,7 @@ rejected, and identified.  mistakes_01.py ... mistakes_train.py have the mistake
 
     TABLE["sinusoid"] = (
         ("the frequencies grow: the exponent is negative", ("(-two_k", "(two_k")),
-        ("test_an_odd_width_is_refused", ("if D % 2:", "if D < 0:")),
+        ("test_an_odd_width_is_rejected", ("if D % 2:", "if D < 0:")),
     )
 
 In the second no answer is wrong that could be compared: the rule of that name is the diagnosis.
