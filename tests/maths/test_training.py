@@ -20,8 +20,8 @@ from training.job import State
 train, lesson_1, lesson_2, lesson_5 = map(import_module, (
     "train", "01_vanilla_segments", "02_recurrence", "05_full_model"))
 
-RUN = presets.Recipe(steps=10, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
-                eval_clamp_len=4)
+RECIPE = presets.Recipe(steps=10, batch=4, segment=8, dtype="float32", eval_segment=5,
+                        eval_mem_len=7, eval_clamp_len=4)
 
 
 # ---- the loops of lessons 1 and 3 ---------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monk
 def test_the_fraction_done_is_of_steps_or_minutes(length):
     """A quarter, by whichever length was given; never more than all.  Without a warm-up the first
     rate is the highest."""
-    recipe = replace(RUN, lr=2.0, warmup=0, **{"steps": 0} | length)
+    recipe = replace(RECIPE, lr=2.0, warmup=0, **{"steps": 0} | length)
     assert train.fraction_done(recipe, State(step=2, seconds=30.0)) == 0.25
     assert train.fraction_done(recipe, State(step=9, seconds=999.0)) == 1
     assert train.learning_rate(recipe, 0, 0.0) == 2.0
@@ -88,7 +88,7 @@ def test_the_fraction_done_is_of_steps_or_minutes(length):
 @pytest.mark.parametrize("every, due", [(16, [16, 32, 40]), (0, [*range(4, 41, 4)]), (99, [40])])
 def test_a_validation_is_due_every_so_many_steps_or_at_each_tenth(every, due):
     """In a run of 40 steps; also at its end, and never twice at one step."""
-    recipe, state, found = replace(RUN, steps=40, eval_every=every), State(), []
+    recipe, state, found = replace(RECIPE, steps=40, eval_every=every), State(), []
     for state.step in [*range(41), 40]:
         if train.is_validation_due(recipe, state):
             found.append(state.step)
@@ -101,7 +101,7 @@ def test_a_validation_is_due_every_so_many_steps_or_at_each_tenth(every, due):
 def test_autocast_is_for_matrix_products(dtype, wanted):
     """In 16 bits if the run says so, and only in the block; sums stay in float32."""
     z = torch.ones(2, 2)
-    with machine.autocast(replace(RUN, dtype=dtype), "cpu"):
+    with machine.autocast(replace(RECIPE, dtype=dtype), "cpu"):
         assert (z @ z).dtype == wanted and (z + z).dtype == torch.float32
     assert (z @ z).dtype == torch.float32
 
@@ -111,7 +111,7 @@ def test_evaluating_changes_mode_and_lengths_and_restores_both(training):
     """Whatever happens in the block, a Ctrl-C included."""
     model = nn.Dropout().train(training)
     model.config = config = lesson_5.Config(11, mem_len=6)
-    with pytest.raises(KeyboardInterrupt), train.evaluating(model, RUN):
+    with pytest.raises(KeyboardInterrupt), train.evaluating(model, RECIPE):
         assert not model.training
         assert model.config == replace(config, mem_len=7, same_length=True, clamp_len=4)
         raise KeyboardInterrupt
@@ -120,8 +120,9 @@ def test_evaluating_changes_mode_and_lengths_and_restores_both(training):
 
 @pytest.mark.parametrize("T, M, wanted", [(80, 2100, 512), (64, 128, 128), (700, 512, 700)])
 def test_evaluation_reads_at_least_its_t(T, M, wanted):
-    """Up to M or 512, whichever is less."""
-    assert train.evaluation_segment_length(replace(RUN, eval_segment=T, eval_mem_len=M)) == wanted
+    """The segment length is eval_segment, or M up to 512 if that is larger."""
+    recipe = replace(RECIPE, eval_segment=T, eval_mem_len=M)
+    assert train.evaluation_segment_length(recipe) == wanted
 
 
 @pytest.mark.parametrize("form", ["plain", "Reader"])
@@ -139,7 +140,7 @@ def test_a_sample_is_drawn_in_eval_mode_with_the_memory_of_evaluation(form, monk
     monkeypatch.setattr(lesson_5, "generate", watched)
     reader = model if form == "plain" else fast.Reader(model)
     first, again, other = (train.sample(
-        reader, torch.tensor([1, 2, 3]), replace(RUN, seed=seed), Flags(n_tokens=20)).tolist()
+        reader, torch.tensor([1, 2, 3]), replace(RECIPE, seed=seed), Flags(n_tokens=20)).tolist()
         for seed in (0, 0, 1))
     assert seen == [(False, 7, (1, 3))] * 3
     assert len(first) == 20 and first == again != other
@@ -149,7 +150,7 @@ def test_a_sample_is_drawn_in_eval_mode_with_the_memory_of_evaluation(form, monk
 
 TEXT = torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
 STREAM = corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up")
-TWO = replace(RUN, batch=2, segment=2, seed=5)
+TWO_LANES = replace(RECIPE, batch=2, segment=2, seed=5)
 
 
 @pytest.fixture
@@ -161,19 +162,19 @@ def sentences(monkeypatch):
 
 def test_batches_of_sentences_continue_where_they_were(sentences):
     """From any position, the end of the text included; a checkpoint keeps the position."""
-    made, states, wanted = Batches(sentences, TWO, "cpu"), [], []
+    made, states, wanted = Batches(sentences, TWO_LANES, "cpu"), [], []
     for _ in range(12):
         states.append(made.state())
         wanted.append(next(made))
     for start in range(8):
-        again = Batches(sentences, TWO, "cpu", **states[start])
+        again = Batches(sentences, TWO_LANES, "cpu", **states[start])
         for (x, y), (same_x, same_y) in zip(wanted[start : start + 4], again):
             assert x.equal(same_x) and y.equal(same_y)
 
 
 def test_sentences_have_an_order_by_seed_and_epoch(sentences):
     """A new one in each epoch; to look at a segment changes nothing."""
-    made = Batches(sentences, TWO, "cpu")
+    made = Batches(sentences, TWO_LANES, "cpu")
     for epoch in range(3):
         stream = SentenceLanes(TEXT, 2, 0, 5, epoch)
         x, _ = made.segment(0) if epoch == 0 else next(made)

@@ -20,9 +20,9 @@ train = import_module("train")
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
 
-LOOP = presets.Recipe(steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
-                 eval_clamp_len=4, lr=0.02, warmup=3, eval_every=3, eval_tokens=20, log_every=2,
-                 clip=1.0, seed=3, muon_lr=0.05)
+RECIPE = presets.Recipe(
+    steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7, eval_clamp_len=4,
+    lr=0.02, warmup=3, eval_every=3, eval_tokens=20, log_every=2, clip=1.0, seed=3, muon_lr=0.05)
 TINY = replace(lesson_5.CONFIGS["tiny"], vocab_size=7, cutoffs=(2, 4), div_val=2, dropout=0.2,
                mem_len=12)
 
@@ -104,7 +104,7 @@ def test_muon_is_torchs(m, n):
     ours, theirs, skipped = (nn.Parameter(start.clone()) for _ in range(3))
     muon = optimizers.Muon([{"params": [ours, skipped], "dtype": torch.bfloat16}], lr=0.02)
     for name, dtype in ("bf16", torch.bfloat16), ("float32", torch.float32):
-        chosen = optimizers.muon(lesson_5.TransformerXL(TINY), replace(LOOP, dtype=name))
+        chosen = optimizers.muon(lesson_5.TransformerXL(TINY), replace(RECIPE, dtype=name))
         assert chosen.param_groups[1]["dtype"] == dtype
     torchs = torch.optim.Muon([theirs], lr=0.02)
     for _ in range(3):
@@ -126,7 +126,7 @@ def test_the_loop_is_the_one_from_the_formulas_to_the_bit(
         needs_shipped_solutions, unit, shown, plain, optimizer, tmp_path, capsys, monkeypatch):
     """Rates, losses, norms, weights, memory, metrics.tsv and the printed figures."""
     schedule, corpus = "sqrt" if optimizer == "muon" else "cosine", corpus_of(unit)
-    recipe = replace(LOOP, plain=plain, optimizer=optimizer, schedule=schedule)
+    recipe = replace(RECIPE, plain=plain, optimizer=optimizer, schedule=schedule)
     seen, real = [], train.train_step
     steps, lines, said, model, best, memory = witness(corpus, recipe, shown)
     assert max(norm for *_, norm in steps) > recipe.clip and best.u.ne(model.u).any()

@@ -25,7 +25,7 @@ from system.small_runs import TINY, again, no_curve_and_no_flush, text
 from training import checkpoint, log, presets, ranks
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
-SETTINGS = presets.Recipe(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
+RECIPE = presets.Recipe(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
 FLAGS = [*TINY, "--eval-every", "4", "--steps", "12", "--text"]
 
 
@@ -115,14 +115,14 @@ def four_steps(path, micro_batch):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     stream, mine = torch.randint(11, (4, 25)), ranks.my_lanes(4)
     learner = ranks.parallel(model, stream[mine, :6], stream[mine, :6])
-    recipe = replace(SETTINGS, micro_batch=micro_batch)
+    recipe = replace(RECIPE, micro_batch=micro_batch)
     memory, found = None, []
     for column in range(0, 24, 6):
         x, y = stream[mine, column : column + 6], stream[mine, column + 1 : column + 7]
         loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, recipe)
         found += [torch.tensor([loss, norm]), *(p.grad.clone() for p in model.parameters())]
     found += [ranks.gather(z) for z in memory] + [*model.state_dict().values()]
-    found.append(torch.tensor(ranks.on_rank_0(train.evaluate, model, stream.flatten(), SETTINGS)))
+    found.append(torch.tensor(ranks.on_rank_0(train.evaluate, model, stream.flatten(), RECIPE)))
     if ranks.RANK == 0:
         torch.save(found, path)
 
