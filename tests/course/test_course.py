@@ -31,7 +31,7 @@ def diagnosis_of(name, function):
 # ---- mistakes -----------------------------------------------------------------------------------
 
 @each
-def test_each_mistake_is_refused_and_named(name):
+def test_each_mistake_is_rejected_and_diagnosed(name):
     """Put in the exercise's place, it breaks a rule, and is called by its name."""
     sentences = {rule.function.__name__: sentence_of(rule) for rule in rules_of(name)}
     for mistake in mistakes.mistakes_for(name):
@@ -81,12 +81,12 @@ def unusual(name):
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_an_unusual_right_solution_keeps_the_rules(name):
+def test_an_unusual_correct_solution_passes(name):
     assert judge(name, mistakes.function_from(name, unusual(name))) == (None, "")
 
 
 @pytest.mark.slow
-def test_nobody_relies_on_more_than_the_rules_ask(tmp_path):
+def test_no_other_test_requires_more_than_the_rules(tmp_path):
     """With unusual right solutions, and none put back, all other tests are green, in two
     processes."""
     project = copy_of_project(tmp_path)
@@ -125,14 +125,14 @@ def with_body(name, body):
     ("[][3]", "IndexError in line {line} ([][3]): list index out of range"),
     ("torch.nn.Linear(2, 3)(torch.ones(4))",  # raised in a file of torch's
      "RuntimeError in line {line} (torch.nn.Linear(2, 3)(torch.ones(4))): ")])
-def test_accident_is_told_in_one_line(name, body, words):
+def test_an_accident_is_reported_in_one_line(name, body, words):
     function = with_body(name, body)
     code = getattr(function, "__wrapped__", function).__code__
     line = max(n for *_, n in code.co_lines() if n)
     assert words.format(line=line) in diagnosis_of(name, function)
 
 
-def test_an_endless_loop_an_array_and_another_dtype_are_told(monkeypatch):
+def test_an_endless_loop_an_array_and_another_dtype_are_reported(monkeypatch):
     """An array in place of a tensor is right in its numbers, but not what was asked for."""
     right = lessons.function_of(BY_NAME["rel_shift"])
     assert "torch tensor of shape (3, 5), got a NumPy" in diagnosis_of(
@@ -152,7 +152,7 @@ def test_the_warnings_of_a_mistake_are_not_shown(monkeypatch, recwarn):
     assert diagnosis_of("reach", lambda N, T, M: 0) == "name" and not recwarn.list
 
 
-def test_a_mistake_is_named_only_where_the_shipped_function_is_right(monkeypatch):
+def test_a_mistake_is_diagnosed_only_if_the_shipped_function_is_correct(monkeypatch):
     """Every mistake would share the answer of an edit beside the function."""
     monkeypatch.setattr(diagnosis, "outcomes", {})
     monkeypatch.setattr(torch.nn, "ReLU", torch.nn.GELU)  # in Layer.__init__
@@ -160,13 +160,13 @@ def test_a_mistake_is_named_only_where_the_shipped_function_is_right(monkeypatch
     assert said.startswith("The second sum: ")
 
 
-def test_a_mistake_is_named_whatever_stands_in_the_cells_that_it_leaves_open():
+def test_a_mistake_is_diagnosed_whatever_its_undefined_cells_contain():
     def moved_by_i(x):
         return torch.stack([torch.cat([row[i:], 0 * row[:i]]) for i, row in enumerate(x)])
     assert diagnosis_of("rel_shift_by_index", moved_by_i).startswith("row i is moved by i")
 
 
-def test_a_difference_is_seen_and_said_as_it_is():
+def test_a_difference_is_found_and_described():
     """NaN is no number; what two digits do not show; the shape of a row."""
     assert same([torch.nan], [torch.nan]) and not same([torch.nan], [1.0])
     wanted = torch.arange(4.0, dtype=torch.float64).view(2, 2)

@@ -22,7 +22,7 @@ def nll(logits, y):
 # ---- lesson 1: one pass and sliding window ------------------------------------------------------
 
 @pytest.mark.parametrize("n, T", [(23, 4), (21, 5), (9, 1), (70 * 3 + 2, 3)])
-def test_losses_in_one_pass_and_by_windows_are_those_of_each_piece_alone(n, T):
+def test_segment_and_window_losses_equal_separate_passes(n, T):
     """A segment has no context, a token of a window T tokens; more than one batch of 64 works."""
     model = randomized(lesson_1.VanillaTransformer(V=11, N=2, D=12, H=3, FF=20))
     tokens = torch.randint(11, (n,))
@@ -38,7 +38,7 @@ def test_losses_in_one_pass_and_by_windows_are_those_of_each_piece_alone(n, T):
 
 
 @pytest.mark.parametrize("n, T, count", [(243, 4, 14), (246, 8, 14)])
-def test_both_ways_are_shown_in_bits_and_on_the_same_tokens(monkeypatch, capsys, n, T, count):
+def test_both_losses_are_printed_in_bits_over_the_same_tokens(monkeypatch, capsys, n, T, count):
     """A model that ignores its input has the same loss both ways; a rest is left out."""
     scores, tokens = torch.randn(7), torch.randint(7, (n,))
     model = lambda x: scores.expand(*x.shape, 7)
@@ -80,7 +80,7 @@ def test_milliseconds_is_the_fastest_after_a_first_call(monkeypatch):
     assert x.grad.tolist() == [12, 12, 12], "the backward pass is measured, too"
 
 
-def test_the_examples_in_the_docstrings_are_true():
+def test_the_examples_in_the_docstrings_are_correct():
     """The worked examples run, and return what they show."""
     found = {name: doctest.testmod(import_module(name), raise_on_error=True).attempted
              for name in (*LESSONS, "training.fast")}

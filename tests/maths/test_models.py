@@ -80,7 +80,7 @@ MODELS = {
 
 @pytest.mark.parametrize("cuts", [(3, 4, 2), (1, 7, 1)], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_the_papers_equations_forward_and_gradient(name, cuts):
+def test_outputs_and_gradients_equal_the_papers_equations(name, cuts):
     """Log-probabilities, the gradient of each weight (stop-gradient included), and the memory: the
     last M inputs of each layer."""
     model, (x, y) = MODELS[name](), torch.randint(11, (2, 2, sum(cuts)))
@@ -106,7 +106,7 @@ def test_a_model_is_the_papers_equations_forward_and_gradient(name, cuts):
 
 @pytest.mark.parametrize("kind", [
     lesson_1.VanillaTransformer, lesson_2.RecurrentTransformer, lesson_3.RelativeTransformer])
-def test_a_new_model_guesses_evenly(kind):
+def test_a_new_model_predicts_uniformly(kind):
     """Before training the loss is about ln V; a wrong scale of the tied embedding shows here."""
     x, y = torch.randint(200, (2, 4, 32))
     logits = kind(200)(x)
@@ -120,7 +120,7 @@ def test_losses_are_float32_at_least():
     assert model(x, None, x)[0].dtype == torch.float32
 
 
-def test_only_the_needed_rows_are_built_and_in_float32():
+def test_only_the_needed_rows_are_computed_and_in_float32():
     """A tail's for the tokens whose target is in it; for the next token the last position's."""
     model, y, asked = TransformerXL(BANDS), torch.randint(3, (2, 50)), []
     y[0, :5], y[1, 20:31] = 3, 10
@@ -143,7 +143,7 @@ def largest_difference(model, x, *all_cuts):
 @pytest.mark.parametrize("cuts", [(3, 3, 3, 3), (1,) * 12, (5, 1, 6), (2, 10)], ids=str)
 @pytest.mark.parametrize("make", [lambda M: early(lesson_3.RelativeTransformer, M=M),
                                   lambda M: full(replace(SMALL, mem_len=M))], ids=["03", "05"])
-def test_golden_1_segments_with_enough_memory_are_one_pass(make, cuts):
+def test_golden_1_segments_with_enough_memory_equal_one_pass(make, cuts):
     """While nothing has left the memory, the segmentation changes no logit; a missing memory does,
     and so does lesson 2's absolute position."""
     x = torch.randint(11, (2, 12))

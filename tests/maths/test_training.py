@@ -41,7 +41,7 @@ class Bigram(nn.Module):
 
 @pytest.mark.parametrize("lesson, memories", [
     (lesson_1, [None] * 8), (lesson_2, [None, 1, 2, None, 4, 5, None, 7])], ids=["1", "2"])
-def test_fit_is_the_loop_from_the_formulas(lesson, memories):
+def test_fit_equals_the_loop_from_the_formulas(lesson, memories):
     """Segments in stream order, repeatedly; fresh gradients, clipped; the rate warms up and decays.
     Each segment gets the memory that the one before returned, the first of the text none."""
     found, wanted = Bigram(lesson is lesson_2), Bigram(False)
@@ -76,7 +76,7 @@ def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monk
 # ---- train.py -----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("length", [{"steps": 8}, {"minutes": 2.0}], ids=str)
-def test_the_fraction_done_is_of_steps_or_minutes(length):
+def test_the_fraction_done_counts_steps_or_minutes(length):
     """A quarter, by whichever length was given; never more than all.  Without a warm-up the first
     rate is the highest."""
     recipe = replace(RECIPE, lr=2.0, warmup=0, **{"steps": 0} | length)
@@ -86,7 +86,7 @@ def test_the_fraction_done_is_of_steps_or_minutes(length):
 
 
 @pytest.mark.parametrize("every, due", [(16, [16, 32, 40]), (0, [*range(4, 41, 4)]), (99, [40])])
-def test_a_validation_is_due_every_so_many_steps_or_at_each_tenth(every, due):
+def test_a_validation_is_due_at_eval_every_or_each_tenth(every, due):
     """In a run of 40 steps; also at its end, and never twice at one step."""
     recipe, state, found = replace(RECIPE, steps=40, eval_every=every), State(), []
     for state.step in [*range(41), 40]:
@@ -98,7 +98,7 @@ def test_a_validation_is_due_every_so_many_steps_or_at_each_tenth(every, due):
 
 
 @pytest.mark.parametrize("dtype, wanted", [("bf16", torch.bfloat16), ("float32", torch.float32)])
-def test_autocast_is_for_matrix_products(dtype, wanted):
+def test_autocast_affects_only_matrix_products(dtype, wanted):
     """In 16 bits if the run says so, and only in the block; sums stay in float32."""
     z = torch.ones(2, 2)
     with machine.autocast(replace(RECIPE, dtype=dtype), "cpu"):
@@ -119,14 +119,14 @@ def test_evaluating_changes_mode_and_lengths_and_restores_both(training):
 
 
 @pytest.mark.parametrize("T, M, wanted", [(80, 2100, 512), (64, 128, 128), (700, 512, 700)])
-def test_evaluation_reads_at_least_its_t(T, M, wanted):
+def test_evaluation_segments_have_at_least_eval_segment_tokens(T, M, wanted):
     """The segment length is eval_segment, or M up to 512 if that is larger."""
     recipe = replace(RECIPE, eval_segment=T, eval_mem_len=M)
     assert train.evaluation_segment_length(recipe) == wanted
 
 
 @pytest.mark.parametrize("form", ["plain", "Reader"])
-def test_a_sample_is_drawn_in_eval_mode_with_the_memory_of_evaluation(form, monkeypatch):
+def test_sampling_uses_eval_mode_and_the_evaluation_memory(form, monkeypatch):
     """After a prompt (P,), which lesson 5's generate gets as one lane, (1, P); by the recipe's
     seed."""
     model = randomized(lesson_5.TransformerXL(lesson_5.Config(
@@ -160,7 +160,7 @@ def sentences(monkeypatch):
     return replace(STREAM, separator=0)
 
 
-def test_batches_of_sentences_continue_where_they_were(sentences):
+def test_batches_of_sentences_continue_where_they_stopped(sentences):
     """From any position, the end of the text included; a checkpoint keeps the position."""
     made, states, wanted = Batches(sentences, TWO_LANES, "cpu"), [], []
     for _ in range(12):
@@ -172,7 +172,7 @@ def test_batches_of_sentences_continue_where_they_were(sentences):
             assert x.equal(same_x) and y.equal(same_y)
 
 
-def test_sentences_have_an_order_by_seed_and_epoch(sentences):
+def test_the_order_of_sentences_depends_on_seed_and_epoch(sentences):
     """A new one in each epoch; to look at a segment changes nothing."""
     made = Batches(sentences, TWO_LANES, "cpu")
     for epoch in range(3):

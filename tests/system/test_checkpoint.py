@@ -29,7 +29,7 @@ def paths(tmp_path):
 # ---- writing ------------------------------------------------------------------------------------
 
 @pytest.mark.skipif(os.name == "nt", reason="a folder cannot be flushed on Windows")
-def test_flushed_before_it_is_renamed_and_the_folder_after(paths, monkeypatch):
+def test_a_file_is_flushed_before_its_rename_and_the_folder_after_it(paths, monkeypatch):
     """In this order, or a loss of power leaves a name without a content."""
     acts, real, flush = [], os.replace, os.fsync
 
@@ -51,7 +51,7 @@ def test_flushed_before_it_is_renamed_and_the_folder_after(paths, monkeypatch):
 @pytest.mark.parametrize("broken, error", [
     ("torch.save", RuntimeError), ("os.fsync", OSError), ("os.replace", OSError),
     ("builtins.open", OSError)])
-def test_a_failing_write_leaves_all_as_it_was(paths, tmp_path, monkeypatch, broken, error):
+def test_a_failing_write_changes_nothing(paths, tmp_path, monkeypatch, broken, error):
     """On a full disk, say; torch reports it in its own way."""
     left = content_of(tmp_path)
     with monkeypatch.context() as patch:
@@ -73,7 +73,7 @@ def damaged(good):
         yield data
 
 
-def test_damage_is_noticed_or_changes_nothing(paths):
+def test_damage_is_detected_or_changes_nothing(paths):
     """Refused in a sentence, or (in the padding of the archive) the content is the same."""
     outcomes = set()
     for data in damaged(paths[0].read_bytes()):
@@ -96,7 +96,7 @@ class Evil:
 @pytest.mark.parametrize("content, words", [
     (Evil(), "damaged or not a train.py checkpoint"), ({"format": "another"}, "its format is not"),
     ([1], "its format is not")], ids=str)
-def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path, monkeypatch, content, words):
+def test_other_files_are_rejected(tmp_path, monkeypatch, content, words):
     """And no code in it is run, whether torch has packed it or not."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "checkpoint.pt"
@@ -107,7 +107,7 @@ def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path, monkeypatch, content
     assert not (tmp_path / "evil").exists()
 
 
-def test_the_one_before_is_used_if_the_newest_is_damaged(paths, tmp_path, capsys):
+def test_the_previous_checkpoint_is_used_if_the_newest_is_damaged(paths, tmp_path, capsys):
     """One line says so; the other one is read if nothing is wrong.  The next save keeps it."""
     assert checkpoint.load_first_valid(*paths)["step"] == 2
     paths[0].write_bytes(b"half a checkpoint")

@@ -42,7 +42,7 @@ def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data):
 @pytest.mark.parametrize("data, vocab", [
     (b"za" * 20 + b"mm", b"zam"),  # z and a as often as each other, z came first
     (b"aab" * 18 + b"b" * 30 + b"cccc", b"bac")])  # c is in the test split alone
-def test_the_vocabulary_is_by_falling_count_then_by_first_appearance(tmp_path, data, vocab):
+def test_the_vocabulary_is_sorted_by_count_then_by_first_appearance(tmp_path, data, vocab):
     """The official order, counted over all three splits."""
     corpus = load(write(tmp_path, data))
     assert bytes(corpus.vocab) == vocab
@@ -54,7 +54,7 @@ def test_the_vocabulary_is_by_falling_count_then_by_first_appearance(tmp_path, d
     ("", list(b"ab"), "the text is empty, at least one character or word is needed"),
     (" ", ["<eos>", "a"], "the text is empty, at least one character or word is needed"),
     ("dog", ["<eos>", "<unk>"], "the corpus has no 'dog'; write <unk> instead")])
-def test_encode_names_what_the_corpus_lacks(text, vocab, words):
+def test_encode_lists_what_the_vocabulary_lacks(text, vocab, words):
     """And says what can be written instead, if there is anything."""
     assert refusal(encode, text, vocab) == words
 
@@ -76,7 +76,7 @@ def test_a_letter_may_be_two_bytes():
     assert decode([1], [0xA9, 0xC3]) == "\N{REPLACEMENT CHARACTER}"
 
 
-def test_the_compressors_read_the_text_and_not_the_tokens():
+def test_the_compressors_get_the_text_not_the_tokens():
     """An xz that has read the text before finds the test split in it."""
     data = Path(lzma.__file__).read_bytes()  # some real text, on which zlib -6 and -9 differ
     vocab = list(range(255, -1, -1))
@@ -99,7 +99,7 @@ NOT_KEPT = ["readme.txt", "a/data.pyc", "test/x.py", "json/tests/x.py", "idle/id
             "lib2to3/pgen/x.py", "config-3.11-x86_64/x.py", "distutils/x.py"]
 
 
-def test_stdlib_is_the_python_files_in_the_order_of_a_hash_of_their_paths(tmp_path, monkeypatch):
+def test_stdlib_has_the_python_files_ordered_by_a_hash_of_their_paths(tmp_path, monkeypatch):
     """Skipped are folders, at any depth, not files that happen to be called test.py."""
     for name in reversed(sum(SPLITS, NOT_KEPT)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def test_newlines_are_dropped_after_the_split(tmp_path, monkeypatch):
     assert "enwik8" in refusal(load, "stdlib", drop_newlines=True)
 
 
-def test_the_table_has_the_published_figures():
+def test_the_table_has_the_published_counts():
     """Bytes; or tokens with <eos>, and vocabularies, as the literature has them."""
     table = corpora.SOURCES
     assert {name: (*source.counts, source.vocab_size) for name, source in table.items()} == {
@@ -149,7 +149,7 @@ def test_the_table_has_the_published_figures():
     assert table["enwik8"].files[0].size == table["text8"].files[0].size == 100_000_000
 
 
-def test_the_command_prints_what_a_corpus_holds(tmp_path, capsys):
+def test_the_command_prints_a_summary_of_a_corpus(tmp_path, capsys):
     corpora.main([str(write(tmp_path, RAW))])
     out = capsys.readouterr().out
     assert f"vocabulary {len(set(RAW))}" in out and repr(RAW.decode()[:200]) in out

@@ -50,7 +50,7 @@ def source_of(archive):
 
 
 @pytest.mark.parametrize("known", ["size", "sha256", "md5"])
-def test_a_file_is_compared_with_what_is_published_and_fetched_once(web, tmp_path, known):
+def test_a_file_is_fetched_once_and_checked(web, tmp_path, known):
     """From the second address, if the first is dead; a file that is there is only checked, and a
     wrong one is kept."""
     checksum = None if known == "size" else f"{known}:{hashlib.new(known, DATA).hexdigest()}"
@@ -73,7 +73,7 @@ def test_a_file_is_compared_with_what_is_published_and_fetched_once(web, tmp_pat
     (BadStatusLine("SSH-2.0-hello\r\n\r\nother"), "SSH"), (TimeoutError("timed out"), "timed out"),
     (FLIPPED, "checksum sha256:"), (DATA[:9], "9 bytes, expected 768"),
     (itertools.repeat(b"more"), "more than the expected 768 bytes")])
-def test_a_bad_answer_is_one_sentence_and_leaves_nothing(web, tmp_path, answer, words):
+def test_a_bad_response_raises_one_sentence_and_leaves_no_file(web, tmp_path, answer, words):
     """The address, what came of it, and where a file fetched by hand belongs."""
     web[SITE] = answer
     with time_limit(10):
@@ -83,7 +83,7 @@ def test_a_bad_answer_is_one_sentence_and_leaves_nothing(web, tmp_path, answer, 
 
 
 @pytest.mark.parametrize("name, pack", [("a.zip", zipped), ("a.tar.gz", tarred)])
-def test_the_wanted_members_are_unpacked_once_and_no_others(web, tmp_path, name, pack):
+def test_only_the_listed_members_are_unpacked_once(web, tmp_path, name, pack):
     """Under the names of the table; no name in an archive decides where something is written."""
     web[SITE] = pack({"../evil": b"!", "w/evil": b"!", "/tmp/evil": b"!"} | IN_FOLDER)
     source, root = source_of(published(name, web[SITE], SITE)), tmp_path / "new" / "data"
@@ -96,7 +96,7 @@ def test_the_wanted_members_are_unpacked_once_and_no_others(web, tmp_path, name,
     assert "two has 1 bytes, expected 4; delete it" in refusal(unpack, source, root)
 
 
-def test_a_missing_file_of_a_local_dataset_is_named(tmp_path):
+def test_a_missing_file_of_a_local_dataset_is_reported(tmp_path):
     """Its entry has no addresses: nothing is fetched, and nothing needs an archive."""
     (tmp_path / "one").write_bytes(TEXTS["one"])
     message = refusal(unpack, source_of(File("none.zip")), tmp_path)
@@ -106,7 +106,7 @@ def test_a_missing_file_of_a_local_dataset_is_named(tmp_path):
 
 @pytest.mark.parametrize("name, pack", [("a.zip", zipped), ("a.tar.gz", tarred)])
 @pytest.mark.parametrize("length", [None, 30], ids=["another member", "torn"])
-def test_an_archive_that_is_not_what_it_should_be_is_one_sentence(tmp_path, name, pack, length):
+def test_a_wrong_or_truncated_archive_raises_one_sentence(tmp_path, name, pack, length):
     """Though the table describes it: no traceback, and no half file stays in the folder."""
     data = pack({"w/one": b"", "../w/two": b""})[:length]
     (tmp_path / name).write_bytes(data)
@@ -118,7 +118,7 @@ def test_an_archive_that_is_not_what_it_should_be_is_one_sentence(tmp_path, name
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("name", ["a.zip", "two"])
-def test_a_full_disk_is_one_sentence(web, tmp_path, monkeypatch, name):
+def test_a_full_disk_raises_one_sentence(web, tmp_path, monkeypatch, name):
     """While fetching, or while unpacking; nothing stays half written."""
     def full(path, mode):
         return io.open("/dev/full" if path.name == f"{name}.part" else path, mode)

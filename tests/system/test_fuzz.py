@@ -33,7 +33,7 @@ def bend(draw, path):
 
 @pytest.mark.parametrize("number", [
     *range(30), *(pytest.param(n, marks=pytest.mark.slow) for n in range(30, 180))])
-def test_odd_input_works_or_is_refused(number, text, small, tmp_path, monkeypatch, capfd):
+def test_odd_input_works_or_is_rejected(number, text, small, tmp_path, monkeypatch, capfd):
     """Odd flags, texts with odd bytes, runs whose files are damaged, by turns."""
     draw, folder = random.Random(number), small()
     monkeypatch.chdir(tmp_path)

@@ -24,7 +24,7 @@ def below(path):
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_a_file_imports_from_the_floors_below_it_alone(path, needs_shipped_solutions):
+def test_a_file_imports_only_from_the_layers_below_it(path, needs_shipped_solutions):
     text = (ROOT / path).read_text(encoding="utf-8")
     statement = r"^ *import (\w+)|^ *from (\w+)\S* import |import_module\(\"(\w+)"
     names = re.findall(statement, text, re.MULTILINE)
@@ -33,7 +33,7 @@ def test_a_file_imports_from_the_floors_below_it_alone(path, needs_shipped_solut
         assert max(map(len, text.splitlines())) <= 88
 
 
-def test_whether_fast_py_may_stand_in_is_decided_in_one_place():
+def test_only_prepare_decides_whether_fast_py_is_used():
     """Nobody else makes a Reader, or replaces a part of a model."""
     for path in (ROOT / "train.py", ROOT / "training/job.py", *ROOT.glob("experiments/*.py")):
         text = path.read_text(encoding="utf-8")

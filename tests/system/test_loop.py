@@ -98,7 +98,7 @@ def witness(corpus, recipe, shown):
 
 
 @pytest.mark.parametrize("m, n", [(6, 6), (6, 20), (20, 6)])
-def test_muon_is_torchs(m, n):
+def test_muon_equals_torchs_muon(m, n):
     """In bf16 to the bit.  In float32 the polynomial is that of the singular values alone."""
     start = torch.randn(m, n)
     ours, theirs, skipped = (nn.Parameter(start.clone()) for _ in range(3))
@@ -122,7 +122,7 @@ def test_muon_is_torchs(m, n):
                          ids=["plain", "fast", "muon"])
 @pytest.mark.parametrize("unit, shown", [("bpc", lambda nats: nats / math.log(2)),
                                          ("ppl", math.exp)], ids=["bpc", "ppl"])
-def test_the_loop_is_the_one_from_the_formulas_to_the_bit(
+def test_the_loop_equals_the_formulas_bit_for_bit(
         needs_shipped_solutions, unit, shown, plain, optimizer, tmp_path, capsys, monkeypatch):
     """Rates, losses, norms, weights, memory, metrics.tsv and the printed figures."""
     schedule, corpus = "sqrt" if optimizer == "muon" else "cosine", corpus_of(unit)

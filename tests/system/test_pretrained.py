@@ -40,7 +40,7 @@ def test_it_predicts_a_text_of_the_repository(saved):
     assert f"checksum {saved['text']}" in page and f"{saved['state']['step']:,} steps" in page
 
 
-def test_it_is_used_where_there_is_no_run_yet(home, small, capsys):
+def test_it_is_used_if_there_is_no_run_yet(home, small, capsys):
     assert train.main(["--sample", "class ", *CPU]) == 0
     said = capsys.readouterr().out
     assert "no run of yours" in said and "class " in said

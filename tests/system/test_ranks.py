@@ -72,7 +72,7 @@ def curve(folder):
 
 # ---- arithmetic, without processes --------------------------------------------------------------
 
-def test_lanes_are_dealt_out_in_order(monkeypatch):
+def test_lanes_are_assigned_in_order(monkeypatch):
     """Every lane once; a number of ranks that does not divide B is refused with those that do."""
     monkeypatch.setattr(ranks, "COUNT", 3)
     found = []
@@ -87,7 +87,7 @@ def test_lanes_are_dealt_out_in_order(monkeypatch):
         ranks.my_lanes(2)
 
 
-def test_a_rank_alone_says_nothing(monkeypatch):
+def test_rank_is_ignored_in_a_single_process(monkeypatch):
     """A cluster may leave RANK in the environment: only WORLD_SIZE makes it one of several."""
     for count, wanted in (("1", (0, 1)), ("3", (2, 3))):
         monkeypatch.setattr(os, "environ", {"RANK": "2", "WORLD_SIZE": count})
@@ -95,7 +95,7 @@ def test_a_rank_alone_says_nothing(monkeypatch):
         assert (found["RANK"], found["COUNT"]) == wanted
 
 
-def test_more_ranks_than_gpus_are_one_sentence(monkeypatch):
+def test_more_ranks_than_gpus_raise_one_sentence(monkeypatch):
     monkeypatch.setattr(ranks, "COUNT", 3)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "2")
@@ -129,7 +129,7 @@ def four_steps(path, micro_batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [0, 1])
-def test_two_ranks_are_one(tmp_path, micro_batch):
+def test_two_ranks_equal_one(tmp_path, micro_batch):
     """Losses, gradients, the memory in the order of the stream, weights, evaluation."""
     four_steps(tmp_path / "one", micro_batch)
     statuses, said = on_ranks(
@@ -158,7 +158,7 @@ def whole_run(argv, stop_at=0, break_at=0, on_rank=0, where="train_step", number
 
 
 @pytest.mark.slow
-def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
+def test_ranks_stop_together_and_another_number_resumes(text, tmp_path, capsys):
     """A signal for one rank ends all after the same step; one rank goes on with all lanes."""
     argv, out = [*FLAGS, str(text), "--out"], tmp_path / "two"
     assert train.main([*argv, str(tmp_path / "one")]) == 0
@@ -176,7 +176,7 @@ def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
     assert float(said.split("\ntest ")[1][:6]) == pytest.approx(float(figure[:6]), abs=2e-3)
 
 
-def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
+def test_another_number_of_ranks_sets_new_random_states(monkeypatch, capsys):
     """Each rank something else, the same again from the same seed."""
     content = {"random": torch.get_rng_state()[None], "random_cuda": None}
     monkeypatch.setattr(ranks, "COUNT", 2)
@@ -195,7 +195,7 @@ def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
     (2, {"stop_at": 2, "where": "evaluate"}, [143, 143], 8),
     (2, {"break_at": 2, "where": "evaluate"}, [1, 1], 8)],
     ids=["a signal", "a signal in a validation", "a failure in a validation"])
-def test_resumed_on_as_many_ranks_to_the_bit(count, how, statuses, step, text, tmp_path):
+def test_resuming_on_as_many_ranks_is_exact(count, how, statuses, step, text, tmp_path):
     """Dropout on: parameters, optimizer, every rank's random state, memory, metrics; no step is
     lost, even if a validation comes to no end.
     """
@@ -225,7 +225,7 @@ ranks.end(whole_run(sys.argv[1:], kill_at, on_rank=1, number=signal.SIGKILL))
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_a_run_and_it_goes_on_by_itself(text, tmp_path):
+def test_torchrun_restarts_a_run_which_resumes_by_itself(text, tmp_path):
     """A rank is killed; after the restart the run resumes; the same again would be refused."""
     (tmp_path / "killer.py").write_text(KILLER)
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -120,8 +120,8 @@ def text(tmp_path_factory):
 @pytest.mark.parametrize("program, argv, words", [
     (program, *row) for program, rows in REFUSED.items() for row in rows],
     ids=lambda z: ascii(z)[1:-1][:60])
-def test_a_command_line_is_refused_in_one_line(program, argv, words, text, small, tmp_path,
-                                               monkeypatch, capsys):
+def test_a_command_line_is_rejected_in_one_line(
+        program, argv, words, text, small, tmp_path, monkeypatch, capsys):
     """On stderr, with what, where, what to do; the status is 1, and nothing has begun."""
     monkeypatch.chdir(tmp_path)
     for name, content in (("notes.txt", text.read_text()), ("short.txt", "x = 10000\n" * 20),
@@ -159,7 +159,7 @@ X, PAST = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, 8)
     ({"n_layer": True}, "n_layer must be of type int, got True"),
     ({"mem_len": 10**30}, f"mem_len must be at most {2**63 - 1}"),
     ({"mem_len": -1}, "mem_len must be at least 0, got -1")], ids=str)
-def test_sizes_that_fit_no_model_are_refused(change, words):
+def test_sizes_that_fit_no_model_are_rejected(change, words):
     """A number of NumPy, as a vocabulary that was counted with it, is a number."""
     assert words in refusal(replace, SMALL, **change)
     replace(SMALL, vocab_size=np.int64(11), dropout=np.float32(0.5), cutoffs=[3])
@@ -175,6 +175,6 @@ def test_sizes_that_fit_no_model_are_refused(change, words):
     ((X, [PAST, PAST[:, :1]]), "got torch.float32 (2, 1, 8)"),
     ((X, [PAST, PAST[..., 1:]]), "got torch.float32 (2, 4, 7)"),
     ((X, [PAST, PAST.double()]), "got torch.float64"), ((X, [PAST, PAST.to("meta")]), "on meta")])
-def test_tensors_that_do_not_fit_the_model_are_refused(given, words):
+def test_tensors_that_do_not_fit_the_model_are_rejected(given, words):
     """As tokens, as targets, as memory: what would fail far from its cause, or silently."""
     assert words in refusal(lesson_5.TransformerXL(SMALL), *given)

@@ -21,7 +21,7 @@ train = import_module("train")
 
 # ---- a whole run --------------------------------------------------------------------------------
 
-def test_a_run_leaves_a_figure_metrics_and_checkpoints(finished):
+def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
     """The last line is the test figure with its evaluation lengths; metrics.tsv says of what."""
     out, figure = finished(*WHOLE)
     assert figure.startswith("test ")
@@ -36,7 +36,7 @@ def test_a_run_leaves_a_figure_metrics_and_checkpoints(finished):
     assert "commit" in head and f"torch {torch.__version__}" in head and "parameters" in head
 
 
-def test_eval_only_and_sample_need_no_flags_but_the_folder(finished, capsys):
+def test_eval_only_and_sample_need_only_the_folder(finished, capsys):
     """A checkpoint holds all that evaluating and sampling need, and repeats the run's figure."""
     out, figure = finished(*WHOLE)
     assert again(out, "--eval-only") == 0
@@ -54,8 +54,8 @@ def test_eval_only_and_sample_need_no_flags_but_the_folder(finished, capsys):
 
 @pytest.mark.parametrize("where, call, number", [
     ("train_step", 7, signal.SIGTERM), ("evaluate", 3, signal.SIGINT)])
-def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, capsys, finished, where, call,
-                                                 number):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+        text, tmp_path, capsys, finished, where, call, number):
     """Parameters, optimizer, schedule, random state, place in the text, memory, metrics, figure.
     While it runs nobody else gets its folder.
     """
@@ -75,7 +75,7 @@ def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, capsys, finishe
     assert not runs_differ(whole, out)
 
 
-def test_an_optimizer_of_the_readers_own_resumes_to_the_bit(text, tmp_path, monkeypatch):
+def test_a_custom_optimizer_resumes_bit_for_bit(text, tmp_path, monkeypatch):
     monkeypatch.setitem(optimizers.OPTIMIZERS, "adam", lambda model, recipe: (
         torch.optim.Adafactor(model.parameters(), lr=recipe.lr)))
     flags, whole, out = [*WHOLE, "--optimizer", "adam"], tmp_path / "whole", tmp_path / "run"
@@ -90,8 +90,7 @@ def test_an_optimizer_of_the_readers_own_resumes_to_the_bit(text, tmp_path, monk
     (["--steps", "14", "--eval-every", "7"], 1.1, [5, 7, 7, 12, 14, 14, 14]),
     (["--steps", "40", "--eval-every", "0"], 0.9, [*range(4, 41, 4), 40]),
     (["--minutes", "33.6", "--eval-every", "99", "--save-minutes", "24"], 0.9, [11, 14, 14])])
-def test_a_run_is_saved_by_the_minutes_of_training(text, tmp_path, monkeypatch, flags, took,
-                                                   wanted):
+def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, flags, took, wanted):
     """At least every ten, unless --save-minutes says otherwise; before each validation, which
     begins them anew, and after it if it took more than a second."""
     steps, save, counted = [], runs.Job.save, runs.State.record_step
@@ -109,7 +108,7 @@ def test_a_run_is_saved_by_the_minutes_of_training(text, tmp_path, monkeypatch, 
 
 @pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
 @pytest.mark.parametrize("flags", [[], ["--resume"]], ids=["new", "resume"])
-def test_a_second_run_is_refused_while_the_first_is_running(text, small, capsys, flags):
+def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys, flags):
     """Before it looks at a checkpoint which the first may just be moving, and it changes nothing;
     --eval-only is allowed.  A best model alone is a run, too, whose other files were deleted.
     """
@@ -155,7 +154,7 @@ def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypat
     assert len(set(seen)) == 4 and seen[4] == seen[0]
 
 
-def test_ten_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys):
+def test_ten_non_finite_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys):
     """One sentence, status 1, and the last good checkpoint as it was."""
     losses = [1.0, math.nan, math.nan, 1.0, 1.0, 1.0, *10 * [math.nan]]
     monkeypatch.setattr(train, "train_step", Mock(
@@ -165,7 +164,7 @@ def test_ten_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys
     assert saved(tmp_path / "run")["step"] == 12 and saved(tmp_path / "run")["skipped"] == 8
 
 
-def test_out_of_memory_is_a_sentence(text, small, tmp_path, monkeypatch, capsys):
+def test_out_of_memory_is_reported_in_one_line(text, small, tmp_path, monkeypatch, capsys):
     """In a step and in an evaluation."""
     out, gpu = small(), torch.OutOfMemoryError("CUDA out of memory")
     cpu = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: ...")

@@ -92,7 +92,7 @@ def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_them(text, tmp_
     assert order == ["lines", "checkpoint.pt", "best.pt", "lines", "checkpoint.pt"]
 
 
-def test_who_has_seen_enough_is_no_mistake(monkeypatch, capsys):
+def test_a_closed_pipe_exits_141(monkeypatch, capsys):
     """`train.py --dry-run | head -1` says nothing more, and its status is that of a SIGPIPE."""
     with monkeypatch.context() as patch:
         patch.setattr("builtins.print", Mock(side_effect=BrokenPipeError))

@@ -53,7 +53,7 @@ def strange_text(seed):
     return "".join(pick("a b c é 記憶 cat <unk> 😀 x.y".split()) + pick(gaps) for _ in range(300))
 
 
-def test_words_are_those_of_the_official_rule(tmp_path):
+def test_words_follow_the_official_rule(tmp_path):
     """Stripped, split at white space, `<eos>` after each line, as Python's text mode sees lines.
 
     `<eos>` is the first of the vocabulary; words by falling count, ties by first appearance.
@@ -70,13 +70,13 @@ def test_words_are_those_of_the_official_rule(tmp_path):
     assert corpus.train.dtype == corpus.test.dtype == torch.int32 and corpus.unit == "ppl"
 
 
-def test_wt103_counts_the_training_split_alone(tmp_path):
+def test_wt103_counts_only_the_training_split(tmp_path):
     """What valid says often does not rise; <eos> is 0 though it is the rarest."""
     corpus = words(tmp_path, b"a a b b b c c c c", b"a a a a a a\n", counted=1)
     assert corpus.vocab == ["<eos>", "c", "b", "a"]
 
 
-def test_other_counts_than_published_and_bad_texts_are_refused(tmp_path):
+def test_unpublished_counts_and_bad_texts_are_rejected(tmp_path):
     """Tokens of each split and the vocabulary, with both figures in the sentence."""
     words(tmp_path, b"a b\n", counts=(3, 2, 2), vocab_size=3)
     for *counts, V in ((4, 2, 2, 3), (3, 2, 2, 4)):
@@ -118,7 +118,7 @@ def test_the_vocabulary_keeps_the_order_of_its_file_and_ignores_counts(tmp_path)
     assert corpus.train.tolist() == [4, 2, 4] and corpus.separator == 4
 
 
-def test_a_killed_encoding_begins_again(tmp_path, monkeypatch):
+def test_a_killed_encoding_restarts(tmp_path, monkeypatch):
     """It leaves no part of the tokens, and in the end only those of all shards remain."""
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_at(1, patch, (corpora, "tokenize"))
@@ -158,7 +158,7 @@ def test_from_the_archive_to_the_test_score(kind, unit, sizes, tmp_path, monkeyp
 # ---- lanes of sentences -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("n, B", [(1, 1), (53, 8), (9, 9), (1003, 10)])
-def test_lanes_of_sentences_are_those_written_out_by_hand(monkeypatch, n, B):
+def test_lanes_of_sentences_equal_those_written_out_by_hand(monkeypatch, n, B):
     """order[b::B] of seed and epoch, each sentence with its separator, one more at the end, cut at
     the shortest.  Sliced like a tensor, so that a run continues where it was stopped."""
     monkeypatch.setattr(batches, "BLOCK", 10)
