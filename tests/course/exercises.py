@@ -14,7 +14,7 @@ LESSONS = ("01_vanilla_segments", "02_recurrence", "03_relative_attention", "04_
 
 @dataclass(frozen=True)
 class Exercise:
-    """A function with one idea that a student writes again."""
+    """A function with one idea that a student rewrites."""
 
     name: str  # its name for `pytest -k` and blank.py
     file: str  # the lesson

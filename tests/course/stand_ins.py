@@ -10,7 +10,7 @@ import torch.nn as nn
 def on_the_device(call):
     """Return whether `call(device)` computes its tensor on that device only.
 
-    The device is meta, where nothing is computed but torch still rejects tensors of two devices.
+    The device is meta, which computes nothing but still rejects tensors of two devices.
     """
     try:
         return call(torch.device("meta")).device.type == "meta"
