@@ -1,6 +1,6 @@
-"""The authors' weights in our model: each tensor where it belongs, and nothing but exact names.
+"""Load the authors' weights: each tensor becomes the right weight, and other names are rejected.
 
-tests/maths compares the model that they are loaded into with the paper's equations.
+tests/maths compares the model itself with the paper's equations.
 """
 import math
 from dataclasses import replace
@@ -28,7 +28,7 @@ def random_model(config):
 
 
 def official_state(model, port):
-    """The weights of our model as the official PyTorch code names and stacks them, or its port."""
+    """Return our model's weights, named and stacked as in the official PyTorch code or its port."""
     c, words, state = model.config, model.embedding, {}
     for n, layer in enumerate(model.layers):
         attention, at = layer.attention, f"layers.{n}."
@@ -83,7 +83,7 @@ def test_missing_misshapen_and_extra_tensors_are_rejected(case, port):
 @pytest.mark.parametrize("name", ["crit.out_projs.2", "transformer.pos_emb.inv_freq",
                                   "transformer.layers.1.dec_attn.r_w_bias"])
 def test_tied_tensors_must_be_equal_in_the_file(name):
-    """The port may list a shared u again for each layer; the sines must be ours."""
+    """The port may repeat a shared u for each layer, and the frequencies must equal ours."""
     state = official_state(random_model(TIED), port=True)
     state.setdefault(name, state["transformer.r_w_bias"])
     load(TIED, state)

@@ -1,4 +1,4 @@
-"""Runs as their users know them: started, stopped, resumed bit for bit."""
+"""Start, stop and resume complete runs, whose results must agree bit for bit."""
 import math
 import os
 import signal
@@ -19,13 +19,13 @@ from system.small_runs import (
 train = import_module("train")
 
 
-# ---- a whole run --------------------------------------------------------------------------------
+# ---- a complete run -----------------------------------------------------------------------------
 
 def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
-    """The last line is the test figure with its evaluation lengths; metrics.tsv says of what."""
-    out, figure = finished(*WHOLE)
-    assert figure.startswith("test ")
-    assert figure.endswith(" bpc (evaluation T 16, M 16, clamp none; 11 predictions; notes.txt)")
+    """The last line is the test score with its evaluation lengths; metrics.tsv has the command."""
+    out, score = finished(*WHOLE)
+    assert score.startswith("test ")
+    assert score.endswith(" bpc (evaluation T 16, M 16, clamp none; 11 predictions; notes.txt)")
     assert sorted(path.name for path in out.iterdir()) == [
         "best.pt", "checkpoint.pt", "lock", "metrics.tsv", "previous.pt"]
     steps = [row["step"] for row in log.read_metrics(out / "metrics.tsv")]
@@ -37,10 +37,10 @@ def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
 
 
 def test_eval_only_and_sample_need_only_the_folder(finished, capsys):
-    """A checkpoint holds all that evaluating and sampling need, and repeats the run's figure."""
-    out, figure = finished(*WHOLE)
+    """Evaluation and sampling need only the checkpoint; evaluation prints the run's score again."""
+    out, score = finished(*WHOLE)
     assert again(out, "--eval-only") == 0
-    assert last_line(capsys) == figure
+    assert last_line(capsys) == score
     assert again(out, "--eval-only", "--eval-mem-len", "3", "--eval-clamp-len", "2") == 0
     assert "M 3, clamp 2;" in last_line(capsys)
     samples = []
@@ -56,10 +56,10 @@ def test_eval_only_and_sample_need_only_the_folder(finished, capsys):
     ("train_step", 7, signal.SIGTERM), ("evaluate", 3, signal.SIGINT)])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
         text, tmp_path, capsys, finished, where, call, number):
-    """Parameters, optimizer, schedule, random state, place in the text, memory, metrics, figure.
-    While it runs nobody else gets its folder.
+    """Parameters, optimizer, schedule, random state, position in the text, memory, metrics and test
+    score agree.  The folder of a running run is locked.
     """
-    (whole, figure), out = finished(*WHOLE), tmp_path / "run"
+    (whole, score), out = finished(*WHOLE), tmp_path / "run"
 
     def act():
         assert checkpoint.fcntl is None or refusal(checkpoint.lock, out)
@@ -71,7 +71,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     read = checkpoint.load(out / "checkpoint.pt")["batches"]
     assert 56 * read["epoch"] + read["column"] == 8 * saved(out)["step"]
     assert again(out, "--resume") == 0
-    assert last_line(capsys) == figure
+    assert last_line(capsys) == score
     assert not runs_differ(whole, out)
 
 
@@ -91,8 +91,8 @@ def test_a_custom_optimizer_resumes_bit_for_bit(text, tmp_path, monkeypatch):
     (["--steps", "40", "--eval-every", "0"], 0.9, [*range(4, 41, 4), 40]),
     (["--minutes", "33.6", "--eval-every", "99", "--save-minutes", "24"], 0.9, [11, 14, 14])])
 def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, flags, took, wanted):
-    """At least every ten, unless --save-minutes says otherwise; before each validation, which
-    begins them anew, and after it if it took more than a second."""
+    """A run is saved at least every ten minutes (--save-minutes), before each validation, which
+    restarts these minutes, and after a validation that took more than a second."""
     steps, save, counted = [], runs.Job.save, runs.State.record_step
     monkeypatch.setattr(runs.Job, "save", lambda job: (steps.append(job.state.step), save(job)))
     monkeypatch.setattr(runs.State, "record_step", lambda self, x, finite, seconds: counted(
@@ -109,8 +109,8 @@ def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, f
 @pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
 @pytest.mark.parametrize("flags", [[], ["--resume"]], ids=["new", "resume"])
 def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys, flags):
-    """Before it looks at a checkpoint which the first may just be moving, and it changes nothing;
-    --eval-only is allowed.  A best model alone is a run, too, whose other files were deleted.
+    """It changes nothing and reads no checkpoint, which the first run may be moving just then.
+    --eval-only is allowed.  A folder with only a best model also counts as a run.
     """
     out = small()
     path = out / "checkpoint.pt"
@@ -125,7 +125,7 @@ def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys
 
 
 def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkeypatch, capsys):
-    """A run keeps the absolute path of its text, and takes the same text by another name."""
+    """A run keeps the absolute path of its text, and accepts the same text at another path."""
     out, moved = tmp_path / "run", tmp_path / "moved.txt"
     moved.write_bytes(text.read_bytes())
     monkeypatch.chdir(tmp_path)
@@ -138,10 +138,10 @@ def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkey
         assert again(out, *act, "--text", str(text)) == 0
 
 
-# ---- losses that are not numbers, memory that does not suffice ----------------------------------
+# ---- non-finite losses, out of memory -----------------------------------------------------------
 
 def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypatch):
-    """Losses 1.7, NaN, 1.9, 1.8: the best stays 1.7, and its weights are tested."""
+    """After losses of 1.7, NaN, 1.9 and 1.8 the best is 1.7, and its weights are tested."""
     losses, seen = iter([1.7, math.nan, 1.9, 1.8, 2.0]), []
 
     def evaluate(model, *rest):
@@ -155,7 +155,7 @@ def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypat
 
 
 def test_ten_non_finite_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys):
-    """One sentence, status 1, and the last good checkpoint as it was."""
+    """The run prints one sentence, exits with status 1, and keeps its last good checkpoint."""
     losses = [1.0, math.nan, math.nan, 1.0, 1.0, 1.0, *10 * [math.nan]]
     monkeypatch.setattr(train, "train_step", Mock(
         side_effect=[(loss, 1.0, None) for loss in losses]))
@@ -165,7 +165,7 @@ def test_ten_non_finite_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch,
 
 
 def test_out_of_memory_is_reported_in_one_line(text, small, tmp_path, monkeypatch, capsys):
-    """In a step and in an evaluation."""
+    """A step or an evaluation may run out of memory."""
     out, gpu = small(), torch.OutOfMemoryError("CUDA out of memory")
     cpu = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: ...")
     monkeypatch.setattr(train, "train_step", Mock(side_effect=gpu))
@@ -178,7 +178,7 @@ def test_out_of_memory_is_reported_in_one_line(text, small, tmp_path, monkeypatc
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_run_on_a_gpu(text, tmp_path, capsys):
-    """bf16 on CUDA: train, stop, evaluate; the CPU does the same in float32 in the tests above."""
+    """A short run trains and evaluates in bf16 on CUDA; the tests above use float32 on the CPU."""
     flags = ["--text", str(text), "--model", "tiny", "--steps", "4", "--out", str(tmp_path / "run")]
     assert train.main(flags) == 0
     content = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
