@@ -1,4 +1,4 @@
-"""Training and evaluation: the loops of lessons 1 and 3, and the parts of train.py."""
+"""Test training and evaluation: the loops of lessons 1 and 2, and the functions of train.py."""
 import sys
 import time
 from dataclasses import replace
@@ -24,10 +24,10 @@ RECIPE = presets.Recipe(steps=10, batch=4, segment=8, dtype="float32", eval_segm
                         eval_mem_len=7, eval_clamp_len=4)
 
 
-# ---- the loops of lessons 1 and 3 ---------------------------------------------------------------
+# ---- the loops of lessons 1 and 2 ---------------------------------------------------------------
 
 class Bigram(nn.Module):
-    """Scores each token after the one before it; notes and numbers the memories."""
+    """Scores each token by the previous token; records the memories, and numbers its own."""
 
     def __init__(self, has_memory):
         super().__init__()
@@ -42,8 +42,8 @@ class Bigram(nn.Module):
 @pytest.mark.parametrize("lesson, memories", [
     (lesson_1, [None] * 8), (lesson_2, [None, 1, 2, None, 4, 5, None, 7])], ids=["1", "2"])
 def test_fit_equals_the_loop_from_the_formulas(lesson, memories):
-    """Segments in stream order, repeatedly; fresh gradients, clipped; the rate warms up and decays.
-    Each segment gets the memory that the one before returned, the first of the text none."""
+    """The loop repeats the segments in stream order and clips new gradients; the learning rate
+    warms up and decays.  Each segment gets the previous one's memory, the first gets None."""
     found, wanted = Bigram(lesson is lesson_2), Bigram(False)
     text = torch.cat([torch.full((12,), 3), torch.randint(11, (13,))])
     adam = torch.optim.Adam(wanted.parameters())
@@ -64,7 +64,7 @@ def test_fit_equals_the_loop_from_the_formulas(lesson, memories):
 @pytest.mark.parametrize("terminal, lines", [
     (True, ["", "step 1/30 ", "step 2/30 "]), (False, ["step 11/30 ", "step 22/30 "])])
 def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monkeypatch, capsys):
-    """It writes to stderr: one line on a terminal, elsewhere one in ten seconds."""
+    """Progress is on stderr: one line on a terminal, and elsewhere one line per ten seconds."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     monkeypatch.setattr(time, "monotonic", iter(range(1000)).__next__)  # a slow computer
     assert list(progress(range(30), "step", 30)) == list(range(30))
@@ -77,8 +77,8 @@ def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monk
 
 @pytest.mark.parametrize("length", [{"steps": 8}, {"minutes": 2.0}], ids=str)
 def test_the_fraction_done_counts_steps_or_minutes(length):
-    """A quarter, by whichever length was given; never more than all.  Without a warm-up the first
-    rate is the highest."""
+    """A quarter of the given length is 0.25, and the fraction never exceeds 1.  Without a warm-up
+    the first learning rate is the highest."""
     recipe = replace(RECIPE, lr=2.0, warmup=0, **{"steps": 0} | length)
     assert train.fraction_done(recipe, State(step=2, seconds=30.0)) == 0.25
     assert train.fraction_done(recipe, State(step=9, seconds=999.0)) == 1
@@ -87,7 +87,7 @@ def test_the_fraction_done_counts_steps_or_minutes(length):
 
 @pytest.mark.parametrize("every, due", [(16, [16, 32, 40]), (0, [*range(4, 41, 4)]), (99, [40])])
 def test_a_validation_is_due_at_eval_every_or_each_tenth(every, due):
-    """In a run of 40 steps; also at its end, and never twice at one step."""
+    """A run of 40 steps is also validated at its end, and never twice at one step."""
     recipe, state, found = replace(RECIPE, steps=40, eval_every=every), State(), []
     for state.step in [*range(41), 40]:
         if train.is_validation_due(recipe, state):
@@ -99,7 +99,7 @@ def test_a_validation_is_due_at_eval_every_or_each_tenth(every, due):
 
 @pytest.mark.parametrize("dtype, wanted", [("bf16", torch.bfloat16), ("float32", torch.float32)])
 def test_autocast_affects_only_matrix_products(dtype, wanted):
-    """In 16 bits if the run says so, and only in the block; sums stay in float32."""
+    """Products are in 16 bits if the recipe asks for it, only in the block; sums are in float32."""
     z = torch.ones(2, 2)
     with machine.autocast(replace(RECIPE, dtype=dtype), "cpu"):
         assert (z @ z).dtype == wanted and (z + z).dtype == torch.float32
@@ -108,7 +108,7 @@ def test_autocast_affects_only_matrix_products(dtype, wanted):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_evaluating_changes_mode_and_lengths_and_restores_both(training):
-    """Whatever happens in the block, a Ctrl-C included."""
+    """They are restored after any exception in the block, including Ctrl-C."""
     model = nn.Dropout().train(training)
     model.config = config = lesson_5.Config(11, mem_len=6)
     with pytest.raises(KeyboardInterrupt), train.evaluating(model, RECIPE):
@@ -127,8 +127,8 @@ def test_evaluation_segments_have_at_least_eval_segment_tokens(T, M, wanted):
 
 @pytest.mark.parametrize("form", ["plain", "Reader"])
 def test_sampling_uses_eval_mode_and_the_evaluation_memory(form, monkeypatch):
-    """After a prompt (P,), which lesson 5's generate gets as one lane, (1, P); by the recipe's
-    seed."""
+    """lesson_5.generate gets the prompt (P,) as one lane, (1, P), and the recipe's seed determines
+    the tokens."""
     model = randomized(lesson_5.TransformerXL(lesson_5.Config(
         11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6, dropout=0.5)))
     generate, seen = lesson_5.generate, []
@@ -155,13 +155,13 @@ TWO_LANES = replace(RECIPE, batch=2, segment=2, seed=5)
 
 @pytest.fixture
 def sentences(monkeypatch):
-    """The text as sentences, which are no tensor: only our own segments are made for them."""
+    """Return the text as sentences, whose lanes are not a tensor; an oracle makes the segments."""
     monkeypatch.setattr(lesson_1, "segments", oracles.segments)
     return replace(STREAM, separator=0)
 
 
 def test_batches_of_sentences_continue_where_they_stopped(sentences):
-    """From any position, the end of the text included; a checkpoint keeps the position."""
+    """They continue from any position, including the end of the text; checkpoints save it."""
     made, states, wanted = Batches(sentences, TWO_LANES, "cpu"), [], []
     for _ in range(12):
         states.append(made.state())
@@ -173,7 +173,7 @@ def test_batches_of_sentences_continue_where_they_stopped(sentences):
 
 
 def test_the_order_of_sentences_depends_on_seed_and_epoch(sentences):
-    """A new one in each epoch; to look at a segment changes nothing."""
+    """Each epoch has a new order, and looking at a segment changes nothing."""
     made = Batches(sentences, TWO_LANES, "cpu")
     for epoch in range(3):
         stream = SentenceLanes(TEXT, 2, 0, 5, epoch)
