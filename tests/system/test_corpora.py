@@ -76,9 +76,9 @@ def test_a_letter_may_be_two_bytes():
     assert decode([1], [0xA9, 0xC3]) == "\N{REPLACEMENT CHARACTER}"
 
 
-def test_the_compressors_get_the_text_not_the_tokens():
-    """xz primed with the training text finds the test split in it."""
-    data = Path(lzma.__file__).read_bytes()  # a real text, for which zlib -6 and -9 differ
+def test_the_compressors_read_the_text_and_not_the_tokens():
+    """An xz that has read the text before finds the test split in it."""
+    data = Path(lzma.__file__).read_bytes()  # some real text, on which zlib -6 and -9 differ
     vocab = list(range(255, -1, -1))
     tokens = encode(data.decode(), vocab)
     bits = compressed_bits(corpora.Corpus(tokens, tokens[:90], tokens, vocab, "lzma.py"))

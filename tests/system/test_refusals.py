@@ -58,7 +58,7 @@ REFUSED = {  # program: command line, words of the sentence
         ("--resume --eval-only --out small", "--resume trains"),
         # samples
         ("--sample abc --out small --temperature nan", "--temperature must be at least 1e-30"),
-        # settings that differ from those of the run, or a text with other symbols or another order
+        # other settings than those of a run, or another text; here other symbols, another order
         (NEW + "--out small", "holds a run already"), (RESUME + "--lr 0.5", "--lr is"),
         (RESUME + "--plain", "--plain is not set there"),
         (RESUME + "--model laptop", "--model is tiny there, not laptop"),
@@ -159,7 +159,7 @@ X, PAST = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, 8)
     ({"n_layer": True}, "n_layer must be of type int, got True"),
     ({"mem_len": 10**30}, f"mem_len must be at most {2**63 - 1}"),
     ({"mem_len": -1}, "mem_len must be at least 0, got -1")], ids=str)
-def test_sizes_that_fit_no_model_are_rejected(change, words):
+def test_sizes_that_fit_no_model_are_refused(change, words):
     """NumPy numbers are accepted, for example a vocabulary size that was counted with NumPy."""
     assert words in refusal(replace, SMALL, **change)
     replace(SMALL, vocab_size=np.int64(11), dropout=np.float32(0.5), cutoffs=[3])

@@ -38,9 +38,9 @@ def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
 
 def test_eval_only_and_sample_need_only_the_folder(finished, capsys):
     """Evaluation and sampling need only the checkpoint; evaluation prints the run's score again."""
-    out, score = finished(*WHOLE)
+    out, figure = finished(*WHOLE)
     assert again(out, "--eval-only") == 0
-    assert last_line(capsys) == score
+    assert last_line(capsys) == figure
     assert again(out, "--eval-only", "--eval-mem-len", "3", "--eval-clamp-len", "2") == 0
     assert "M 3, clamp 2;" in last_line(capsys)
     samples = []

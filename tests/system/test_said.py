@@ -16,7 +16,7 @@ train = import_module("train")
 
 
 def test_metrics_are_means_of_finite_steps_since_the_last_line(tmp_path, capsys):
-    """A line also has the largest loss; a loss above twice the mean so far is printed at once."""
+    """The largest loss beside them; a loss twice the mean before it is said at once."""
     job = SimpleNamespace(name="toy", path=tmp_path, model=nn.Linear(2, 3), state=State(),
                           device=torch.device("cpu"), corpus=SimpleNamespace(unit="bpc", name=""))
     metrics, recipe = log.Log(), presets.Recipe(steps=40, log_every=20)
