@@ -21,7 +21,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[1:1] = [str(ROOT), str(ROOT / "experiments")]  # after tests/, so its helpers are found first
+sys.path[1:1] = [str(ROOT), str(ROOT / "experiments")]  # tests/ and its helpers come first
 from course import lessons, rules
 from course.exercises import BY_NAME, EXERCISES, LESSONS
 from course.rules import exercise_of

@@ -2,7 +2,7 @@
 
     pytest -k lanes       the rules of one exercise, in the order of this file
 
-Where a rule compares many numbers, an oracle computes them, in another way than the lesson.
+If a rule compares many numbers, an oracle computes them in another way than the lesson.
 """
 from itertools import islice
 
@@ -14,7 +14,7 @@ from course.rules import same
 
 
 # ---- exercise lanes -----------------------------------------------------------------------------
-# The stream is 0, 1, 2, ...: each number says where it stood.
+# The stream is 0, 1, 2, ..., so each number is its own index in the stream.
 
 @pytest.mark.parametrize("n", [15, 13])
 def test_a_lane_is_one_piece_of_the_stream(lanes, n):
@@ -73,12 +73,12 @@ def three_lanes():
 
 
 def listed(result):
-    """The segments as a list, at most 20 of them: some never end."""
+    """Return at most 20 segments as a list, because an incorrect function may never stop."""
     return list(islice(result, 20))
 
 
 def joined(result):
-    """One segment after another, x above y: (2, B, ...)."""
+    """Return all segments, concatenated, with x above y: (2, B, ...)."""
     return torch.cat([torch.stack([x, y]) for x, y in listed(result)], dim=-1)
 
 
@@ -159,7 +159,7 @@ def test_row_r_encodes_position_r(sinusoid):
 
 @pytest.mark.parametrize("D", [2, 4, 6, 10, 64])
 def test_other_widths(sinusoid, D):
-    """The same for any even D."""
+    """The same holds for any even D."""
     wanted = oracles.unit_circle(range(30), D)
     assert same(sinusoid(torch.arange(30), D), wanted, tolerance=1e-5)
 

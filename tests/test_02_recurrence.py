@@ -12,9 +12,9 @@ from course.rules import same
 # ---- exercise update_memory ---------------------------------------------------------------------
 
 def rows(first, end):
-    """Hidden states number first, ..., end - 1 of two lanes: (2, end - first, 3).
+    """Return the hidden states first, ..., end - 1 of two lanes: (2, end - first, 3).
 
-    Each number is 100 * lane + 10 * row + feature.
+    Each value is 100 * lane + 10 * row + feature.
     """
     lane, row, feature = torch.arange(2), torch.arange(first, end), torch.arange(3)
     return 100 * lane[:, None, None] + 10 * row[:, None] + feature
@@ -45,7 +45,7 @@ def test_nothing_is_kept_if_M_is_0(update_memory, m, T):
 @pytest.mark.parametrize("m, T, M, first", [(0, 3, 7, 0), (0, 4, 3, 1), (3, 2, 4, 1), (5, 1, 2, 4),
                                             (3, 2, 5, 0), (3, 2, 3, 2), (1, 5, 3, 3), (6, 2, 3, 5)])
 def test_other_numbers_of_rows(update_memory, m, T, M, first):
-    """The same for any number of old rows m, new rows T and kept rows M."""
+    """The same holds for any number of old rows m, new rows T and kept rows M."""
     assert same(update_memory(rows(0, m), rows(m, m + T), M), rows(first, m + T))
 
 
@@ -151,14 +151,14 @@ def test_segments_of_one_token(reach):
 @pytest.mark.parametrize("N, T, M", [(1, 1, 0), (1, 2, 5), (5, 1, 4), (2, 3, 2), (5, 5, 3),
                                      (3, 3, 3), (4, 3, 9), (5, 3, 4), (4, 4, 1), (4, 6, 8)])
 def test_reach_counted_token_by_token(reach, N, T, M):
-    """The same for any N, T and M, counted token by token."""
+    """The same holds for any N, T and M, counted token by token."""
     t = 50 * T - 1
     assert same(reach(N, T, M), t - min(oracles.tokens_seen(t, N, T, M)))
 
 
 # ---- exercise stream_losses ---------------------------------------------------------------------
-# A stand-in for the model, of which the losses are known: it expects a word the more, the more
-# often it has read it in the segments before (that is its memory), and the word it reads now.
+# A stand-in replaces the model.  Its logit of a word is the word's count in all earlier segments,
+# which is its memory, plus 1 for the current word; so its losses are known.
 
 X = torch.tensor([[0, 1, 1, 2, 0],
                   [2, 2, 2, 1, 0]])

@@ -21,7 +21,7 @@ SHAPES = [(1, 0), (1, 4), (4, 0), (5, 0), (2, 1), (3, 2), (2, 5), (5, 3), (3, 3)
 # Each number is 10 * query + distance; before the shift distances descend along every row.
 
 def drawn():
-    """The matrix at the top of the lesson: T = 3, m = 2."""
+    """Return the matrix at the top of the lesson, with T = 3 and m = 2."""
     return torch.tensor([[4, 3, 2, 1, 0],
                          [14, 13, 12, 11, 10],
                          [24, 23, 22, 21, 20]])
@@ -33,26 +33,26 @@ SHIFTED = [[2, 1, 0, ..., ...],
 
 
 def shifts(shift, T, m, batch=()):
-    """Is each (T, m + T) matrix shifted, whose numbers are 100 * query + distance?"""
-    x = oracles.labelled(T, m)
+    """Compare shifted (T, m + T) matrices of 100 * query + distance with the oracle's."""
+    x = oracles.labeled(T, m)
     x = x + 10_000 * torch.arange(math.prod(batch)).reshape(*batch, 1, 1)
     return same(shift(x.clone()), oracles.shift(x), oracles.visible_entries(T, m))
 
 
 def does_not_change_x(shift):
-    """Is x after the call what it was before?"""
+    """Compare x after the call with x before it."""
     x = drawn()
     shift(x)
     return same(x, drawn())
 
 
 def shifts_a_transposed_x(shift):
-    """Is an x shifted whose rows do not stand one after the other in memory?"""
+    """Compare the shift of an x whose rows are not contiguous in memory with the known result."""
     return same(shift(drawn().t().contiguous().t()), SHIFTED)
 
 
 def sends_gradients_back(shift):
-    """Does the gradient of each visible cell come to the cell that its number was taken from?"""
+    """Compare the gradients of x: each visible cell's goes to the cell that its value came from."""
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[1, 2, 3, 0, 0], [4, 5, 6, 7, 0], [8, 9, 10, 11, 12]])
     return same(gradients((shift(x) * weight).sum(), [x])[0], [[0, 0, 1, 2, 3],
@@ -73,7 +73,7 @@ def test_each_cell_gets_its_own_distance(rel_shift_by_index):
 
 @lengths
 def test_each_cell_at_other_lengths(rel_shift_by_index, T, m):
-    """The same for any T and m: the result is (T, K), each row moved by its own amount."""
+    """The same holds for any T and m: the result is (T, K), each row moved by its own amount."""
     assert shifts(rel_shift_by_index, T, m)
 
 
@@ -81,7 +81,7 @@ def test_each_cell_at_other_lengths(rel_shift_by_index, T, m):
 def test_future_cells_repeat_distance_0(rel_shift_by_index, T, m):
     """Where the column would be beyond the end (the future), the cell has the value of the last
     column, distance 0."""
-    x = oracles.labelled(T, m)
+    x = oracles.labeled(T, m)
     wanted = oracles.shift(x).where(oracles.visible_entries(T, m), x[:, -1:])
     assert same(rel_shift_by_index(x.clone()), wanted)
 
@@ -149,7 +149,7 @@ def test_a_single_query(rel_shift):
 
 @lengths
 def test_other_lengths(rel_shift, T, m):
-    """The same for any T and m: the result is (T, K), each row moved by its own amount."""
+    """The same holds for any T and m: the result is (T, K), each row moved by its own amount."""
     assert shifts(rel_shift, T, m)
 
 

@@ -60,7 +60,7 @@ def test_with_M_0_a_query_sees_itself(attention_mask):
 @pytest.mark.parametrize("T, m, M", [
     (6, 2, 4), (3, 2, 2), (4, 3, 3), (4, 0, 3), (7, 3, 3), (1, 3, 3), (5, 4, 2), (2, 6, 6)])
 def test_masks_of_other_lengths(attention_mask, T, m, M, same_length):
-    """The same for any T, m and M: M is the limit, m is the current length of the memory."""
+    """The same holds for any T, m and M: M is the limit, m is the current length of the memory."""
     seen = oracles.visible_entries(T, m, M + 1 if same_length else None)
     assert same(attention_mask(T, m, M, same_length), ~seen)
 
@@ -80,7 +80,7 @@ def test_the_mask_is_on_the_device(attention_mask, same_length):
 # ---- exercise distance_encoding -----------------------------------------------------------------
 
 def encoded(distance_encoding, *sizes):
-    """R, made with an oracle in the place of sinusoid."""
+    """Return R, computed with an oracle in place of sinusoid."""
     with replaced(lesson_1, sinusoid=oracles.sinusoid):
         return distance_encoding(*sizes)
 
@@ -108,7 +108,7 @@ def test_without_a_clamp(distance_encoding, clamp_len):
 @pytest.mark.parametrize("K, D, clamp_len", [
     (4, 6, 9), (5, 6, 1), (9, 4, 8), (9, 4, 3), (1, 2, 0), (1, 2, 3)])
 def test_other_distances(distance_encoding, K, D, clamp_len):
-    """The same for any K, D and clamp_len, also if no distance exceeds it."""
+    """The same holds for any K, D and clamp_len, also if no distance exceeds it."""
     R = encoded(distance_encoding, K, D, clamp_len)
     assert same(oracles.distances_in(R), oracles.clamped_distances(K, clamp_len))
 
@@ -123,7 +123,7 @@ def test_R_is_on_the_device(distance_encoding, clamp_len):
 # ---- exercise relative_attention ----------------------------------------------------------------
 
 def attended(attend, given, mask, dropout=None):
-    """What the exercise makes of given = [q, k, value, k_R, u, v]; oracles do lesson 4's part."""
+    """Call the exercise with given = [q, k, value, k_R, u, v]; oracles replace lesson 4."""
     _, H, _, C = given[0].shape
     part = lesson.RelativeAttention(Config(7, n_layer=1, d_model=10, n_head=H, d_head=C, d_inner=9))
     part.to(given[0].dtype).dropout_attention = dropout or Multiply(1.0)
@@ -133,7 +133,7 @@ def attended(attend, given, mask, dropout=None):
 
 
 def inputs(make, B, H, T, K, C):
-    """q, k, value, k_R, u and v in float64."""
+    """Return q, k, value, k_R, u and v in float64."""
     shapes = (B, H, T, C), (B, H, K, C), (B, H, K, C), (H, K, C), (H, C), (H, C)
     return [make(shape, dtype=torch.float64) for shape in shapes]
 
@@ -225,8 +225,8 @@ def test_the_gradient_reaches_every_input(relative_attention, name):
 # ---- exercise layer -----------------------------------------------------------------------------
 
 def simple_layer(attention):
-    """Width 2, FF 3, the dropouts multiply by 2, 3 (inner) and 5.  The norms change nothing, and
-    the feed-forward network gives 0."""
+    """Return a layer of width 2 and FF 3, whose dropouts multiply by 2, 3 (inner) and 5.  Its norms
+    change nothing, and its feed-forward network returns 0."""
     part = lesson.Layer(Config(7, n_layer=1, d_model=2, n_head=1, d_head=2, d_inner=3)).double()
     part.dropout_output, part.dropout_inner = Multiply(2.0), Multiply(3.0)
     part.dropout_ff = Multiply(5.0)
@@ -244,13 +244,13 @@ def set_network(part):
 
 
 def layer_inputs(B=2, T=3, M=4, H=8, C=5, D=2):
-    """h, memory, R, u, v and mask."""
+    """Return h, memory, R, u, v and mask."""
     shapes = (B, T, D), (B, M, D), (M + T, D), (H, C), (H, C)
     return [*(torch.randn(z, dtype=torch.float64) for z in shapes), ~oracles.visible_entries(T, M)]
 
 
 def numbers(*row):
-    """One lane with one token, (1, 1, D)."""
+    """Return one lane with one token, (1, 1, D)."""
     return torch.tensor([[row]], dtype=torch.float64)
 
 
@@ -290,7 +290,7 @@ def test_each_norm_comes_after_its_sum(layer):
 
 
 def random_layer(D=6, FF=9):
-    """All weights random, Mix in the place of the attention; the dropouts multiply."""
+    """Return a layer with random weights, Mix as its attention, and dropouts that multiply."""
     part = lesson.Layer(Config(9, n_layer=1, d_model=D, n_head=8, d_head=5, d_inner=FF)).double()
     for z in part.parameters():
         nn.init.normal_(z)
@@ -329,13 +329,13 @@ def test_the_gradient_reaches_every_part(layer, name):
 
 
 # ---- exercise sample_top_k ----------------------------------------------------------------------
-# The probabilities of five tokens are as 2 to 32 to 1 to 0.5 to 6; the logits are their logarithms.
+# The probabilities of five tokens are as 2 : 32 : 1 : 0.5 : 6; the logits are their logarithms.
 
 WEIGHTS = [2.0, 32.0, 1.0, 0.5, 6.0]
 
 
 def shares(sample_top_k, top_k, temperature=1.0):
-    """How often each token is drawn, (5,): shares of 1,000 draws, so chance is below 0.07."""
+    """Return the share of each token in 1,000 samples, (5,); its random error is below 0.07."""
     logits = torch.tensor(WEIGHTS).log().repeat(1000, 1)
     return sample_top_k(logits, top_k, temperature).flatten().bincount(minlength=5) / 1000
 
@@ -371,7 +371,7 @@ def test_half_the_temperature_squares_the_proportions(sample_top_k):
 
 @pytest.mark.parametrize("top_k, temperature", [(5, 2.0), (2, 3.0)])
 def test_other_top_k_and_temperatures(sample_top_k, top_k, temperature):
-    """The same for any top_k from 1 to V and any temperature above 0."""
+    """The same holds for any top_k from 1 to V and any temperature above 0."""
     wanted = oracles.shares(WEIGHTS, top_k, temperature)
     assert same(shares(sample_top_k, top_k, temperature), wanted, tolerance=0.07)
 
@@ -388,7 +388,7 @@ def test_rows_are_sampled_separately(sample_top_k):
 
 
 def draws(sample_top_k, seed):
-    """Fifty tokens with a generator of this seed."""
+    """Sample fifty tokens with a generator of this seed."""
     logits = torch.linspace(-1, 1, 450).sin().view(50, 9)
     return sample_top_k(logits, 5, 1.0, torch.Generator().manual_seed(seed))
 
@@ -419,8 +419,8 @@ def test_logits_are_not_changed(sample_top_k):
 
 
 # ---- exercise generate --------------------------------------------------------------------------
-# The next token of an Adder is the sum of all that it has read, and Greedy draws the best token: so
-# each new token is the sum of all before it.
+# The next token of an Adder is the sum of all tokens read, and Greedy returns the best token.  Each
+# new token is therefore the sum of all tokens before it.
 
 def run(generate, model, prompt, *more, draw=None):
     """Call generate with Greedy in place of sample_top_k."""
@@ -437,7 +437,7 @@ def test_each_token_follows_from_all_before_it(generate):
 
 @pytest.mark.parametrize("B, P, n", [(3, 1, 4), (1, 5, 1), (2, 4, 0), (1, 1, 6)])
 def test_other_numbers_of_tokens(generate, B, P, n):
-    """The same for any prompt and any number of new tokens, including 0."""
+    """The same holds for any prompt and any number of new tokens, including 0."""
     prompt = torch.randint(1, 53, (B, P))
     assert same(run(generate, Adder(53), prompt, n), oracles.running_sums(prompt, n, 53))
 

@@ -29,12 +29,12 @@ RECIPE_TO_TRAIN = presets.Recipe(steps=9, dtype="float32")
 
 
 def past():
-    """The memory before the step: one layer, (B, 1, 1)."""
+    """Return the memory before the step: one layer, (B, 1, 1)."""
     return [torch.tensor([2.0, 6.0], dtype=torch.float64)[:, None, None]]
 
 
 def step(train_step, model, memory, clip=100.0, micro_batch=0, x=X, y=Y):
-    """What one step returns; clip 100 is too high to clip anything."""
+    """Return the result of one step; clip 100 is too high to clip anything."""
     model.optimizer = Descent(model)
     device = model.W.device
     with replaced(machine, autocast=model.autocast), replaced(
@@ -44,12 +44,12 @@ def step(train_step, model, memory, clip=100.0, micro_batch=0, x=X, y=Y):
 
 
 def weights(model):
-    """W and u as one tensor (2,)."""
+    """Return W and u as one tensor (2,)."""
     return torch.cat([model.W, model.u])
 
 
 def first(result):
-    """The loss, also of a step that returns nothing else."""
+    """Return the loss, even if the step returns nothing else."""
     return result[0] if isinstance(result, tuple | list) and result else result
 
 
@@ -58,7 +58,7 @@ def is_three(result):
 
 
 def lanes_of(memory):
-    """The numbers of a memory, one for each lane; none, if it is no memory of one layer."""
+    """Return the values of a memory, one per lane; none if it is not a memory of one layer."""
     one_layer = isinstance(memory, tuple | list) and len(memory) == 1
     return memory[0].flatten() if one_layer else torch.zeros(0)
 
@@ -275,7 +275,7 @@ RECIPE_TO_EVALUATE = presets.Recipe(steps=9, dtype="float32", batch=2, segment=2
 
 
 def read(evaluate, model=None, tokens=TOKENS, eval_segment=3, eval_mem_len=1, **more):
-    """Evaluate with stand-ins for all that is no part of this exercise."""
+    """Evaluate with stand-ins for everything outside this exercise."""
     model, asked = model or Ledger(), more.pop("asked", [])
     ledger = model.model if isinstance(model, OpaqueReader) else model
     tokens = torch.as_tensor(tokens, dtype=torch.uint8)
@@ -306,8 +306,8 @@ def test_a_second_evaluation_returns_the_same(evaluate):
 
 @pytest.mark.parametrize("n, T", [(24, 5), (23, 11), (13, 1), (9, 50), (16, 5), (2, 4)])
 def test_other_texts_and_segments(evaluate, n, T):
-    """The same for any n and T = evaluation_segment_length(recipe): one token per segment, all in
-    one segment, a last segment that is shorter or not."""
+    """The same holds for any n and T = evaluation_segment_length(recipe): one token per segment,
+    all in one segment, a last segment that is shorter or not."""
     tokens = [i * i % 11 for i in range(n)]
     assert same(read(evaluate, None, tokens, 1, T), oracles.mean_loss(tokens, T), tolerance=1e-9)
 

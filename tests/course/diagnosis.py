@@ -26,7 +26,7 @@ SECONDS = 5  # the limit for the comparison with all mistakes
 
 @dataclass
 class Outcome:
-    """How a rule was broken: by a wrong result, by an error, or by an assert of its own."""
+    """A rule was broken by a wrong result, by an error, or by another assert of the rule."""
 
     error: BaseException
     comparison: Comparison | None  # the last one, if it failed

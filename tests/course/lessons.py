@@ -28,7 +28,7 @@ FILE_SIZE = 100 << 20  # the largest file that it may write, in bytes
 COPY = r"(-\d+| \(\d+\))"  # the number that a browser adds to a name that exists already
 
 
-# ---- somebody else's lessons --------------------------------------------------------------------
+# ---- the lessons of a submission ----------------------------------------------------------------
 
 def is_hidden(name):
     """Return whether this is not a student's work: .git, ._notes.py, __pycache__, __MACOSX."""

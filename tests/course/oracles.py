@@ -25,7 +25,7 @@ def lanes(tokens, B):
 
 
 def segments(stream, T, start=0):
-    """Split all x and all y into T columns each: an iterator of pairs (B, T), int64."""
+    """Return an iterator of the pairs x and y, which have T columns each: (B, T), int64."""
     stream = stream[:, start:].long()
     return zip(stream[:, :-1].split(T, 1), stream[:, 1:].split(T, 1))
 
@@ -94,8 +94,8 @@ def shift(x):
     return torch.stack([x[..., i, :].roll(i - T + 1, -1) for i in range(T)], -2)
 
 
-def labelled(T, M):
-    """Return unshifted, descending distances, labelled as 100 * query + distance: (T, M + T)."""
+def labeled(T, M):
+    """Return unshifted, descending distances, labeled as 100 * query + distance: (T, M + T)."""
     return torch.tensor([[100 * i + M + T - 1 - j for j in range(M + T)] for i in range(T)])
 
 

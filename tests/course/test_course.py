@@ -1,5 +1,5 @@
-"""SPOILERS.  Test the rules of the exercises: they reject and identify every known mistake, each of
-them is broken by a mistake, and unusual correct solutions pass.
+"""SPOILERS.  Test the rules of the exercises: they reject and identify every known mistake.  Each
+rule is broken by a mistake, and unusual correct solutions pass.
 """
 import ast
 import re

@@ -30,7 +30,7 @@ def edition(tmp_path_factory):
 # ---- the files that students read ---------------------------------------------------------------
 
 def test_the_edition_leaves_out_what_is_not_for_students(edition):
-    """It has no other tests, no experiments, no answers, and no solution in another form."""
+    """The edition has no other tests, experiments or answers, and no solution in another form."""
     found = {path.relative_to(edition).as_posix() for path in edition.rglob("*") if path.is_file()}
     assert found - {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*")} <= {
         f"tests/course/pristine/{lesson}.py" for lesson in LESSONS}

@@ -50,8 +50,8 @@ def with_factors():
 
 
 def read(model, x, lengths, *y):
-    """Read x (and y) (B, n) in segments of these lengths, carrying the memory over -> outputs
-    (B, n, ...), and the memory after each segment."""
+    """Read x (and y) (B, n) in segments of these lengths, and carry the memory over.  Return the
+    outputs (B, n, ...) and the memory after each segment."""
     memory, outputs, memories = None, [], []
     for part, *targets in zip(*(z.split(list(lengths), dim=1) for z in (x, *y))):
         output, memory = model(part, memory, *targets)

@@ -108,7 +108,7 @@ def test_autocast_affects_only_matrix_products(dtype, wanted):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_evaluating_changes_mode_and_lengths_and_restores_both(training):
-    """They are restored after any exception in the block, including Ctrl-C."""
+    """Mode and lengths are restored after any exception in the block, including Ctrl-C."""
     model = nn.Dropout().train(training)
     model.config = config = lesson_5.Config(11, mem_len=6)
     with pytest.raises(KeyboardInterrupt), train.evaluating(model, RECIPE):
@@ -161,7 +161,7 @@ def sentences(monkeypatch):
 
 
 def test_batches_of_sentences_continue_where_they_stopped(sentences):
-    """They continue from any position, including the end of the text; checkpoints save it."""
+    """Batches continue from any position, including the end of the text; checkpoints save it."""
     made, states, wanted = Batches(sentences, TWO_LANES, "cpu"), [], []
     for _ in range(12):
         states.append(made.state())

@@ -120,7 +120,7 @@ def test_the_previous_checkpoint_is_used_if_the_newest_is_damaged(paths, tmp_pat
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
 def test_several_ranks_map_a_checkpoint(paths, monkeypatch):
-    """Mapped into memory, the file is there only once for all ranks."""
+    """The ranks share one copy of a file that is mapped into memory."""
     monkeypatch.setattr(ranks, "COUNT", 8)
     content = checkpoint.load(paths[0])
     assert not differences(content, CONTENT | {"step": 2})

@@ -50,8 +50,8 @@ def mean_loss(model, tokens, recipe):
 
 
 def witness(corpus, recipe, shown):
-    """Run the complete training, and return the learning rate, loss and norm of each step, the
-    lines of metrics.tsv without seconds, the printed lines, the last and best model, the memory."""
+    """Train, and return the learning rate, loss and norm of each step, the lines of metrics.tsv
+    without seconds, the printed lines, the last and best model, and the memory."""
     torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(TINY)
     model = model if recipe.plain else fast.replace_parts(model)

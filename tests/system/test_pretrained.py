@@ -32,8 +32,8 @@ def test_it_predicts_a_text_of_the_repository(saved):
     assert [path.name for path in flags.PRETRAINED.glob("*.pt")] == ["best.pt"]
     assert saved.path.stat().st_size <= 8_000_000 and "optimizer" not in saved
     model, run = job.load_model(saved, "cpu"), presets.Recipe(**saved["recipe"])
-    licence = (flags.PRETRAINED.parent / "LICENSE").read_text(encoding="utf-8")
-    tokens = corpora.encode(licence, saved["vocab"])
+    license = (flags.PRETRAINED.parent / "LICENSE").read_text(encoding="utf-8")
+    tokens = corpora.encode(license, saved["vocab"])
     bits = train.evaluate(model, tokens, replace(run, dtype="float32")) / math.log(2)
     assert bits == pytest.approx(1.9266, abs=0.002)
     page = (flags.PRETRAINED / "README.md").read_text(encoding="utf-8")

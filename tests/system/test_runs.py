@@ -91,8 +91,8 @@ def test_a_custom_optimizer_resumes_bit_for_bit(text, tmp_path, monkeypatch):
     (["--steps", "40", "--eval-every", "0"], 0.9, [*range(4, 41, 4), 40]),
     (["--minutes", "33.6", "--eval-every", "99", "--save-minutes", "24"], 0.9, [11, 14, 14])])
 def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, flags, took, wanted):
-    """A run is saved at least every ten minutes (--save-minutes), before each validation, which
-    restarts these minutes, and after a validation that took more than a second."""
+    """A run is saved at least every ten minutes (--save-minutes) and before each validation, which
+    restarts these minutes.  It is also saved after a validation of more than a second."""
     steps, save, counted = [], runs.Job.save, runs.State.record_step
     monkeypatch.setattr(runs.Job, "save", lambda job: (steps.append(job.state.step), save(job)))
     monkeypatch.setattr(runs.State, "record_step", lambda self, x, finite, seconds: counted(
@@ -109,7 +109,7 @@ def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, f
 @pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
 @pytest.mark.parametrize("flags", [[], ["--resume"]], ids=["new", "resume"])
 def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys, flags):
-    """It changes nothing and reads no checkpoint, which the first run may be moving just then.
+    """The second run changes nothing and reads no checkpoint, which the first may be moving.
     --eval-only is allowed.  A folder with only a best model also counts as a run.
     """
     out = small()
