@@ -49,18 +49,18 @@ def sgd_step(weights, rate):
             W -= rate * W.grad
 
 
-def paces(s, rate, epsilon, decay):
-    """Return the pace at which each weight follows its gradient, and that at which it returns."""
+def step_sizes(s, rate, epsilon, decay):
+    """Return each weight's step sizes: along its gradient, and back to its trained value."""
     mean = sum(z.mean() for z in s) / len(s)
     return ([rate / (z + epsilon) for z in s],
             [(decay * z / mean).clamp(max=1) for z in s])  # not beyond W_0
 
 
 def rms_step(weights, trained, forward, back):
-    """Take the authors' step, from the gradients, the trained weights and the two paces."""
+    """Take the authors' step, from the gradients, the trained weights and the step sizes."""
     with torch.no_grad():
-        for W, W_0, pace, pull in zip(weights, trained, forward, back):
-            W += pull * (W_0 - W) - pace * W.grad
+        for W, W_0, rate, pull in zip(weights, trained, forward, back):
+            W += pull * (W_0 - W) - rate * W.grad
 
 
 def segments_with_gradients(model, tokens, given, recipe, label):
@@ -95,7 +95,7 @@ def dynamic_losses(step, model, corpus, given, recipe):
     trained, losses = [W.detach().clone() for W in weights], []
     if step == "rms":
         s = gradient_sizes(model, corpus, given, recipe)
-        forward, back = paces(s, given.rms_rate, given.epsilon, given.decay)
+        forward, back = step_sizes(s, given.rms_rate, given.epsilon, given.decay)
     for loss in segments_with_gradients(model, corpus.test, given, recipe, NAMES[step]):
         losses.append(loss.cpu())
         if step == "sgd":

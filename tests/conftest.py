@@ -1,14 +1,14 @@
-"""Shared by all tests: the code under test, the report of a broken rule, and your progress.
+"""Choose the tests and the code under test, report broken rules, and print your progress.
 
     pytest                        all quick tests
     pytest -k rel_shift           the rules of one exercise; --hints adds a hint
     pytest -m rule                the rules of all exercises
-    pytest -m slow                the slow tests: complete lessons, run as a reader runs them
-    XL_CODE=folder pytest         the rules, on somebody else's lesson files
+    pytest -m slow                the slow tests, such as complete lessons
+    XL_CODE=folder pytest         the rules, on the lesson files of a submission
 
-A test that takes an exercise as an argument is a rule of it (course/rules.py).  The first broken
-rule of an exercise is reported, and its later rules are skipped.  Only rules run on somebody else's
-files, and while one of your own exercises is blank or incorrect.
+A test that takes an exercise as an argument is a rule of it (course/rules.py).  Only the first
+broken rule of an exercise is reported; its later rules are skipped.  Only rules run on a
+submission, and while one of your own exercises is blank or incorrect.
 """
 import difflib
 import os
@@ -21,7 +21,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[1:1] = [str(ROOT), str(ROOT / "experiments")]  # after tests/, whose helpers come first
+sys.path[1:1] = [str(ROOT), str(ROOT / "experiments")]  # tests/ and its helpers come first
 from course import lessons, rules
 from course.exercises import BY_NAME, EXERCISES, LESSONS
 from course.rules import exercise_of
@@ -38,7 +38,7 @@ def pytest_addoption(parser, pluginmanager):
 
 
 def chosen(config):
-    """Return the exercises that -k names, as in `-k "lanes or segments"`; otherwise []."""
+    """Return the exercises given by -k, as in `-k "lanes or segments"`, or [] if there are none."""
     names = config.option.keyword.split(" or ")
     return names if all(name in BY_NAME for name in names) else []
 
@@ -65,7 +65,7 @@ def only_rules():
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Ignore files that are not needed: while a lesson is blank they may not be importable."""
+    """Ignore files that are not needed, because a blank lesson may make their import fail."""
     files = {BY_NAME[name].test_file for name in chosen(config)} or RULE_FILES
     is_test = collection_path.name.startswith("test_")
     if is_test and collection_path.stem not in files and (chosen(config) or only_rules()):
@@ -129,7 +129,7 @@ def needs_shipped_solutions():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Report only the first broken rule of an exercise, and end an endless loop."""
+    """Report only the first broken rule of an exercise, and stop an endless loop."""
     name = exercise_of(item)
     if name in first_failures:
         pytest.skip(f"after the first broken rule of {name}")
@@ -157,7 +157,7 @@ def pytest_runtest_makereport(item, call):
 
 def failure_report(item, name, error):
     """Return the text that is printed for a broken rule."""
-    message = str(error)  # if there is no function, why
+    message = str(error)  # says why, if there is no function
     if function := item.funcargs.get(name):
         message = rules.failure_message(rules.rule_of(item), function, error)
     diagnosis, *below = message.splitlines()
@@ -180,7 +180,7 @@ def pytest_sessionfinish(session):
             session.items and not any(map(exercise_of, session.items))):
         return  # no exercise is judged after Ctrl-C: it may be an endless loop
     lines = [f"code under test: {path}" for path in lessons.under_test.values() if XL_CODE]
-    if only_rules.cache_info().currsize and only_rules():  # it was called: there were others
+    if only_rules.cache_info().currsize and only_rules():  # called only if there are other tests
         lines.append("only rules ran: the other tests follow when all exercises in this folder "
                      "are solved")
     for word in session.config.option.keyword.split() if not session.items else ():

@@ -38,7 +38,7 @@ from course import lessons
 from course.exercises import BY_NAME, LESSONS, ROOT
 
 NAMES = list(BY_NAME)
-HONEST = __doc__.strip().splitlines()[-1]
+DISCLAIMER = __doc__.strip().splitlines()[-1]
 MARKS = {"solved": "1", "blank": "b", "failing": "0", "missing": "-"}
 FLAT = re.compile(  # a platform's file name; an archive needs two numbers in it
     r"(?P<who>[^_]+)_(LATE_)?((?P<id>\d+)_)?((?P<upload>\d+)_)?"
@@ -233,7 +233,7 @@ def table(rows):
         lines.append(f"{row.name:<30} {points:>6} " + "".join(f"{mark:>3}" for mark in marks))
         lines.append(f"    {row.sentences()[0]}")
     legend = ", ".join(f"{i}={name}" for i, name in enumerate(names, 1))
-    lines += ["", "1 solved, 0 incorrect, b blank, - not handed in", legend, HONEST]
+    lines += ["", "1 solved, 0 incorrect, b blank, - not handed in", legend, DISCLAIMER]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Functions that several test files use."""
+"""Helper functions of several test files."""
 import hashlib
 import io
 import shutil
@@ -22,8 +22,8 @@ def assert_close(found, wanted, message, tolerance=1e-12):
 
 
 def gradients(output, leaves):
-    """Return the gradients of a loss that weights each element of the output differently; zeros for
-    a leaf that is not connected."""
+    """Return the gradients of a loss that weights each element of the output differently.  The
+    gradient of a leaf that is not connected is zero."""
     weight = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view_as(output)
     loss = (output * weight).sum() if output.dim() else output
     if not loss.requires_grad:
@@ -40,7 +40,7 @@ def randomized(model):
 
 
 def wait_until(true, what, seconds=60):
-    """Wait until true() is true.  Raises AssertionError with `what` after so many seconds."""
+    """Wait until true() is true.  Raises AssertionError with `what` after `seconds`."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"waited {seconds} seconds for {what}"
@@ -48,18 +48,18 @@ def wait_until(true, what, seconds=60):
 
 
 def copy_of_project(folder):
-    """Copy the project, as it is shipped, into this folder: return where it is."""
+    """Copy the shipped files of the project into this folder, and return the path of the copy."""
     return shutil.copytree(ROOT, folder / "project", ignore=shutil.ignore_patterns(
         ".git", ".venv", ".pytest_cache", "__pycache__", "data", "runs", "pristine"))
 
 
 def content_of(folder):
-    """Return {path: its bytes, or False for a folder} of all that is in a folder."""
+    """Return {path: its bytes, or False for a folder} for everything in a folder."""
     return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
 def refusal(act, *arguments, **more):
-    """Return the message of the ValueError that act(*arguments) raises: one line."""
+    """Return the message, one line, of the ValueError that act(*arguments) raises."""
     with pytest.raises(ValueError) as caught:
         act(*arguments, **more)
     message = str(caught.value)
@@ -88,6 +88,6 @@ def tarred(members):
 
 
 def published(name, data, *addresses):
-    """Return the File that describes these bytes."""
+    """Return the File with the size, checksum and addresses of these bytes."""
     digest = hashlib.sha256(data).hexdigest()
     return File(name, len(data), f"sha256:{digest}", addresses or ("http://example.org/",))

@@ -2,7 +2,7 @@
 
     pytest -k lanes       the rules of one exercise, in the order of this file
 
-Where a rule compares many numbers, an oracle computes them, in another way than the lesson.
+If a rule compares many numbers, an oracle computes them in another way than the lesson.
 """
 from itertools import islice
 
@@ -14,7 +14,7 @@ from course.rules import same
 
 
 # ---- exercise lanes -----------------------------------------------------------------------------
-# The stream is 0, 1, 2, ...: each number says where it stood.
+# The stream is 0, 1, 2, ..., so each number is its own index in the stream.
 
 @pytest.mark.parametrize("n", [15, 13])
 def test_a_lane_is_one_piece_of_the_stream(lanes, n):
@@ -26,7 +26,7 @@ def test_a_lane_is_one_piece_of_the_stream(lanes, n):
                                             [8, 9, 10, 11, 12]])
 
 
-def test_one_input_a_lane(lanes):
+def test_one_input_per_lane(lanes):
     """B + 1 tokens are enough: each lane then has one input and its target."""
     assert same(lanes(torch.arange(5), 4), [[0, 1], [1, 2], [2, 3], [3, 4]])
 
@@ -38,13 +38,13 @@ def test_any_tokens(lanes, n, B):
     assert same(lanes(stream.clone(), B), oracles.lanes(stream, B))
 
 
-def test_tokens_keep_their_type(lanes):
+def test_tokens_keep_their_dtype(lanes):
     """The tokens keep their dtype: a corpus is stored as bytes and would take eight times as much
     in int64."""
     assert lanes(torch.arange(11, dtype=torch.uint8), 2).dtype == torch.uint8
 
 
-def test_the_stream_stays_as_it_was(lanes):
+def test_the_stream_is_not_changed(lanes):
     """The stream itself is not changed."""
     stream = torch.arange(15)
     lanes(stream, 3)
@@ -52,14 +52,14 @@ def test_the_stream_stays_as_it_was(lanes):
 
 
 @pytest.mark.parametrize("B", [0, -2])
-def test_less_than_one_lane_is_refused(lanes, B):
+def test_less_than_one_lane_is_rejected(lanes, B):
     """B < 1 raises a ValueError."""
     with pytest.raises(ValueError):
         lanes(torch.arange(9), B)
 
 
 @pytest.mark.parametrize("n, B", [(5, 5), (3, 7), (1, 1), (0, 1)])
-def test_a_stream_too_short_is_refused(lanes, n, B):
+def test_a_stream_too_short_is_rejected(lanes, n, B):
     """A stream without one input per lane and one more target raises a ValueError."""
     with pytest.raises(ValueError):
         lanes(torch.arange(n), B)
@@ -73,12 +73,12 @@ def three_lanes():
 
 
 def listed(result):
-    """The segments as a list, at most 20 of them: some never end."""
+    """Return at most 20 segments as a list, because an incorrect function may never stop."""
     return list(islice(result, 20))
 
 
 def joined(result):
-    """One segment after another, x above y: (2, B, ...)."""
+    """Return all segments, concatenated, with x above y: (2, B, ...)."""
     return torch.cat([torch.stack([x, y]) for x, y in listed(result)], dim=-1)
 
 
@@ -106,7 +106,7 @@ def test_widths_of_the_segments(segments, T, start, widths):
     assert same([x.shape[1] for x, y in listed(segments(three_lanes(), T, start))], widths)
 
 
-def test_no_target_is_lost(segments):
+def test_no_target_is_missing(segments):
     """The last y ends with the last column: each input has its target, also in a short segment."""
     x, y = listed(segments(three_lanes(), 4))[-1]
     assert same(y, [[9, 10],
@@ -124,7 +124,7 @@ def test_start_is_a_column(segments):
 
 @pytest.mark.parametrize("B, L, T, start", [
     (2, 11, 4, 0), (3, 12, 4, 0), (2, 3, 7, 0), (5, 6, 1, 0), (1, 9, 2, 4), (3, 12, 5, 3)])
-def test_all_tokens_in_their_order(segments, B, L, T, start):
+def test_all_tokens_come_in_order(segments, B, L, T, start):
     """Over all segments, x is all inputs from `start` on, and y is all their targets."""
     stream = torch.randint(1000, (B, L + 1))
     assert same(joined(segments(stream.clone(), T, start)),
@@ -145,7 +145,7 @@ def test_position_0(sinusoid):
     assert same(sinusoid(torch.tensor([0]), 6), [[0, 0, 0, 1, 1, 1]])
 
 
-def test_frequencies_fall_from_1(sinusoid):
+def test_frequencies_decrease_from_1(sinusoid):
     """Frequency k is 10000^(-2k/D), k = 0, 1, ...; for D = 8 these are 1, 0.1, 0.01, 0.001."""
     wanted = [[0.841471, 0.099833, 0.010000, 0.001000, 0.540302, 0.995004, 0.999950, 1.000000]]
     assert same(sinusoid(torch.tensor([1]), 8), wanted, tolerance=1e-5)
@@ -159,7 +159,7 @@ def test_row_r_encodes_position_r(sinusoid):
 
 @pytest.mark.parametrize("D", [2, 4, 6, 10, 64])
 def test_other_widths(sinusoid, D):
-    """The same for any even D."""
+    """The same holds for any even D."""
     wanted = oracles.unit_circle(range(30), D)
     assert same(sinusoid(torch.arange(30), D), wanted, tolerance=1e-5)
 

@@ -12,15 +12,15 @@ from course.rules import same
 # ---- exercise update_memory ---------------------------------------------------------------------
 
 def rows(first, end):
-    """Hidden states number first, ..., end - 1 of two lanes: (2, end - first, 3).
+    """Return the hidden states first, ..., end - 1 of two lanes: (2, end - first, 3).
 
-    Each number is 100 * lane + 10 * row + feature.
+    Each value is 100 * lane + 10 * row + feature.
     """
     lane, row, feature = torch.arange(2), torch.arange(first, end), torch.arange(3)
     return 100 * lane[:, None, None] + 10 * row[:, None] + feature
 
 
-def test_a_full_memory_moves_on(update_memory):
+def test_a_full_memory_drops_its_oldest_rows(update_memory):
     """First in, first out: the new rows follow the old ones, the oldest are dropped, and the last M
     of both remain."""
     assert same(update_memory(rows(0, 5), rows(5, 9), 5), rows(4, 9))
@@ -45,16 +45,16 @@ def test_nothing_is_kept_if_M_is_0(update_memory, m, T):
 @pytest.mark.parametrize("m, T, M, first", [(0, 3, 7, 0), (0, 4, 3, 1), (3, 2, 4, 1), (5, 1, 2, 4),
                                             (3, 2, 5, 0), (3, 2, 3, 2), (1, 5, 3, 3), (6, 2, 3, 5)])
 def test_other_numbers_of_rows(update_memory, m, T, M, first):
-    """The same for any number of old rows m, new rows T and kept rows M."""
+    """The same holds for any number of old rows m, new rows T and kept rows M."""
     assert same(update_memory(rows(0, m), rows(m, m + T), M), rows(first, m + T))
 
 
-def test_the_memory_has_the_type_of_h(update_memory):
+def test_the_memory_has_the_dtype_of_h(update_memory):
     """The rows keep their dtype."""
     assert update_memory(rows(0, 2).half(), rows(2, 4).half(), 3).dtype == torch.float16
 
 
-def test_no_gradient_goes_back(update_memory):
+def test_the_memory_has_no_gradient(update_memory):
     """The gradient is stopped (SG in the paper): if the result is part of its segment's graph, the
     second backward() of a training loop fails. detach() removes both old and new rows from it."""
     old, new = (torch.randn(2, n, 3, requires_grad=True) for n in (3, 4))
@@ -69,7 +69,7 @@ def test_the_segment_keeps_its_gradient(update_memory):
     assert h.requires_grad
 
 
-def test_the_old_memory_stays_as_it_was(update_memory):
+def test_the_old_memory_is_not_changed(update_memory):
     """The arguments are not changed in place: the caller still needs the old memory."""
     memory, h = rows(0, 5), rows(5, 9)
     update_memory(memory, h, 5)
@@ -79,7 +79,7 @@ def test_the_old_memory_stays_as_it_was(update_memory):
 # ---- exercise causal_mask -----------------------------------------------------------------------
 # 1 is True, a key that is masked; each row belongs to a query
 
-def test_masked_is_what_comes_after_the_query(causal_mask):
+def test_keys_after_the_query_are_masked(causal_mask):
     """Query i is key m + i: it sees the whole memory and itself, and the keys after it are
     masked."""
     assert same(causal_mask(4, 2), [[0, 0, 0, 1, 1, 1],
@@ -88,14 +88,14 @@ def test_masked_is_what_comes_after_the_query(causal_mask):
                                     [0, 0, 0, 0, 0, 0]])
 
 
-def test_without_memory_query_0_sees_itself_alone(causal_mask):
+def test_without_memory_query_0_sees_only_itself(causal_mask):
     """Without a memory, m = 0, query i is key i."""
     assert same(causal_mask(3, 0), [[0, 1, 1],
                                     [0, 0, 1],
                                     [0, 0, 0]])
 
 
-def test_a_single_query_sees_everything(causal_mask):
+def test_a_single_query_sees_all_keys(causal_mask):
     """The last query sees all keys, also if it is the only query."""
     assert same(causal_mask(1, 4), [[0, 0, 0, 0, 0]])
 
@@ -106,12 +106,12 @@ def test_masks_of_other_sizes(causal_mask, T, m):
     assert same(causal_mask(T, m), ~oracles.visible_entries(T, m))
 
 
-def test_a_mask_is_bool(causal_mask):
+def test_the_mask_is_bool(causal_mask):
     """The mask is a bool tensor: masked_fill accepts no other dtype."""
     assert causal_mask(2, 3).dtype == torch.bool
 
 
-def test_a_mask_stands_on_its_device(causal_mask):
+def test_the_mask_is_on_the_device(causal_mask):
     """Create every tensor with `device=device` (torch.arange, torch.ones): on a GPU the scores are
     there, and the mask must also be there."""
     assert stand_ins.on_the_device(lambda device: causal_mask(2, 3, device))
@@ -125,7 +125,7 @@ def test_one_layer(reach):
     assert same(reach(N=1, T=5, M=10), 14)
 
 
-def test_each_layer_goes_on_where_the_last_one_arrived(reach):
+def test_each_layer_continues_where_the_previous_one_ended(reach):
     """Each layer goes back to the start of the segment that the previous layer reached, and M
     further."""
     assert same(reach(N=2, T=4, M=4), 11)
@@ -151,14 +151,14 @@ def test_segments_of_one_token(reach):
 @pytest.mark.parametrize("N, T, M", [(1, 1, 0), (1, 2, 5), (5, 1, 4), (2, 3, 2), (5, 5, 3),
                                      (3, 3, 3), (4, 3, 9), (5, 3, 4), (4, 4, 1), (4, 6, 8)])
 def test_reach_counted_token_by_token(reach, N, T, M):
-    """The same for any N, T and M, counted token by token."""
+    """The same holds for any N, T and M, counted token by token."""
     t = 50 * T - 1
     assert same(reach(N, T, M), t - min(oracles.tokens_seen(t, N, T, M)))
 
 
 # ---- exercise stream_losses ---------------------------------------------------------------------
-# A stand-in for the model, of which the losses are known: it expects a word the more, the more
-# often it has read it in the segments before (that is its memory), and the word it reads now.
+# A stand-in replaces the model.  Its logit of a word is the word's count in all earlier segments,
+# which is its memory, plus 1 for the current word; so its losses are known.
 
 X = torch.tensor([[0, 1, 1, 2, 0],
                   [2, 2, 2, 1, 0]])
@@ -167,14 +167,14 @@ Y = torch.tensor([[1, 1, 2, 0, 0],
 
 
 @pytest.mark.parametrize("T", [2, 3, 5, 1])
-def test_the_memory_is_handed_on(stream_losses, T):
+def test_the_memory_is_passed_on(stream_losses, T):
     """The segments are read in order, and each call of the model gets the memory that the previous
     call returned. The losses of all tokens are returned, (B, n)."""
     losses = stream_losses(stand_ins.CountingModel(), X, Y, T)
     assert same(losses, oracles.recalled(X, Y, T), None, 1e-9)
 
 
-def test_the_first_segment_has_no_past(stream_losses):
+def test_the_first_segment_has_no_memory(stream_losses):
     """The first call gets None as its memory: nothing, not zeros."""
     model = stand_ins.CountingModel()
     stream_losses(model, X, Y, 3)

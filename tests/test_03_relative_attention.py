@@ -1,4 +1,4 @@
-"""Lesson 3: the rules of four_terms, each term with vectors of its own.
+"""Lesson 3: the rules of four_terms, with different vectors in each term.
 
     pytest -k four_terms      in the order of this file
 """
@@ -17,14 +17,14 @@ SHAPES = [(1, 0), (1, 4), (4, 0), (3, 2), (2, 5), (5, 3), (3, 3), (2, 6)]
 # ---- exercise four_terms ------------------------------------------------------------------------
 
 def example(four_terms):
-    """Two queries, 1 and 10, after four keys of memory: all is of width 1, to be read off."""
+    """Call four_terms for two queries, 1 and 10, after four keys of memory; all widths are 1."""
     q, k = np.array([[1.0], [10.0]]), np.array([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]])
     R = np.array([[5.0], [6.0], [7.0], [8.0], [9.0], [10.0]])
     W_kR, u, v = np.array([[2.0]]), np.array([100.0]), np.array([1000.0])
     return four_terms(q, k, R, W_kR, u, v)  # W_kR R_d is 10, 12, ... 20 for distance 0, 1, ... 5
 
 
-def test_nan_stands_in_the_future(four_terms):
+def test_future_cells_are_nan(four_terms):
     """The result is an array (4, T, K) that is NaN where key j comes after query i, which is key m
     + i: such a key has no distance. All other cells have a value."""
     terms = example(four_terms)
@@ -67,12 +67,12 @@ def test_products_are_sums_over_the_width(four_terms, term, wanted):
 
 @pytest.mark.parametrize("T, m", SHAPES)
 def test_other_sizes(four_terms, T, m):
-    """The same for any T and m, and for a head of width C = 4 and R of width D = 6."""
+    """The same holds for any T and m, and for a head of width C = 4 and R of width D = 6."""
     wanted = oracles.terms_of_one_head(*whole_numbers(T, m))
     assert same(four_terms(*whole_numbers(T, m)), wanted, tolerance=1e-9)
 
 
-def test_arguments_stay_as_they_were(four_terms):
+def test_arguments_are_not_changed(four_terms):
     """No argument is changed: R, for example, is needed again."""
     given, before = whole_numbers(3, 2), whole_numbers(3, 2)
     four_terms(*given)

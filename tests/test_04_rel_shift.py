@@ -21,7 +21,7 @@ SHAPES = [(1, 0), (1, 4), (4, 0), (5, 0), (2, 1), (3, 2), (2, 5), (5, 3), (3, 3)
 # Each number is 10 * query + distance; before the shift distances descend along every row.
 
 def drawn():
-    """The matrix at the top of the lesson: T = 3, m = 2."""
+    """Return the matrix at the top of the lesson, with T = 3 and m = 2."""
     return torch.tensor([[4, 3, 2, 1, 0],
                          [14, 13, 12, 11, 10],
                          [24, 23, 22, 21, 20]])
@@ -33,26 +33,26 @@ SHIFTED = [[2, 1, 0, ..., ...],
 
 
 def shifts(shift, T, m, batch=()):
-    """Is each (T, m + T) matrix shifted, whose numbers are 100 * query + distance?"""
-    x = oracles.labelled(T, m)
+    """Compare shifted (T, m + T) matrices of 100 * query + distance with the oracle's."""
+    x = oracles.labeled(T, m)
     x = x + 10_000 * torch.arange(math.prod(batch)).reshape(*batch, 1, 1)
     return same(shift(x.clone()), oracles.shift(x), oracles.visible_entries(T, m))
 
 
-def leaves_alone(shift):
-    """Is x after the call what it was before?"""
+def does_not_change_x(shift):
+    """Compare x after the call with x before it."""
     x = drawn()
     shift(x)
     return same(x, drawn())
 
 
-def shifts_what_is_transposed(shift):
-    """Is an x shifted whose rows do not stand one after the other in memory?"""
+def shifts_a_transposed_x(shift):
+    """Compare the shift of an x whose rows are not contiguous in memory with the known result."""
     return same(shift(drawn().t().contiguous().t()), SHIFTED)
 
 
 def sends_gradients_back(shift):
-    """Does the gradient of each visible cell come to the cell that its number was taken from?"""
+    """Compare the gradients of x: each visible cell's goes to the cell that its value came from."""
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[1, 2, 3, 0, 0], [4, 5, 6, 7, 0], [8, 9, 10, 11, 12]])
     return same(gradients((shift(x) * weight).sum(), [x])[0], [[0, 0, 1, 2, 3],
@@ -73,7 +73,7 @@ def test_each_cell_gets_its_own_distance(rel_shift_by_index):
 
 @lengths
 def test_each_cell_at_other_lengths(rel_shift_by_index, T, m):
-    """The same for any T and m: the result is (T, K), each row moved by its own amount."""
+    """The same holds for any T and m: the result is (T, K), each row moved by its own amount."""
     assert shifts(rel_shift_by_index, T, m)
 
 
@@ -81,7 +81,7 @@ def test_each_cell_at_other_lengths(rel_shift_by_index, T, m):
 def test_future_cells_repeat_distance_0(rel_shift_by_index, T, m):
     """Where the column would be beyond the end (the future), the cell has the value of the last
     column, distance 0."""
-    x = oracles.labelled(T, m)
+    x = oracles.labeled(T, m)
     wanted = oracles.shift(x).where(oracles.visible_entries(T, m), x[:, -1:])
     assert same(rel_shift_by_index(x.clone()), wanted)
 
@@ -92,9 +92,9 @@ def test_one_index_serves_lanes_and_heads(rel_shift_by_index, T, m, batch):
     assert shifts(rel_shift_by_index, T, m, batch)
 
 
-def test_the_gather_leaves_x_alone(rel_shift_by_index):
+def test_the_gather_does_not_change_x(rel_shift_by_index):
     """x itself is not changed."""
-    assert leaves_alone(rel_shift_by_index)
+    assert does_not_change_x(rel_shift_by_index)
 
 
 def test_the_gather_keeps_the_dtype(rel_shift_by_index):
@@ -104,7 +104,7 @@ def test_the_gather_keeps_the_dtype(rel_shift_by_index):
 
 def test_the_gather_reads_a_transposed_x(rel_shift_by_index):
     """A transposed or expanded x is shifted like any other."""
-    assert shifts_what_is_transposed(rel_shift_by_index)
+    assert shifts_a_transposed_x(rel_shift_by_index)
 
 
 def test_gradients_go_back_through_the_gather(rel_shift_by_index):
@@ -149,11 +149,11 @@ def test_a_single_query(rel_shift):
 
 @lengths
 def test_other_lengths(rel_shift, T, m):
-    """The same for any T and m: the result is (T, K), each row moved by its own amount."""
+    """The same holds for any T and m: the result is (T, K), each row moved by its own amount."""
     assert shifts(rel_shift, T, m)
 
 
-def test_numbers_keep_their_dtype(rel_shift):
+def test_values_keep_their_dtype(rel_shift):
     """The values keep their dtype (a pad made by torch.zeros is float32)."""
     assert rel_shift(drawn().half()).dtype == torch.float16
 
@@ -164,17 +164,17 @@ def test_lanes_and_heads(rel_shift, T, m, batch):
     assert shifts(rel_shift, T, m, batch)
 
 
-def test_x_stays_as_it_was(rel_shift):
+def test_x_is_not_changed(rel_shift):
     """x itself is not changed."""
-    assert leaves_alone(rel_shift)
+    assert does_not_change_x(rel_shift)
 
 
-def test_rows_need_not_stand_one_after_the_other(rel_shift):
+def test_rows_need_not_be_contiguous(rel_shift):
     """A transposed or expanded x is shifted like any other: its values matter, not their order in
     memory."""
-    assert shifts_what_is_transposed(rel_shift)
+    assert shifts_a_transposed_x(rel_shift)
 
 
-def test_gradient_goes_back(rel_shift):
+def test_gradients_go_back(rel_shift):
     """The gradient of each visible cell goes back to the cell that its value came from."""
     assert sends_gradients_back(rel_shift)

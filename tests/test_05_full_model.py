@@ -60,7 +60,7 @@ def test_with_M_0_a_query_sees_itself(attention_mask):
 @pytest.mark.parametrize("T, m, M", [
     (6, 2, 4), (3, 2, 2), (4, 3, 3), (4, 0, 3), (7, 3, 3), (1, 3, 3), (5, 4, 2), (2, 6, 6)])
 def test_masks_of_other_lengths(attention_mask, T, m, M, same_length):
-    """The same for any T, m and M: M is the limit, m is the current length of the memory."""
+    """The same holds for any T, m and M: M is the limit, m is the current length of the memory."""
     seen = oracles.visible_entries(T, m, M + 1 if same_length else None)
     assert same(attention_mask(T, m, M, same_length), ~seen)
 
@@ -72,7 +72,7 @@ def test_the_mask_is_bool(attention_mask, same_length):
 
 
 @pytest.mark.parametrize("same_length", [True, False])
-def test_the_mask_stands_on_the_device(attention_mask, same_length):
+def test_the_mask_is_on_the_device(attention_mask, same_length):
     """Create every tensor with `device=device`: on a GPU the scores are there."""
     assert on_the_device(lambda device: attention_mask(2, 3, 3, same_length, device=device))
 
@@ -80,7 +80,7 @@ def test_the_mask_stands_on_the_device(attention_mask, same_length):
 # ---- exercise distance_encoding -----------------------------------------------------------------
 
 def encoded(distance_encoding, *sizes):
-    """R, made with an oracle in the place of sinusoid."""
+    """Return R, computed with an oracle in place of sinusoid."""
     with replaced(lesson_1, sinusoid=oracles.sinusoid):
         return distance_encoding(*sizes)
 
@@ -91,7 +91,7 @@ def test_distances_descend(distance_encoding):
     assert same(encoded(distance_encoding, 5, 6), wanted, tolerance=1e-9)
 
 
-def test_far_distances_count_as_clamp_len(distance_encoding):
+def test_far_distances_are_encoded_as_clamp_len(distance_encoding):
     """Every distance beyond clamp_len, here 2, is encoded as clamp_len; smaller ones do not
     change."""
     R = encoded(distance_encoding, 7, 4, 2)
@@ -108,13 +108,13 @@ def test_without_a_clamp(distance_encoding, clamp_len):
 @pytest.mark.parametrize("K, D, clamp_len", [
     (4, 6, 9), (5, 6, 1), (9, 4, 8), (9, 4, 3), (1, 2, 0), (1, 2, 3)])
 def test_other_distances(distance_encoding, K, D, clamp_len):
-    """The same for any K, D and clamp_len, also if no distance exceeds it."""
+    """The same holds for any K, D and clamp_len, also if no distance exceeds it."""
     R = encoded(distance_encoding, K, D, clamp_len)
     assert same(oracles.distances_in(R), oracles.clamped_distances(K, clamp_len))
 
 
 @pytest.mark.parametrize("clamp_len", [0, 2])
-def test_R_stands_on_the_device(distance_encoding, clamp_len):
+def test_R_is_on_the_device(distance_encoding, clamp_len):
     """R is on `device`, and so are the distances: sinusoid computes on their device."""
     with replaced(lesson_1, sinusoid=lambda z, D: z[:, None].expand(-1, D) * 1.0):
         assert on_the_device(lambda device: distance_encoding(5, 4, clamp_len, device=device))
@@ -123,7 +123,7 @@ def test_R_stands_on_the_device(distance_encoding, clamp_len):
 # ---- exercise relative_attention ----------------------------------------------------------------
 
 def attended(attend, given, mask, dropout=None):
-    """What the exercise makes of given = [q, k, value, k_R, u, v]; oracles do lesson 4's part."""
+    """Call the exercise with given = [q, k, value, k_R, u, v]; oracles replace lesson 4."""
     _, H, _, C = given[0].shape
     part = lesson.RelativeAttention(Config(7, n_layer=1, d_model=10, n_head=H, d_head=C, d_inner=9))
     part.to(given[0].dtype).dropout_attention = dropout or Multiply(1.0)
@@ -133,7 +133,7 @@ def attended(attend, given, mask, dropout=None):
 
 
 def inputs(make, B, H, T, K, C):
-    """q, k, value, k_R, u and v in float64."""
+    """Return q, k, value, k_R, u and v in float64."""
     shapes = (B, H, T, C), (B, H, K, C), (B, H, K, C), (H, K, C), (H, C), (H, C)
     return [make(shape, dtype=torch.float64) for shape in shapes]
 
@@ -147,7 +147,7 @@ def test_equal_scores(relative_attention):
                 [[[1 / 2, 1 / 2, 0, 0, 0], [1 / 3, 1 / 3, 1 / 3, 0, 0]]], tolerance=1e-6)
 
 
-def test_heads_stand_one_after_the_other(relative_attention):
+def test_heads_are_concatenated(relative_attention):
     """Each query's result is (H * C) numbers: the C of head 0, then the C of head 1."""
     q, k, value, k_R, u, v = inputs(torch.zeros, B=1, H=2, T=4, K=5, C=3)
     value[0, 0, :], value[0, 1, :] = torch.tensor([[1, 2, 3], [10, 20, 30]])
@@ -164,7 +164,7 @@ def test_the_score_is_divided_by_sqrt_C(relative_attention):
                 [[[1 / 4, 3 / 4, 0, 0] * 3]], tolerance=1e-6)
 
 
-def test_the_last_row_of_Q_is_distance_0(relative_attention):
+def test_the_last_row_of_k_R_is_distance_0(relative_attention):
     """k_R descends, so relative_score combines each query's own key, distance 0, with the last row
     of k_R. Here it is the only row that is not 0."""
     q, k, value, k_R, u, v = inputs(torch.zeros, B=1, H=1, T=2, K=3, C=4)
@@ -186,7 +186,7 @@ def test_attention_of_any_size(relative_attention, B, H, T, K, C):
 
 @pytest.mark.parametrize("dtype, size", [
     (torch.float64, 1e100), (torch.float32, 1e18), (torch.bfloat16, 1e18), (torch.float16, 100)])
-def test_a_masked_key_gets_nothing_at_all(relative_attention, dtype, size):
+def test_a_masked_key_gets_probability_0(relative_attention, dtype, size):
     """A masked key gets exactly 0, in every dtype and however low the scores of the visible keys
     are. A number like -1e9 is not low enough; -inf is."""
     q, k, value, k_R, u, v = (z.to(dtype) for z in inputs(torch.zeros, B=1, H=1, T=2, K=2, C=4))
@@ -196,7 +196,7 @@ def test_a_masked_key_gets_nothing_at_all(relative_attention, dtype, size):
                 [[[0] * 4, [1 / 2] * 4]])
 
 
-def test_dropout_sees_the_probabilities(relative_attention):
+def test_dropout_gets_the_probabilities(relative_attention):
     """dropout_attention gets the probabilities, each once, in any shape: it comes after the softmax
     and before the values."""
     dropout, given = Multiply(1.0), inputs(torch.zeros, B=1, H=2, T=2, K=3, C=4)
@@ -204,7 +204,7 @@ def test_dropout_sees_the_probabilities(relative_attention):
     assert same(dropout.seen(), [0] * 2 + [1 / 3] * 6 + [1 / 2] * 4, tolerance=1e-6)
 
 
-def test_what_dropout_gives_is_used(relative_attention):
+def test_the_result_of_dropout_is_used(relative_attention):
     """The values are weighted with the result of dropout_attention, here twice the
     probabilities."""
     given = inputs(torch.ones, B=1, H=1, T=2, K=3, C=4)
@@ -225,8 +225,8 @@ def test_the_gradient_reaches_every_input(relative_attention, name):
 # ---- exercise layer -----------------------------------------------------------------------------
 
 def simple_layer(attention):
-    """Width 2, FF 3, the dropouts multiply by 2, 3 (inner) and 5.  The norms change nothing, and
-    the feed-forward network gives 0."""
+    """Return a layer of width 2 and FF 3, whose dropouts multiply by 2, 3 (inner) and 5.  Its norms
+    change nothing, and its feed-forward network returns 0."""
     part = lesson.Layer(Config(7, n_layer=1, d_model=2, n_head=1, d_head=2, d_inner=3)).double()
     part.dropout_output, part.dropout_inner = Multiply(2.0), Multiply(3.0)
     part.dropout_ff = Multiply(5.0)
@@ -244,13 +244,13 @@ def set_network(part):
 
 
 def layer_inputs(B=2, T=3, M=4, H=8, C=5, D=2):
-    """h, memory, R, u, v and mask."""
+    """Return h, memory, R, u, v and mask."""
     shapes = (B, T, D), (B, M, D), (M + T, D), (H, C), (H, C)
     return [*(torch.randn(z, dtype=torch.float64) for z in shapes), ~oracles.visible_entries(T, M)]
 
 
 def numbers(*row):
-    """One lane with one token, (1, 1, D)."""
+    """Return one lane with one token, (1, 1, D)."""
     return torch.tensor([[row]], dtype=torch.float64)
 
 
@@ -260,7 +260,7 @@ def test_attention_is_added_to_h(layer):
     assert same(layer(part, numbers(1, -1), *context), numbers(1 + 20, -1 + 40))
 
 
-def test_the_attention_gets_all_six(layer):
+def test_the_attention_gets_all_six_arguments(layer):
     """The attention gets h, memory, R, u, v and mask, as they are and in this order."""
     part, given = simple_layer(Mix()), layer_inputs()
     assert same(layer(part, *(z.clone() for z in given)), given[0] + 2 * Mix()(*given),
@@ -274,7 +274,7 @@ def test_the_feed_forward_network_is_added(layer):
     assert same(layer(part, numbers(4, -3), *context), numbers(4 + 65, -3 + 15))
 
 
-def test_the_second_block_goes_on_from_the_first(layer):
+def test_the_second_block_continues_from_the_first(layer):
     """The feed-forward network reads the first sum and is added to it."""
     part, (_, *context) = set_network(simple_layer(Constant(numbers(10, 20)))), layer_inputs(1, 1)
     # the first sum is 21, 39; W_1: 21, 39, 60; times 3: 63, 117, 180; W_2: 64, 297
@@ -290,7 +290,7 @@ def test_each_norm_comes_after_its_sum(layer):
 
 
 def random_layer(D=6, FF=9):
-    """All weights random, Mix in the place of the attention; the dropouts multiply."""
+    """Return a layer with random weights, Mix as its attention, and dropouts that multiply."""
     part = lesson.Layer(Config(9, n_layer=1, d_model=D, n_head=8, d_head=5, d_inner=FF)).double()
     for z in part.parameters():
         nn.init.normal_(z)
@@ -308,7 +308,7 @@ def test_the_whole_layer(layer, B, T, M, D, FF):
                 tolerance=1e-9)
 
 
-def test_h_stays_as_it_was(layer):
+def test_h_is_not_changed(layer):
     """h itself does not change (`h += ...` changes it, `h = h + ...` does not): the gradient of the
     attention needs it."""
     part, given = random_layer(), layer_inputs(D=6)
@@ -329,13 +329,13 @@ def test_the_gradient_reaches_every_part(layer, name):
 
 
 # ---- exercise sample_top_k ----------------------------------------------------------------------
-# The probabilities of five tokens are as 2 to 32 to 1 to 0.5 to 6; the logits are their logarithms.
+# The probabilities of five tokens are as 2 : 32 : 1 : 0.5 : 6; the logits are their logarithms.
 
 WEIGHTS = [2.0, 32.0, 1.0, 0.5, 6.0]
 
 
 def shares(sample_top_k, top_k, temperature=1.0):
-    """How often each token is drawn, (5,): shares of 1,000 draws, so chance is below 0.07."""
+    """Return the share of each token in 1,000 samples, (5,); its random error is below 0.07."""
     logits = torch.tensor(WEIGHTS).log().repeat(1000, 1)
     return sample_top_k(logits, top_k, temperature).flatten().bincount(minlength=5) / 1000
 
@@ -348,12 +348,12 @@ def test_the_best_token_of_each_row(sample_top_k):
     assert same(sample_top_k(logits, 1), [[1], [3], [0]])
 
 
-def test_tokens_are_whole_numbers(sample_top_k):
+def test_tokens_are_int64(sample_top_k):
     """Tokens are int64, as the model requires."""
     assert sample_top_k(torch.randn(3, 5), 2).dtype == torch.int64
 
 
-def test_only_the_k_best_are_drawn(sample_top_k):
+def test_only_the_k_best_are_sampled(sample_top_k):
     """With top_k 3, each of the three best tokens occurs in 1,000 samples, and no other token
     does."""
     assert same((shares(sample_top_k, 3) > 0).int(), [1, 1, 0, 0, 1])
@@ -371,46 +371,46 @@ def test_half_the_temperature_squares_the_proportions(sample_top_k):
 
 @pytest.mark.parametrize("top_k, temperature", [(5, 2.0), (2, 3.0)])
 def test_other_top_k_and_temperatures(sample_top_k, top_k, temperature):
-    """The same for any top_k from 1 to V and any temperature above 0."""
+    """The same holds for any top_k from 1 to V and any temperature above 0."""
     wanted = oracles.shares(WEIGHTS, top_k, temperature)
     assert same(shares(sample_top_k, top_k, temperature), wanted, tolerance=0.07)
 
 
-def test_each_row_by_its_own_logits(sample_top_k):
+def test_each_row_is_sampled_by_its_own_logits(sample_top_k):
     """Each row has a clear winner and is sampled from its two best: the winner must occur."""
     logits = torch.eye(4, 7)[:, [1, 0, 2, 4, 5, 3, 6]] * 50
     assert same(sample_top_k(logits, 2), [[1], [0], [2], [5]])
 
 
-def test_rows_are_drawn_one_by_one(sample_top_k):
+def test_rows_are_sampled_separately(sample_top_k):
     """In a hundred rows with the same logits, not all samples are equal."""
     assert len(sample_top_k(torch.zeros(100, 3), 3).unique()) > 1
 
 
 def draws(sample_top_k, seed):
-    """Fifty tokens with a generator of this seed."""
+    """Sample fifty tokens with a generator of this seed."""
     logits = torch.linspace(-1, 1, 450).sin().view(50, 9)
     return sample_top_k(logits, 5, 1.0, torch.Generator().manual_seed(seed))
 
 
-def test_the_same_seed_draws_the_same_tokens(sample_top_k):
+def test_the_same_seed_samples_the_same_tokens(sample_top_k):
     """`generator` determines the tokens: the same seed gives the same tokens."""
     assert same(draws(sample_top_k, 3), draws(sample_top_k, 3))
 
 
-def test_another_seed_draws_other_tokens(sample_top_k):
+def test_another_seed_samples_other_tokens(sample_top_k):
     """`generator` determines the tokens: another seed gives other tokens."""
     assert not draws(sample_top_k, 3).equal(draws(sample_top_k, 4))
 
 
-def test_all_chance_is_the_generators(sample_top_k):
+def test_only_the_given_generator_is_used(sample_top_k):
     """With a `generator`, torch's own generator is not used."""
     before = torch.get_rng_state()
     draws(sample_top_k, 3)
     assert torch.get_rng_state().equal(before)
 
 
-def test_logits_stay_as_they_were(sample_top_k):
+def test_logits_are_not_changed(sample_top_k):
     """The logits are not changed."""
     logits = torch.randn(3, 5)
     before = logits.clone()
@@ -419,8 +419,8 @@ def test_logits_stay_as_they_were(sample_top_k):
 
 
 # ---- exercise generate --------------------------------------------------------------------------
-# The next token of an Adder is the sum of all that it has read, and Greedy draws the best token: so
-# each new token is the sum of all before it.
+# The next token of an Adder is the sum of all tokens read, and Greedy returns the best token.  Each
+# new token is therefore the sum of all tokens before it.
 
 def run(generate, model, prompt, *more, draw=None):
     """Call generate with Greedy in place of sample_top_k."""
@@ -437,13 +437,13 @@ def test_each_token_follows_from_all_before_it(generate):
 
 @pytest.mark.parametrize("B, P, n", [(3, 1, 4), (1, 5, 1), (2, 4, 0), (1, 1, 6)])
 def test_other_numbers_of_tokens(generate, B, P, n):
-    """The same for any prompt and any number of new tokens, including 0."""
+    """The same holds for any prompt and any number of new tokens, including 0."""
     prompt = torch.randint(1, 53, (B, P))
     assert same(run(generate, Adder(53), prompt, n), oracles.running_sums(prompt, n, 53))
 
 
 @pytest.mark.parametrize("n", [0, 2])
-def test_new_tokens_are_whole_numbers(generate, n):
+def test_new_tokens_are_int64(generate, n):
     """Tokens are int64, as the model requires, even if there are none."""
     assert run(generate, Adder(), [[1, 2, 3]], n).dtype == torch.int64
 
@@ -455,7 +455,7 @@ def test_the_prompt_is_read_once(generate):
     assert same(model.lengths[:4], [3, 1, 1, 1])
 
 
-def test_nothing_is_read_in_vain(generate):
+def test_at_most_one_extra_call(generate):
     """n_tokens calls of the model are enough; one more, for the last token, is allowed."""
     model = Adder()
     run(generate, model, [[1, 2, 3]], 4)
@@ -476,7 +476,7 @@ def test_no_gradients(generate):
     assert not any(model.gradients)
 
 
-def test_top_k_temperature_and_generator_are_handed_on(generate):
+def test_top_k_temperature_and_generator_are_passed_on(generate):
     """sample_top_k gets the top_k, temperature and generator of this call."""
     draw, generator = Greedy(), torch.Generator()
     run(generate, Adder(), [[1, 2], [3, 4]], 2, 7, 0.5, generator, draw=draw)
@@ -498,7 +498,7 @@ def test_top_k_is_40_or_the_whole_vocabulary(generate, V, asked, top_k):
     assert draw.given[0][0] == top_k
 
 
-def test_the_prompt_stays_as_it_was(generate):
+def test_the_prompt_is_not_changed(generate):
     """The prompt is not changed."""
     prompt = torch.tensor([[1, 2, 3]])
     run(generate, Adder(), prompt, 2)

@@ -25,31 +25,31 @@ lesson_1 = train.lesson_1
 # mean is 7, and its gradient (mean of y, mean of memory) = (3, 4), of norm 5.  The rate is 1/2.
 
 X, Y = torch.tensor([[9, 1, 2], [8, 6, 5]]), torch.tensor([[1, 2, 3], [6, 5, 1]])
-STEPPING = presets.Recipe(steps=9, dtype="float32")
+RECIPE_TO_TRAIN = presets.Recipe(steps=9, dtype="float32")
 
 
 def past():
-    """The memory before the step: one layer, (B, 1, 1)."""
+    """Return the memory before the step: one layer, (B, 1, 1)."""
     return [torch.tensor([2.0, 6.0], dtype=torch.float64)[:, None, None]]
 
 
 def step(train_step, model, memory, clip=100.0, micro_batch=0, x=X, y=Y):
-    """What one step returns; clip 100 is too high to clip anything."""
+    """Return the result of one step; clip 100 is too high to clip anything."""
     model.optimizer = Descent(model)
     device = model.W.device
     with replaced(machine, autocast=model.autocast), replaced(
             ranks, no_sync=model.no_sync, mean=model.mean):
         return train_step(model, model.optimizer, x.to(device), y.to(device), memory,
-                          replace(STEPPING, clip=clip, micro_batch=micro_batch))
+                          replace(RECIPE_TO_TRAIN, clip=clip, micro_batch=micro_batch))
 
 
 def weights(model):
-    """W and u as one tensor (2,)."""
+    """Return W and u as one tensor (2,)."""
     return torch.cat([model.W, model.u])
 
 
 def first(result):
-    """The loss, also of a step that returns nothing else."""
+    """Return the loss, even if the step returns nothing else."""
     return result[0] if isinstance(result, tuple | list) and result else result
 
 
@@ -58,7 +58,7 @@ def is_three(result):
 
 
 def lanes_of(memory):
-    """The numbers of a memory, one for each lane; none, if it is no memory of one layer."""
+    """Return the values of a memory, one per lane; none if it is not a memory of one layer."""
     one_layer = isinstance(memory, tuple | list) and len(memory) == 1
     return memory[0].flatten() if one_layer else torch.zeros(0)
 
@@ -69,20 +69,20 @@ def test_the_loss_is_the_mean(train_step):
     assert same(first(step(train_step, Ledger(), past())), 7.0, tolerance=1e-9)
 
 
-def test_three_things_come_back(train_step):
+def test_three_results_are_returned(train_step):
     """Return three things: the mean loss, the norm of the gradient before clipping, and the new
     memory."""
     assert is_three(step(train_step, Ledger(), past()))
 
 
-def test_a_step_goes_down_the_gradient_of_the_mean(train_step):
+def test_a_step_descends_the_gradient_of_the_mean(train_step):
     """Call backward() on the mean loss, and let the optimizer make one step."""
     model = Ledger()
     step(train_step, model, past())
     assert same(weights(model), [1 - 3 / 2, 1 - 4 / 2], tolerance=1e-9)
 
 
-def test_gradients_of_the_step_before_are_cleared(train_step):
+def test_gradients_of_the_previous_step_are_cleared(train_step):
     """Gradients add up until they are cleared: clear those of the previous step."""
     model = Ledger()
     model.W.grad = torch.tensor([10.0], dtype=torch.float64)
@@ -99,12 +99,12 @@ def test_the_gradient_is_clipped_before_the_step(train_step):
 
 
 @pytest.mark.parametrize("clip", [1.0, 100.0])
-def test_the_norm_is_that_before_clipping(train_step, clip):
+def test_the_norm_is_taken_before_clipping(train_step, clip):
     """Return the norm of the whole gradient before clipping."""
     assert same(step(train_step, Ledger(), past(), clip)[1], 5.0, tolerance=1e-5)
 
 
-def test_the_new_memory_comes_back(train_step):
+def test_the_new_memory_is_returned(train_step):
     """The third result is the new memory, as the model returned it."""
     assert same(lanes_of(step(train_step, Ledger(), past())[2]), [2, 5])
 
@@ -117,7 +117,7 @@ def test_every_lane_is_read_once_and_in_order(train_step):
     assert not more and call.x.equal(X) and call.y.equal(Y) and call.memory[0].equal(past()[0])
 
 
-def test_run_micro_batch_lanes_are_read_at_a_time(train_step):
+def test_each_call_reads_the_lanes_of_one_micro_batch(train_step):
     """Call the model for the lanes of each slice of micro_batches(B, recipe.micro_batch), in order:
     here for 1 of 2 lanes at a time."""
     model = Ledger()
@@ -126,14 +126,14 @@ def test_run_micro_batch_lanes_are_read_at_a_time(train_step):
     assert same(torch.cat([call.x for call in model.calls]), X)
 
 
-def test_each_part_has_the_memory_of_its_own_lanes(train_step):
+def test_each_micro_batch_has_the_memory_of_its_own_lanes(train_step):
     """Each micro-batch is read with the memory of its own lanes."""
     model = Ledger()
     step(train_step, model, past(), micro_batch=1)
     assert same(torch.cat([call.memory[0] for call in model.calls]).flatten(), [2, 6])
 
 
-def test_the_parts_add_up_to_the_step_of_all_lanes(train_step):
+def test_the_micro_batches_add_up_to_the_step_of_all_lanes(train_step):
     """Clear the gradients before the first micro-batch. The gradients of all micro-batches add up,
     and one step is made with the gradient of the mean over all B x T tokens."""
     model = Ledger()
@@ -142,7 +142,7 @@ def test_the_parts_add_up_to_the_step_of_all_lanes(train_step):
     assert same(weights(model), [1 - 3 / 2, 1 - 4 / 2], tolerance=1e-9)
 
 
-def test_a_part_counts_by_its_number_of_tokens(train_step):
+def test_a_micro_batch_counts_by_its_number_of_tokens(train_step):
     """The last micro-batch may be smaller: with three lanes of losses 1, 2 and 6, read two at a
     time, the mean is 3."""
     model, y = Ledger(), torch.tensor([[1], [2], [6]])
@@ -150,19 +150,19 @@ def test_a_part_counts_by_its_number_of_tokens(train_step):
     assert same([first(result), weights(model)[0].item()], [3.0, 1 - 3 / 2], tolerance=1e-6)
 
 
-def test_the_parts_are_clipped_together(train_step):
+def test_the_micro_batches_are_clipped_together(train_step):
     """Clip once, after the last micro-batch: the gradient of all lanes, of norm 5."""
     model = Ledger()
     norm = step(train_step, model, past(), clip=1.0, micro_batch=1)[1]
     assert same([norm, *weights(model).tolist()], [5, 1 - 0.6 / 2, 1 - 0.8 / 2], tolerance=1e-5)
 
 
-def test_the_memories_of_the_parts_are_joined(train_step):
+def test_the_memories_of_the_micro_batches_are_concatenated(train_step):
     """The new memory covers all lanes, in their order: concatenate those of the micro-batches."""
     assert same(lanes_of(step(train_step, Ledger(), past(), micro_batch=1)[2]), [2, 5])
 
 
-def test_only_the_last_part_meets_the_other_ranks(train_step):
+def test_only_the_last_micro_batch_synchronizes_gradients(train_step):
     """Forward and backward of a micro-batch are inside `with ranks.no_sync(model, last=...):`,
     where last is True for the last one: several ranks synchronize gradients once per step."""
     model = Ledger()
@@ -171,7 +171,7 @@ def test_only_the_last_part_meets_the_other_ranks(train_step):
                                                                    ("no_sync", True)]
 
 
-def test_without_a_past_the_model_gets_none(train_step):
+def test_without_a_memory_the_model_gets_none(train_step):
     """At the beginning of the text the memory is None, and the model gets None: zeros would be a
     memory to attend to."""
     model = Ledger()
@@ -193,24 +193,24 @@ def test_loss_and_norm_are_floats(train_step):
     assert isinstance(loss, float) and isinstance(norm, float)
 
 
-def test_the_old_memory_stays_as_it_was(train_step):
+def test_the_old_memory_is_not_changed(train_step):
     """The given memory is not changed in place: a step without an update must return it."""
     memory = past()
     step(train_step, Ledger(), memory)
     assert same(lanes_of(memory), [2, 6])
 
 
-bad_steps = pytest.mark.parametrize("bad", ["loss and gradient", "loss", "gradient"])
+non_finite_steps = pytest.mark.parametrize("bad", ["loss and gradient", "loss", "gradient"])
 
 
-@bad_steps
-def test_a_bad_step_returns_three_things_too(train_step, bad):
+@non_finite_steps
+def test_a_non_finite_step_also_returns_three_results(train_step, bad):
     """If loss or norm is not finite, three things are still returned, and the run continues."""
     assert is_three(step(train_step, Ledger(bad), past()))
 
 
-@bad_steps
-def test_a_bad_step_leaves_the_weights(train_step, bad):
+@non_finite_steps
+def test_a_non_finite_step_keeps_the_weights(train_step, bad):
     """If loss or norm is not finite, the weights do not change: one such value would make all of
     them NaN."""
     model = Ledger(bad)
@@ -218,8 +218,8 @@ def test_a_bad_step_leaves_the_weights(train_step, bad):
     assert same(weights(model), [1, 1])
 
 
-@bad_steps
-def test_a_bad_step_leaves_the_optimizer(train_step, bad):
+@non_finite_steps
+def test_a_non_finite_step_makes_no_optimizer_step(train_step, bad):
     """If loss or norm is not finite, the optimizer makes no step at all: Adam would move the
     weights by its averages."""
     model = Ledger(bad)
@@ -227,8 +227,8 @@ def test_a_bad_step_leaves_the_optimizer(train_step, bad):
     assert model.optimizer.steps == 0
 
 
-@bad_steps
-def test_a_bad_step_hands_the_old_memory_back(train_step, bad):
+@non_finite_steps
+def test_a_non_finite_step_returns_the_old_memory(train_step, bad):
     """If loss or norm is not finite, the third result is the old memory, not the new one."""
     assert same(lanes_of(step(train_step, Ledger(bad), past())[2]), [2, 6])
 
@@ -236,7 +236,7 @@ def test_a_bad_step_hands_the_old_memory_back(train_step, bad):
 @pytest.mark.parametrize("bad, loss, norm", [
     ("loss and gradient", math.nan, math.nan), ("loss", math.inf, 5.0),
     ("gradient", 7.0, math.inf)])
-def test_bad_numbers_are_returned_as_they_are(train_step, bad, loss, norm):
+def test_non_finite_values_are_returned_as_they_are(train_step, bad, loss, norm):
     """Loss and norm are returned as they are even if they are not finite, so that the loop can
     report them."""
     assert same(list(step(train_step, Ledger(bad), past())[:2]), [loss, norm], tolerance=1e-5)
@@ -271,11 +271,11 @@ def test_the_model_is_called_under_autocast(train_step, device):
 #     loss    1 4 1 | 9 13 6 | 15     their sum is 49, their mean 7
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
-READING = presets.Recipe(steps=9, dtype="float32", batch=2, segment=2)
+RECIPE_TO_EVALUATE = presets.Recipe(steps=9, dtype="float32", batch=2, segment=2)
 
 
 def read(evaluate, model=None, tokens=TOKENS, eval_segment=3, eval_mem_len=1, **more):
-    """Evaluate with stand-ins for all that is no part of this exercise."""
+    """Evaluate with stand-ins for everything outside this exercise."""
     model, asked = model or Ledger(), more.pop("asked", [])
     ledger = model.model if isinstance(model, OpaqueReader) else model
     tokens = torch.as_tensor(tokens, dtype=torch.uint8)
@@ -287,8 +287,8 @@ def read(evaluate, model=None, tokens=TOKENS, eval_segment=3, eval_mem_len=1, **
     with replaced(lesson_1, lanes=oracles.lanes, segments=oracles.segments), replaced(
             train, progress=progress, evaluating=ledger.evaluating), replaced(
             machine, autocast=ledger.autocast):
-        return evaluate(model, tokens, replace(READING, eval_segment=eval_segment,
-                                               eval_mem_len=eval_mem_len), **more)
+        recipe = replace(RECIPE_TO_EVALUATE, eval_segment=eval_segment, eval_mem_len=eval_mem_len)
+        return evaluate(model, tokens, recipe, **more)
 
 
 def test_the_mean_over_all_predictions(evaluate):
@@ -298,7 +298,7 @@ def test_the_mean_over_all_predictions(evaluate):
     assert same(read(evaluate), 49 / 7, tolerance=1e-9)
 
 
-def test_a_second_evaluation_gives_the_same(evaluate):
+def test_a_second_evaluation_returns_the_same(evaluate):
     """Each evaluation starts without a memory (None): earlier evaluations have no effect."""
     model = Ledger()
     assert same([read(evaluate, model), read(evaluate, model)], [7.0, 7.0], tolerance=1e-9)
@@ -306,8 +306,8 @@ def test_a_second_evaluation_gives_the_same(evaluate):
 
 @pytest.mark.parametrize("n, T", [(24, 5), (23, 11), (13, 1), (9, 50), (16, 5), (2, 4)])
 def test_other_texts_and_segments(evaluate, n, T):
-    """The same for any n and T = evaluation_segment_length(recipe): one token per segment, all in
-    one segment, a last segment that is shorter or not."""
+    """The same holds for any n and T = evaluation_segment_length(recipe): one token per segment,
+    all in one segment, a last segment that is shorter or not."""
     tokens = [i * i % 11 for i in range(n)]
     assert same(read(evaluate, None, tokens, 1, T), oracles.mean_loss(tokens, T), tolerance=1e-9)
 
@@ -333,7 +333,7 @@ def test_the_model_is_called_inside_evaluating(evaluate):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_goes_on_as_before(evaluate, training):
+def test_the_mode_of_the_model_is_restored(evaluate, training):
     """After the evaluation the model is in the same mode as before."""
     model = Ledger().train(training)
     read(evaluate, model)
@@ -349,7 +349,7 @@ def test_there_are_no_gradients(evaluate):
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_evaluation_is_under_autocast_too(evaluate, device):
+def test_evaluation_is_also_under_autocast(evaluate, device):
     """Call the model inside `with autocast(recipe, device.type):`, where device is the model's."""
     model = Ledger().to(device)  # meta: a device without numbers, in the place of a GPU
     with suppress(Recorded):
@@ -357,7 +357,7 @@ def test_evaluation_is_under_autocast_too(evaluate, device):
     assert all(("autocast", device) in call.open for call in model.calls) and not model.open
 
 
-def test_the_text_goes_to_the_model(evaluate):
+def test_the_tokens_go_to_the_models_device(evaluate):
     """The tokens go to the device of the model's weights, such as model.u."""
     model = Ledger().to("meta")
     with suppress(Recorded):
@@ -380,7 +380,7 @@ def test_the_sum_is_kept_in_float64(evaluate, T):
 
 
 @pytest.mark.parametrize("n, parts", [(8, 3), (7, 2)])
-def test_progress_is_told_how_many_segments(evaluate, n, parts):
+def test_progress_gets_the_number_of_segments(evaluate, n, parts):
     """If you use progress(items, label, total), pass it the label and the number of segments, of
     which the last may be shorter."""
     asked = []

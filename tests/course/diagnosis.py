@@ -1,8 +1,8 @@
-"""Diagnose a broken rule: compare the wrong answer with those of the known mistakes.
+"""Diagnose a broken rule by comparing the student's result with those of the known mistakes.
 
-`diagnose` runs the broken rule again with each known wrong implementation (mistakes.py) in place of
-the function.  If one gives the same wrong answer, the message begins with its sentence, otherwise
-with the rule's own.  The rule and the expected and actual values follow, side by side.
+`diagnose` runs the broken rule with each known mistake (mistakes.py) in place of the function.  If
+one has the same incorrect result, the message begins with its sentence, otherwise with the rule's
+sentence.  The rule and the expected and actual values follow, side by side.
 """
 import inspect
 import warnings
@@ -26,7 +26,7 @@ SECONDS = 5  # the limit for the comparison with all mistakes
 
 @dataclass
 class Outcome:
-    """How a rule was broken: by a wrong result, by an error, or by an assert of its own."""
+    """A rule was broken by a wrong result, by an error, or by another assert of the rule."""
 
     error: BaseException
     comparison: Comparison | None  # the last one, if it failed
@@ -38,7 +38,7 @@ class Outcome:
         return "rule" if self.comparison is None else "number"
 
     def is_like(self, other):
-        """Return whether this is the same wrong answer; NaN alone has too many causes to be."""
+        """Return whether both are the same incorrect result; a result of only NaN never is."""
         if self.kind() != other.kind():
             return False
         if self.kind() == "error":
@@ -62,8 +62,8 @@ def outcome(error):
 
 
 def outcome_of(rule, function):
-    """Run a rule, and return its Outcome, None if it holds.  Raises TimeoutError once the time for
-    all comparisons is over."""
+    """Run a rule, and return its Outcome, or None if it holds.  Raises TimeoutError when the time
+    for all comparisons is over."""
     try:
         run(rule, function)
     except TimeoutError:
@@ -85,7 +85,7 @@ def outcome_of_mistake(rule, mistake):
 
 
 def alike_under(rule, mistake, mine):
-    """Return whether this mistake also keeps the rule, or breaks it with the same wrong answer."""
+    """Return whether this mistake also passes the rule, or breaks it with the same result."""
     theirs = outcome_of_mistake(rule, mistake)
     return theirs is mine if None in (theirs, mine) else mine.is_like(theirs)
 
@@ -95,9 +95,9 @@ def alike_under(rule, mistake, mine):
 def misconception(rule, function, mine):
     """Return the sentence of the mistake with the same answers as this function, or "".
 
-    If several have them, the one that agrees under most of the other rules is chosen.  A mistake is
-    an edit of the shipped function: if that also breaks this rule, the lesson was edited elsewhere,
-    and no mistake fits.
+    If several mistakes have the same answers, the one that agrees in most of the other rules is
+    chosen.  If the shipped function also breaks this rule, the lesson was edited elsewhere, and no
+    mistake fits.
     """
     shipped = mistakes.function_from(rule.exercise, solution(BY_NAME[rule.exercise]))
     if mine.kind() == "rule" or outcome_of(rule, shipped) is not None:
@@ -118,7 +118,7 @@ def diagnose(rule, function, error):
     sentence = comparison.problem() if comparison is not None else ""
     if not sentence and not isinstance(error, TimeoutError):
         try:
-            # output and warnings of the mistakes are of no use to the student
+            # students need not see the output and the warnings of the mistakes
             with time_limit(SECONDS), redirect_stdout(StringIO()), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 sentence = misconception(rule, function, mine)
@@ -127,7 +127,7 @@ def diagnose(rule, function, error):
     if mine.kind() == "error":
         code = getattr(inspect.unwrap(function), "__code__", None)
         what = raised(error, code and code.co_filename)
-        if "refused" in rule.name and not sentence:  # it was another error
+        if "rejected" in rule.name and not sentence:  # the function raised another error
             sentence = asked
         lines = [sentence, f"  {what}"] if sentence else [what]
     else:

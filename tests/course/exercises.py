@@ -1,4 +1,4 @@
-"""The exercises in course order: the function, the task and the hint of each.
+"""List the exercises in course order, with the function, the task and the hint of each.
 
 `python tests/blank.py --list` prints the table.  Their rules are tests: those of rel_shift are in
 tests/test_04_rel_shift.py and take `rel_shift` as an argument.
@@ -14,7 +14,7 @@ LESSONS = ("01_vanilla_segments", "02_recurrence", "03_relative_attention", "04_
 
 @dataclass(frozen=True)
 class Exercise:
-    """A function with one idea that a student writes again."""
+    """A function with one idea that a student rewrites."""
 
     name: str  # its name for `pytest -k` and blank.py
     file: str  # the lesson

@@ -1,7 +1,7 @@
-"""The lessons under test: where they are, what keeps one from being tested, the shipped solutions.
+"""Find and import the lessons under test, and read the shipped solutions.
 
-They are those of this folder or, with XL_CODE, the files that somebody else has handed in.  Ours
-stand in for a lesson that is missing or broken, but only so that the others can be imported.
+They come from this folder or, with XL_CODE, from a student's submission.  A shipped lesson replaces
+one that is missing or broken, but only so that the others can be imported.
 """
 import json
 import os
@@ -19,41 +19,41 @@ from pathlib import Path
 from course.exercises import LESSONS, ROOT, find
 
 TESTS = ROOT / "tests"
-PRISTINE = TESTS / "course" / "pristine"  # of lessons that are blank: as they were before that
+PRISTINE = TESTS / "course" / "pristine"  # has the shipped text of every lesson that was blanked
 under_test = {file: ROOT / f"{file}.py" for file in LESSONS}  # the files that are judged
 broken = {}  # lesson -> one sentence, if it cannot be imported
-home = None  # the temporary folder in which somebody else's code runs, if it is under test
-MEMORY = 4 << 30  # bytes that it may have, over what torch itself takes
-FILE_SIZE = 100 << 20  # bytes of one file that it writes
-COPY = r"(-\d+| \(\d+\))"  # what a browser adds to a name that is there already
+home = None  # the temporary folder in which a submission runs, if one is under test
+MEMORY = 4 << 30  # bytes that a submission may use, beyond those of torch itself
+FILE_SIZE = 100 << 20  # the largest file that it may write, in bytes
+COPY = r"(-\d+| \(\d+\))"  # the number that a browser adds to a name that exists already
 
 
-# ---- somebody else's lessons --------------------------------------------------------------------
+# ---- the lessons of a submission ----------------------------------------------------------------
 
 def is_hidden(name):
-    """Is this not a student's work?  .git, ._notes.py, __pycache__, __MACOSX"""
+    """Return whether this is not a student's work: .git, ._notes.py, __pycache__, __MACOSX."""
     return name.startswith((".", "__"))
 
 
 def copy_number(path):
-    """The number that a browser or a learning platform adds to a name: 2 in x-2.py and x (2).py.
-    """
+    """Return the number that a browser or a learning platform adds to a name: 2 for x-2.py and for
+    x (2).py."""
     found = re.search(COPY + "$", path.stem)
     return int(found.group().strip("- ()")) if found else 0
 
 
 def lesson_of(path):
-    """The lesson that a file is, by its name, or None."""
+    """Return the lesson that this file contains, judging by its name, or None."""
     stem = re.sub(COPY + "$", "", path.stem)
     return stem if stem in LESSONS and path.suffix == ".py" else None
 
 
 def find_lessons(place):
-    """{lesson: path} of the lesson files in a folder, or in the one folder below it that has some.
-    Of several copies the last one counts.  ValueError: one sentence."""
+    """Return {lesson: path} of the lesson files in a folder, or in the only folder below it that
+    has some.  The last of several copies counts.  Raises ValueError with one sentence."""
     place = Path(place)
     if not place.is_dir():
-        raise ValueError(f"{place} is no folder; unpack archives, and name the folder with the "
+        raise ValueError(f"{place} is not a folder; unpack archives, and give the folder with the "
                          "files of one student")
     paths = [path for path in place.rglob("*.py")
              if lesson_of(path) and not any(map(is_hidden, path.relative_to(place).parts))]
@@ -71,7 +71,7 @@ def find_lessons(place):
 
 
 def take_lessons_from(place):
-    """Test somebody else's lessons: they run, and leave their files, in a temporary folder."""
+    """Test the lessons of a submission, which run and write their files in a temporary folder."""
     global under_test, home
     under_test = find_lessons(place)
     home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -80,7 +80,7 @@ def take_lessons_from(place):
 
 
 def go_home():
-    """Return there, wherever somebody else's code has gone."""
+    """Change back to that temporary folder, because the submission may have changed directory."""
     if home:
         folder = Path(home.name) / "home"  # one deeper, so that .. is also temporary
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def go_home():
 
 
 def limit_resources():
-    """Limit the memory of this process, and the size of a file that it writes (on Linux)."""
+    """Limit the memory of this process and the size of the files that it writes (on Linux)."""
     taken = Path("/proc/self/statm")
     if taken.exists():
         import resource
@@ -98,7 +98,7 @@ def limit_resources():
 
 
 def note(**facts):
-    """Add a line to the file XL_REPORT: whatever becomes of this process, it can be read."""
+    """Add a line to the file XL_REPORT, which can be read even if this process dies."""
     if path := os.environ.get("XL_REPORT"):
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(facts) + "\n")
@@ -107,14 +107,14 @@ def note(**facts):
 # ---- the lessons, imported in order -------------------------------------------------------------
 
 def load(file, path):
-    """Import a lesson from this path, under its own name, so that every later import takes it."""
+    """Import a lesson from this path under its own name, so that later imports return it."""
     spec = spec_from_file_location(file, path)
     sys.modules[file] = module_from_spec(spec)
     spec.loader.exec_module(sys.modules[file])
 
 
 def raised(error, file):
-    """An error in one line: what, and where in this file, without the frames of libraries."""
+    """Describe an error and its place in this file in one line, without frames of libraries."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
     where = f" in line {frames[-1].lineno} ({frames[-1].line})" if frames else ""
     text = " ".join(str(error).split()) or "no message"
@@ -122,8 +122,8 @@ def raised(error, file):
 
 
 def sentence(error, path):
-    """Why a lesson file cannot be imported, in one line."""
-    if isinstance(error, SyntaxError):  # TabError, and text that is not UTF-8, among them
+    """Say in one line why a lesson file cannot be imported."""
+    if isinstance(error, SyntaxError):  # includes TabError and text that is not UTF-8
         where = f", line {error.lineno}" if error.lineno else ""
         return f"{path.name}{where}: {type(error).__name__}: {error.msg}"
     advice = "; the course uses numpy, torch and matplotlib only"
@@ -132,7 +132,7 @@ def sentence(error, path):
 
 
 def import_lessons(up_to=LESSONS[-1]):
-    """Import all six, or those up to one.  ValueError if one is broken and nothing can stand in."""
+    """Import the lessons up to this one.  Raises ValueError if a broken one has no replacement."""
     for file in LESSONS[: LESSONS.index(up_to) + 1]:
         note(importing=file)
         go_home()
@@ -150,7 +150,7 @@ def import_lessons(up_to=LESSONS[-1]):
 
 @contextmanager
 def time_limit(seconds):
-    """TimeoutError after so many seconds of computing (where the system has such a clock)."""
+    """Raise TimeoutError after this much CPU time, on systems that have such a clock."""
     if not hasattr(signal, "setitimer"):
         yield
         return
@@ -158,7 +158,7 @@ def time_limit(seconds):
     def ring(number, frame):
         raise TimeoutError(f"still running after {seconds} seconds: an endless loop?")
 
-    before = signal.signal(signal.SIGPROF, ring)  # a clock of this process, however busy others are
+    before = signal.signal(signal.SIGPROF, ring)  # measures this process, not busy neighbors
     signal.setitimer(signal.ITIMER_PROF, seconds, seconds)  # repeatedly: one may be swallowed
     try:
         yield
@@ -170,7 +170,7 @@ def time_limit(seconds):
 # ---- one function -------------------------------------------------------------------------------
 
 def function_of(exercise):
-    """The function under test, as its lesson has it; None if it is missing."""
+    """Return the function under test from its lesson, or None if it is missing."""
     found = import_module(exercise.file)
     for part in exercise.function.split("."):
         found = getattr(found, part, None)
@@ -178,7 +178,7 @@ def function_of(exercise):
 
 
 def problem_of(exercise):
-    """Why this exercise cannot be tested, in one sentence; "" if it can."""
+    """Say in one sentence why this exercise cannot be tested; return "" if it can."""
     if exercise.file in broken:
         return broken[exercise.file]
     if callable(function_of(exercise)):
@@ -192,33 +192,33 @@ WARNING = "# SPOILERS: this lesson before it was blanked; the known mistakes are
 
 
 def kept_file(file, root=ROOT):
-    """Where a lesson is kept as it was before its first blank."""
+    """Return the path that keeps the text of a lesson from before its first blank."""
     return root / PRISTINE.relative_to(ROOT) / f"{file}.py"
 
 
 def in_work():
-    """Has an exercise been blanked, and not restored by --undo?"""
+    """Return whether an exercise was blanked and has not been restored by --undo."""
     return any(PRISTINE.glob("*.py"))
 
 
 def shipped_file(file):
-    """The file that holds a lesson as it is shipped, whether it is blank now or not."""
+    """Return the file with the shipped text of a lesson, even if the lesson is blank now."""
     kept = kept_file(file)
     return kept if kept.exists() else ROOT / f"{file}.py"
 
 
 def text_of(path):
-    """The text of a lesson file, without the line that is put above a kept one."""
+    """Return the text of a lesson file, without the warning above a kept one."""
     return path.read_text(encoding="utf-8").removeprefix(WARNING)
 
 
 def pristine(file):
-    """The text of a lesson as it is shipped."""
+    """Return the shipped text of a lesson."""
     return text_of(shipped_file(file))
 
 
 def keep_pristine(file, root):
-    """Keep the shipped text of a lesson, in this copy of the project."""
+    """Keep the shipped text of a lesson in the copy of the project at `root`."""
     kept = kept_file(file, root)
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(WARNING + pristine(file), encoding="utf-8")
@@ -226,7 +226,7 @@ def keep_pristine(file, root):
 
 @cache
 def solution(exercise):
-    """The shipped solution as text, without its docstring and the indentation of a class."""
+    """Return the shipped solution as text, without its docstring and a class's indentation."""
     text = pristine(exercise.file)
     node, first = find(text, exercise.function)
     lines = text.splitlines()

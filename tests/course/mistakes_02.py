@@ -16,7 +16,7 @@ TABLE["update_memory"] = (
       "[h.new_zeros(len(h), max(0, M - memory.shape[1] - h.shape[1]), 3), memory, h]")),
     ("the old memory is dropped: keep the last M rows of BOTH", ("[memory, h]", "[h]")),
     ("one row too many is kept", ("shape[1] - M", "shape[1] - M - 1")),
-    ("test_the_memory_has_the_type_of_h", (".detach()", ".detach().float()")),
+    ("test_the_memory_has_the_dtype_of_h", (".detach()", ".detach().float()")),
 )
 TABLE["causal_mask"] = (
     ("the offset m is missing: query i is key m + i; without m the first queries do not see all "

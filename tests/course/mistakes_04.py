@@ -24,7 +24,7 @@ TABLE["rel_shift_by_index"] = (
 )
 TABLE["rel_shift"] = (
     ("the rows went to the right, into the future: did you drop the first row or the last? The "
-     "first one holds what nobody needs", ("x[..., 1:, :]", "x[..., :-1, :]")),
+     "first row holds only values that are not needed", ("x[..., 1:, :]", "x[..., :-1, :]")),
     ("nothing has moved: view the padded values as rows of T",
      ("*batch, K + 1, T", "*batch, T, K + 1"), ("x[..., 1:, :]", "x[..., :, 1:]")),
     ("the sizes do not fit: (T, K + 1) padded values are as many as (K + 1, T); without one row "

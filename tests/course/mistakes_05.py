@@ -24,7 +24,7 @@ TABLE["attention_mask"] = (
     ("test_the_mask_is_bool",
      ("return (distance < 0) | (distance > M)",
       "return ((distance < 0) | (distance > M)).float()")),
-    ("test_the_mask_stands_on_the_device", ("torch.arange(T, device=device)", "torch.arange(T)")),
+    ("test_the_mask_is_on_the_device", ("torch.arange(T, device=device)", "torch.arange(T)")),
 )
 TABLE["distance_encoding"] = (
     ("your distances ascend; they must descend, from K - 1 in the first row to 0",
@@ -45,7 +45,7 @@ TABLE["distance_encoding"] = (
     ("clamp_len = 0 means no clamp, but here every distance became 0",
      (CLAMP, "    distance = distance.clamp(max=max(clamp_len, 0))\n")),
     ("a negative clamp_len means no clamp, as 0 does", ("clamp_len > 0", "clamp_len != 0")),
-    ("test_R_stands_on_the_device", (", device=device)", ")")),
+    ("test_R_is_on_the_device", (", device=device)", ")")),
 )
 TABLE["relative_attention"] = (
     ("u and v are swapped: u goes with the content (k), v with the position (k_R)",
@@ -115,7 +115,7 @@ def forward(self, h, *past):
      ("h + self.dropout_output(attended)", "self.dropout_output(h + attended)")),
     ("u and v are swapped in the call of the attention",
      ("self.attention(h, memory, R, u, v, mask)", "self.attention(h, memory, R, v, u, mask)")),
-    ("test_h_stays_as_it_was",
+    ("test_h_is_not_changed",
      ("h = self.norm_1(h + self.dropout_output(attended))",
       "h += self.dropout_output(attended)\n    h = self.norm_1(h)")),
 )
@@ -140,8 +140,8 @@ TABLE["sample_top_k"] = (
      ("best / temperature", "best * temperature")),
     ("the temperature has no effect: divide the logits by it before the softmax (after it, it "
      "cancels)", ("best / temperature", "best")),
-    ("test_the_same_seed_draws_the_same_tokens", (", generator=generator)", ")")),
-    ("test_tokens_are_whole_numbers",
+    ("test_the_same_seed_samples_the_same_tokens", (", generator=generator)", ")")),
+    ("test_tokens_are_int64",
      ("tokens.gather(-1, choice)", "tokens.gather(-1, choice).float()")),
     ("the logits are divided in place: make a new tensor",
      ("    best, tokens", "    logits /= temperature\n    best, tokens"),

@@ -11,7 +11,7 @@ TABLE["train_step"] = (
      (CALL, "model(y[lanes], past, x[lanes])")),
     ("you return the sum of the losses; return their mean over all B x T tokens",
      ("losses.sum() / y.numel()", "losses.sum()")),
-    ("test_three_things_come_back", (f"return loss, norm, {MEMORY}", f"return loss, {MEMORY}")),
+    ("test_three_results_are_returned", (f"return loss, norm, {MEMORY}", f"return loss, {MEMORY}")),
     ("the weights have not moved: optimizer.step() is missing, or the gradients are cleared just "
      "before it", ("    optimizer.step()\n", "")),
     ("the weights have not moved: loss.backward() is missing, so there is no gradient",
@@ -45,7 +45,7 @@ TABLE["train_step"] = (
     ("you changed the old memory in place: a step without an update must still return it",
      ("    optimizer.step()\n", "    optimizer.step()\n    if memory:\n"
       f"        memory[0].copy_({MEMORY}[0])\n")),
-    ("test_a_bad_step_returns_three_things_too", ("return loss, norm, memory", "return")),
+    ("test_a_non_finite_step_also_returns_three_results", ("return loss, norm, memory", "return")),
     ("you return the new memory of a step without an update: return the old one",
      ("return loss, norm, memory", f"return loss, norm, {MEMORY}")),
 )
@@ -69,7 +69,7 @@ TABLE["evaluate"] = (
      ("evaluation_segment_length(recipe)", "recipe.eval_segment")),
     ("the last token is dropped: it is the last target",
      ("lanes(tokens.to(device), 1)", "lanes(tokens[:max(2, len(tokens) - 1)].to(device), 1)")),
-    ("test_the_text_goes_to_the_model", ("tokens.to(device)", "tokens")),
+    ("test_the_tokens_go_to_the_models_device", ("tokens.to(device)", "tokens")),
     ("the memory is not carried over from segment to segment",
      ("loss, memory = model(x, memory, y)", "loss, _ = model(x, memory, y)")),
     ("this evaluation starts with the memory of the previous one: start with None, since the text "
@@ -82,11 +82,11 @@ TABLE["evaluate"] = (
     ("a Reader has no parameters(): ask model.u.device",
      ("model.u.device", "next(model.parameters()).device")),
     ("test_the_model_is_called_inside_evaluating", ("with evaluating(model, recipe), ", "with ")),
-    ("test_the_model_goes_on_as_before", ("    return", "    model.train()\n    return")),
+    ("test_the_mode_of_the_model_is_restored", ("    return", "    model.train()\n    return")),
     ("test_there_are_no_gradients", ("@torch.no_grad()\n", "")),
-    ("test_evaluation_is_under_autocast_too", (", machine.autocast(recipe, device.type):", ":")),
+    ("test_evaluation_is_also_under_autocast", (", machine.autocast(recipe, device.type):", ":")),
     ("the sum is in float32, where small losses vanish next to a large sum: add up in float64 "
      "(losses.double())", ("torch.zeros((), dtype=torch.float64, device=device)", "0.0"),
      (".double().sum()", ".sum()")),
-    ("test_progress_is_told_how_many_segments", ("label, parts)", "label, len(tokens) - 1)")),
+    ("test_progress_gets_the_number_of_segments", ("label, parts)", "label, len(tokens) - 1)")),
 )

@@ -1,4 +1,4 @@
-"""SPOILERS.  The results of the exercises, computed in another way than in the lessons.
+"""SPOILERS.  Compute the results of the exercises in another way than the lessons.
 
 A rule that compares many values calls one of these functions.  They are slow and independent of the
 lessons: powers of complex numbers, runs of visible cells, rolled rows, one distance at a time.
@@ -25,7 +25,7 @@ def lanes(tokens, B):
 
 
 def segments(stream, T, start=0):
-    """Split all x and all y into T columns each: an iterator of pairs (B, T), int64."""
+    """Return an iterator of the pairs x and y, which have T columns each: (B, T), int64."""
     stream = stream[:, start:].long()
     return zip(stream[:, :-1].split(T, 1), stream[:, 1:].split(T, 1))
 
@@ -33,7 +33,7 @@ def segments(stream, T, start=0):
 # ---- lesson 2: what is visible ------------------------------------------------------------------
 
 def tokens_seen(t, N, T, M):
-    """Return all tokens on which prediction t can depend, followed down layer by layer."""
+    """Return all tokens on which prediction t can depend, found layer by layer."""
     tokens = {t}
     for _ in range(N):
         tokens = {j for i in tokens for j in range(max(0, i // T * T - M), i + 1)}
@@ -41,7 +41,7 @@ def tokens_seen(t, N, T, M):
 
 
 def visible_entries(T, m, most=None):
-    """Return True for the visible keys, (T, m + T): in each row a run of at most `most` keys."""
+    """Return (T, m + T), True for visible keys: each row has a run of at most `most` keys."""
     rows = []
     for i in range(T):
         count = m + i + 1
@@ -64,10 +64,10 @@ def recalled(x, y, T):
 # ---- lessons 3 and 4 ----------------------------------------------------------------------------
 
 def terms_of_one_head(*given):
-    """Return the four terms of section 3.3 for one head of NumPy arrays, (4, T, K), by distance;
-    NaN in the future.
+    """Return the four terms of section 3.3 for one head of NumPy arrays, (4, T, K), with NaN for
+    future keys.
 
-    The cells of queries that are `d` tokens after their key form one diagonal of the table.
+    The loop is over distances: queries `d` tokens after their key form a diagonal of the table.
     """
     q, k, R, W_kR, u, v = map(torch.from_numpy, given)
     T, K = len(q), len(k)
@@ -94,8 +94,8 @@ def shift(x):
     return torch.stack([x[..., i, :].roll(i - T + 1, -1) for i in range(T)], -2)
 
 
-def labelled(T, M):
-    """Return unshifted, descending distances, labelled as 100 * query + distance: (T, M + T)."""
+def labeled(T, M):
+    """Return unshifted, descending distances, labeled as 100 * query + distance: (T, M + T)."""
     return torch.tensor([[100 * i + M + T - 1 - j for j in range(M + T)] for i in range(T)])
 
 

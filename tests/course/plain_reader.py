@@ -1,9 +1,9 @@
-"""The model as lesson 5 has it: here it trains, is evaluated and generates with your functions.
+"""Run lesson 5's model as it is: training, evaluation and generation call your functions.
 
-In the whole project this file holds a faster form of the same model, which would show solutions.
+The complete project has an optimized model here, which would reveal solutions.
 """
 
 
 def prepare(model, plain=False):
-    """Return what evaluates and samples: the model as it is."""
+    """Return the model that evaluates and samples, which is the given model itself."""
     return model

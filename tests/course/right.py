@@ -1,4 +1,4 @@
-"""SPOILERS.  Right solutions of the exercises that are not written as in their lesson."""
+"""SPOILERS.  Correct solutions of the exercises, written differently from their lesson."""
 import math
 
 import numpy as np

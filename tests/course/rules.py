@@ -1,4 +1,4 @@
-"""The rules of an exercise, and how they run: by pytest, or on any function by the same call.
+"""Find the rules of an exercise, and run them on any function, by pytest or by a call.
 
     def test_a_query_sees_itself(causal_mask):
         \"\"\"A query sees itself.\"\"\"
@@ -35,8 +35,8 @@ torch.set_num_threads(1)  # the tensors are tiny, and sums must not depend on th
 # ---- comparison ---------------------------------------------------------------------------------
 
 class Comparison:
-    """The comparison of two values by `same`; true if they are equal.  The message of a broken rule
-    describes the last one."""
+    """The comparison of two values by `same`, which is true if they are equal.  The message of a
+    broken rule describes the last comparison."""
 
     last = None
 
@@ -68,9 +68,9 @@ class Comparison:
 def same(got, wanted, compared=None, tolerance=0.0):
     """Compare shape and values; NaN equals NaN.  The result is true if both are equal.
 
-    wanted: a tensor, an array (then the result must also be one), a number, or lists of numbers,
-    where `...` marks a cell that is not compared; a tuple of numbers if the result should be a list
-    of numbers.  compared: (T, K) bool, the cells that are compared.
+    wanted: a tensor, an array (then the result must also be one), a number, lists of numbers, in
+    which `...` marks a cell that is not compared, or a tuple of numbers if the result must be a
+    list of numbers.  compared: (T, K) bool, True for the cells that are compared.
     """
     if isinstance(wanted, list) and "Ellipsis" in str(wanted):
         compared = torch.tensor([[z is not ... for z in row] for row in wanted])
@@ -110,7 +110,7 @@ replaced = patch.multiple
 
 @dataclass(frozen=True)
 class Rule:
-    """A test that takes an exercise as an argument, with one choice of its parameters."""
+    """A test that takes an exercise as an argument, with one set of its parameters."""
 
     exercise: str
     function: Callable
@@ -135,7 +135,7 @@ def rule_of(item):
 
 @cache
 def rules_of(name):
-    """Return the rules of an exercise, in the order of its test file; pytest need not run."""
+    """Return the rules of an exercise in the order of its test file, without running pytest."""
     found = []
     for function in vars(import_module(BY_NAME[name].test_file)).values():
         if inspect.isfunction(function) and name in inspect.signature(function).parameters and (
@@ -152,7 +152,7 @@ def rules_of(name):
 
 
 def run(rule, function):
-    """Run a rule on this function.  Raises if it is broken."""
+    """Run a rule on this function.  Raises an error if the function breaks it."""
     reset()
     with torch.enable_grad():  # restored afterwards, if the function disables gradients
         rule.function(**{**rule.values, rule.exercise: function})
@@ -224,8 +224,8 @@ def counted():
 
 
 def state(name):
-    """Return ("solved" | "blank" | "failing", message) for the code under test; its rules run here
-    unless pytest has run them."""
+    """Return ("solved" | "blank" | "failing", message) for the code under test.  This runs its
+    rules, unless pytest has run them already."""
     exercise = BY_NAME[name]
     if name not in states:
         if problem := lessons.problem_of(exercise):

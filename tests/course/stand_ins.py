@@ -10,7 +10,7 @@ import torch.nn as nn
 def on_the_device(call):
     """Return whether `call(device)` computes its tensor on that device only.
 
-    The device is meta, where nothing is computed but torch still rejects tensors of two devices.
+    The device is meta, which computes nothing but still rejects tensors of two devices.
     """
     try:
         return call(torch.device("meta")).device.type == "meta"
@@ -29,7 +29,7 @@ class CountingModel:
         self.weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
 
     def __call__(self, x, memory=None):
-        """x (B, T), memory (B, 3) or None -> logits (B, T, 3), memory (B, 3)."""
+        """Read x (B, T) and memory (B, 3) or None -> logits (B, T, 3), memory (B, 3)."""
         self.lengths.append(x.shape[1])
         self.memories.append(memory)
         now = nn.functional.one_hot(x, 3).double()

@@ -1,4 +1,4 @@
-"""blank.py, called in-process on a copy of the lessons: whatever happens, nothing is lost."""
+"""Test blank.py in this process on a copy of the lessons: it never loses a student's work."""
 import ast
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("needs_shipped_solutions")
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A copy of the lessons in a folder that is not the working folder."""
+    """Return a copy of the lessons in a folder that is not the working folder."""
     root = tmp_path / "project"
     (root / "tests").mkdir(parents=True)
     (root / "tests" / "grade.py").touch()  # else it would be the student edition
@@ -27,7 +27,7 @@ def project(tmp_path, monkeypatch):
 
 
 def failure(capsys, *argv):
-    """What a mistake must look like: status 1 and one line on stderr."""
+    """Return the error line of blank.py; check that the status is 1 and that it is the only one."""
     assert blank.main([*argv]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("blank.py: ")
@@ -35,8 +35,8 @@ def failure(capsys, *argv):
 
 
 def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys):
-    """Signature and docstring stay, and the task appears; undone in another order, while line
-    numbers move, every byte is as before.  Blanked twice, nothing changes."""
+    """A blank keeps signature and docstring, and shows the task.  Undoing in another order restores
+    every byte, although line numbers change.  Blanking twice changes nothing."""
     before = content_of(project)
     for exercise in EXERCISES:
         path = project / f"{exercise.file}.py"
@@ -58,7 +58,7 @@ def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys):
 
 
 def test_an_attempt_is_never_destroyed(project, capsys):
-    """Blanked again, or undone, an attempt is in a file, one after the other."""
+    """Blanking again and undoing append the attempt to a file."""
     path = project / "04_rel_shift.py"
     shipped = path.read_bytes()
     for i, act in enumerate((["rel_shift"], ["--undo", "rel_shift"])):
@@ -73,7 +73,7 @@ def test_an_attempt_is_never_destroyed(project, capsys):
 
 
 def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
-    """A syntax error, another encoding, a function with another name."""
+    """The file has a syntax error, another encoding, or a function with another name."""
     path = project / "04_rel_shift.py"
     good = path.read_bytes()
     for bad, words in ((good + b"\ndef f(:\n", "line"),
@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
 
 
 def test_a_full_disk_loses_nothing(project, capsys, monkeypatch):
-    """The lesson is complete at every moment; an edition that cannot be finished leaves nothing."""
+    """The lesson is always complete, and an edition that cannot be finished leaves no files."""
     def full(*arguments):
         raise OSError(28, "No space left on device")
 

@@ -1,5 +1,5 @@
-"""SPOILERS.  Are the rules of the exercises right?  Every known mistake is refused and named, every
-rule is broken by one, and right solutions of an unusual form pass.
+"""SPOILERS.  Test the rules of the exercises: they reject and identify every known mistake.  Each
+rule is broken by a mistake, and unusual correct solutions pass.
 """
 import ast
 import re
@@ -22,7 +22,7 @@ each = pytest.mark.parametrize("name", NAMES)
 
 
 def diagnosis_of(name, function):
-    """The first line that is said of it; none of the numbers below is too wide to read."""
+    """Return the first line of the message; check that no line of numbers below is too wide."""
     first, *below = judge(name, function)[1].split("\n")
     assert not [line for line in below if re.match(r" +\[.*\d\]", line) and len(line) > 110]
     return first.removeprefix(f"{name}: ")
@@ -31,8 +31,8 @@ def diagnosis_of(name, function):
 # ---- mistakes -----------------------------------------------------------------------------------
 
 @each
-def test_each_mistake_is_refused_and_named(name):
-    """Put in the exercise's place, it breaks a rule, and is called by its name."""
+def test_each_mistake_is_rejected_and_diagnosed(name):
+    """A mistake in place of the exercise breaks a rule, and the message begins with its name."""
     sentences = {rule.function.__name__: sentence_of(rule) for rule in rules_of(name)}
     for mistake in mistakes.mistakes_for(name):
         said = diagnosis_of(name, mistake.function())
@@ -41,15 +41,15 @@ def test_each_mistake_is_refused_and_named(name):
 
 @each
 def test_each_rule_is_broken_by_a_mistake(name):
-    """A rule that no known mistake breaks is never seen to fail."""
+    """A rule that no known mistake breaks might never fail."""
     broken = {rule.function for rule in rules_of(name) for mistake in mistakes.mistakes_for(name)
               if diagnosis.outcome_of_mistake(rule, mistake)}
     assert {rule.function for rule in rules_of(name)} == broken
 
 
 def test_pytest_runs_the_rules_that_a_diagnosis_tries(request):
-    """The same tests and parameters, found in another way; in the order of the exercises, since
-    grade.py takes the first without a result for the one that has hung."""
+    """pytest collects the same tests and parameters, in the order of the exercises.  grade.py needs
+    this order: it assumes that the first exercise without a result is the one that hung."""
     files = sorted({exercise.test_file for exercise in EXERCISES})
     found = [rules.rule_of(item) for file in files for item in pytest.Module.from_parent(
         request.session, path=lessons.TESTS / f"{file}.py").collect() if rules.exercise_of(item)]
@@ -60,7 +60,7 @@ def test_pytest_runs_the_rules_that_a_diagnosis_tries(request):
 
 @each
 def test_lines_and_task_of_an_exercise(name):
-    """At most twenty lines, counted right, and a task of three sentences."""
+    """A solution has at most twenty lines, counted correctly, and a task has three sentences."""
     body = lessons.solution(BY_NAME[name]).split(":\n", 1)[1].splitlines()
     lines = [line for line in body if not line.strip().startswith("#")]
     assert BY_NAME[name].lines == len(lines) <= 20
@@ -69,26 +69,26 @@ def test_lines_and_task_of_an_exercise(name):
 
 # ---- right solutions ----------------------------------------------------------------------------
 
-# of the others the rules compare every cell of a mask, or a number, whatever the form
+# the other three return a number or a mask: their rules compare all of it, however it is computed
 UNUSUAL = [name for name in NAMES if name not in ("causal_mask", "reach", "attention_mask")]
 
 
 def unusual(name):
-    """The right solution of an exercise that is not written as in its lesson, as text."""
+    """Return the text of a correct solution that is written differently from its lesson."""
     text = (lessons.TESTS / "course" / "right.py").read_text()
     node, _ = find(text, BY_NAME[name].function)
     return textwrap.dedent(ast.get_source_segment(text, node, padded=True)) + "\n"
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_an_unusual_right_solution_keeps_the_rules(name):
+def test_an_unusual_correct_solution_passes(name):
     assert judge(name, mistakes.function_from(name, unusual(name))) == (None, "")
 
 
 @pytest.mark.slow
-def test_nobody_relies_on_more_than_the_rules_ask(tmp_path):
-    """With unusual right solutions, and none put back, all other tests are green, in two
-    processes."""
+def test_no_other_test_requires_more_than_the_rules(tmp_path):
+    """All other tests pass with unusual correct solutions in the lessons.  They run in two
+    processes, and no solution is restored."""
     project = copy_of_project(tmp_path)
     for file in LESSONS:
         lessons.keep_pristine(file, project)
@@ -109,10 +109,10 @@ def test_nobody_relies_on_more_than_the_rules_ask(tmp_path):
         assert half.returncode == 0, "\n".join(re.findall("^FAILED.*", out, re.MULTILINE))
 
 
-# ---- what a student is told ---------------------------------------------------------------------
+# ---- messages to students -----------------------------------------------------------------------
 
 def with_body(name, body):
-    """The right first line and another body, as a function."""
+    """Return a function with the shipped first line and another body."""
     tree = ast.parse(lessons.solution(BY_NAME[name]))
     tree.body[0].body = ast.parse(textwrap.dedent(body)).body
     return mistakes.function_from(name, ast.unparse(tree))
@@ -123,17 +123,17 @@ def with_body(name, body):
     ("pass", "nothing is returned"),
     ("return 'text'", "str"),
     ("[][3]", "IndexError in line {line} ([][3]): list index out of range"),
-    ("torch.nn.Linear(2, 3)(torch.ones(4))",  # raised in a file of torch's
+    ("torch.nn.Linear(2, 3)(torch.ones(4))",  # this error is raised inside torch
      "RuntimeError in line {line} (torch.nn.Linear(2, 3)(torch.ones(4))): ")])
-def test_accident_is_told_in_one_line(name, body, words):
+def test_an_accident_is_reported_in_one_line(name, body, words):
     function = with_body(name, body)
     code = getattr(function, "__wrapped__", function).__code__
     line = max(n for *_, n in code.co_lines() if n)
     assert words.format(line=line) in diagnosis_of(name, function)
 
 
-def test_an_endless_loop_an_array_and_another_dtype_are_told(monkeypatch):
-    """An array in place of a tensor is right in its numbers, but not what was asked for."""
+def test_an_endless_loop_an_array_and_another_dtype_are_reported(monkeypatch):
+    """The array has the right values, but the result must be a tensor."""
     right = lessons.function_of(BY_NAME["rel_shift"])
     assert "torch tensor of shape (3, 5), got a NumPy" in diagnosis_of(
         "rel_shift", lambda x: x.numpy())
@@ -145,29 +145,29 @@ def test_an_endless_loop_an_array_and_another_dtype_are_told(monkeypatch):
 
 
 def test_the_warnings_of_a_mistake_are_not_shown(monkeypatch, recwarn):
-    """A wrong answer is compared with every mistake, and torch warns of some."""
+    """A wrong result is compared with every mistake, and some of them make torch warn."""
     text = "def reach(N, T, M):\n    import warnings\n    warnings.warn('noisy')\n    return 0\n"
     noisy = mistakes.Mistake("reach", "name", (text,))
     monkeypatch.setattr(mistakes, "mistakes_for", lambda name: [noisy])
     assert diagnosis_of("reach", lambda N, T, M: 0) == "name" and not recwarn.list
 
 
-def test_a_mistake_is_named_only_where_the_shipped_function_is_right(monkeypatch):
-    """Every mistake would share the answer of an edit beside the function."""
+def test_a_mistake_is_diagnosed_only_if_the_shipped_function_is_correct(monkeypatch):
+    """An edit outside the function would give every mistake the same result."""
     monkeypatch.setattr(diagnosis, "outcomes", {})
     monkeypatch.setattr(torch.nn, "ReLU", torch.nn.GELU)  # in Layer.__init__
     said = diagnosis_of("layer", lessons.function_of(BY_NAME["layer"]))
     assert said.startswith("The second sum: ")
 
 
-def test_a_mistake_is_named_whatever_stands_in_the_cells_that_it_leaves_open():
+def test_a_mistake_is_diagnosed_whatever_its_undefined_cells_contain():
     def moved_by_i(x):
         return torch.stack([torch.cat([row[i:], 0 * row[:i]]) for i, row in enumerate(x)])
     assert diagnosis_of("rel_shift_by_index", moved_by_i).startswith("row i is moved by i")
 
 
-def test_a_difference_is_seen_and_said_as_it_is():
-    """NaN is no number; what two digits do not show; the shape of a row."""
+def test_a_difference_is_found_and_described():
+    """NaN equals only NaN, differences below two digits are reported, and shapes are shown."""
     assert same([torch.nan], [torch.nan]) and not same([torch.nan], [1.0])
     wanted = torch.arange(4.0, dtype=torch.float64).view(2, 2)
     for by, words in ((3e-5, " wrong, by 3e-05 at most,"), (0.5, " wrong, the")):

@@ -1,4 +1,4 @@
-"""The student edition: it gives nothing away by accident, it ends, and what it prints is true."""
+"""Test the student edition: it reveals no solution by accident, and its messages are correct."""
 import os
 import re
 import subprocess
@@ -21,16 +21,16 @@ pytestmark = pytest.mark.usefixtures("needs_shipped_solutions")
 
 @pytest.fixture(scope="module")
 def edition(tmp_path_factory):
-    """The student edition, written once; the folder is named as ../course is."""
+    """Write the student edition once, and return its folder, which is named like ../course."""
     folder = tmp_path_factory.mktemp("class") / "course"
     assert blank.main(["--all", str(ROOT / os.path.relpath(folder, ROOT))]) == 0
     return folder
 
 
-# ---- what a student reads -----------------------------------------------------------------------
+# ---- the files that students read ---------------------------------------------------------------
 
 def test_the_edition_leaves_out_what_is_not_for_students(edition):
-    """All other tests, the experiments, answers in words, and each solution in another form."""
+    """The edition has no other tests, experiments or answers, and no solution in another form."""
     found = {path.relative_to(edition).as_posix() for path in edition.rglob("*") if path.is_file()}
     assert found - {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*")} <= {
         f"tests/course/pristine/{lesson}.py" for lesson in LESSONS}
@@ -46,8 +46,8 @@ def squeezed(text):
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=NAMES)
 def test_no_telling_line_of_a_solution_is_in_what_students_read(edition, exercise):
-    """The longest line that no other function has.  Answers are in tests/course/ alone, in files
-    whose first line warns."""
+    """The longest line of a solution that is in no other function is tested.  It may be only in
+    files of tests/course/ whose first line warns of spoilers."""
     body = lessons.solution(exercise).split(":\n", 1)[1].splitlines()
     lines = [squeezed(line.split("  #")[0]) for line in body]
     all_lessons = squeezed("".join(map(lessons.pristine, LESSONS)))
@@ -61,17 +61,17 @@ def test_no_telling_line_of_a_solution_is_in_what_students_read(edition, exercis
 
 
 def test_its_readme_is_the_students_page(edition):
-    """Every file that it names is there; nothing of a teacher's is named."""
+    """Every file that the page names exists, and the page names nothing for teachers."""
     text = (edition / "README.md").read_text()
     for path in re.findall(r"[\w./]+\.(?:py|txt|md)\b|\b(?:tests|support|training)/[\w/]*", text):
         assert (edition / path).exists() or (edition / "tests" / path).exists(), path
     assert "pip install" in text and "grade.py" not in text and "experiments" not in text
 
 
-# ---- runs of pytest as a student sees them ------------------------------------------------------
+# ---- runs of pytest, as by a student ------------------------------------------------------------
 
 def run(folder, *command, **environment):
-    """(exit status, what it prints, in one line; the last line) of python with these arguments."""
+    """Run python with these arguments -> (exit status, its output in one line, its last line)."""
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, text=True, timeout=600, capture_output=True,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment})
@@ -85,14 +85,14 @@ def pytest_in(folder, *flags, **environment):
 
 
 def edit(path, old, new):
-    """Replace what is in the file once."""
+    """Replace a text that occurs once in the file."""
     text = path.read_text()
     assert text.count(old) == 1, old
     path.write_text(text.replace(old, new))
 
 
 def solve(folder, name, old="", new=""):
-    """Write the shipped solution, edited, where the task is."""
+    """Replace the task with the shipped solution, edited."""
     exercise = BY_NAME[name]
     lesson = blank.Lesson(exercise, folder / f"{exercise.file}.py")
     body = lessons.solution(exercise).split(":\n", 1)[1].replace(old, new)
@@ -101,8 +101,8 @@ def solve(folder, name, old="", new=""):
 
 
 def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
-    """A broken rule shows what it compared, nothing identifies a mistake; the others are written.
-    """
+    """A broken rule shows the values that it compared, but no mistake is identified.  The other
+    exercises are solved."""
     folder = tmp_path / "exam"
     assert blank.main(["--all", str(folder), "--exam", "--only", "layer, reach"]) == 0
     assert not list(folder.rglob("pristine")) + list(folder.rglob("mistakes_*"))
@@ -122,10 +122,10 @@ def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
 
 @pytest.mark.slow
 def test_a_student_solves_one_and_then_all(edition):
-    """Blank: each task once, and a hint.  Wrong: the mistake's name.  Right: its rules pass, and no
-    others are run (a file has such a name, too).  Misspelt: which was meant.  A colon is missing:
-    the lesson's exercises say so, the others are tested.  At last all are green, the trained model
-    continues a text, and what is handed in is one archive."""
+    """A blank prints its task and a hint, an incorrect solution the mistake.  With -k only that
+    exercise's rules run, and a misspelled name gets a suggestion.  A missing colon affects only its
+    lesson.  When all exercises are solved, the trained model continues a text, and --submit packs
+    one archive."""
     exercise, lesson_2 = BY_NAME["reach"], edition / "02_recurrence.py"
     status, out, last = pytest_in(edition)
     assert status == 1 and f"{COUNT} failed" in out and " error" not in out
@@ -157,7 +157,7 @@ def test_a_student_solves_one_and_then_all(edition):
 
 @pytest.mark.slow
 def test_only_rules_run_until_all_exercises_are_solved(tmp_path):
-    """Blank, wrong, then solved without --undo, and restored."""
+    """An exercise is blank, incorrect, solved without --undo, and restored by it."""
     project = copy_of_project(tmp_path)
 
     def outcome():
@@ -188,10 +188,10 @@ os.chdir("..")
 
 @pytest.mark.slow
 def test_xl_code_judges_the_files_of_somebody_else(tmp_path):
-    """Correct, endless, renamed and blank ones, in another encoding, and a broken lesson.  What is
-    missing is not counted, and nothing that is handed in falls back to ours.  One that writes,
-    deletes and changes directory by relative paths, when it is imported and when it is called,
-    leaves the project and the rest alone."""
+    """The submission has correct, endless, renamed and blank functions, another encoding, and a
+    broken lesson.  Missing lessons are not counted, and no shipped solution replaces a submitted
+    one.  Code that writes, deletes and changes directory by relative paths, on import or when
+    called, does not change the project or its surroundings."""
     project, theirs, other = copy_of_project(tmp_path), tmp_path / "anna", tmp_path / "tmp"
     theirs.mkdir(), other.mkdir()
     for file in ("02_recurrence", "04_rel_shift"):

@@ -58,7 +58,7 @@ def test_the_steps_are_as_written():
     trained, s = ([torch.tensor([a]), torch.full((1, 2), b)] for a, b in ((2.0, 7.0), (2.0, 6.0)))
     for W, gradient in zip(weights, (0.4, 0.9)):
         W.grad = torch.full_like(W, gradient)
-    dynamic.rms_step(weights, trained, *dynamic.paces(s, 0.1, 0.5, 0.8))
+    dynamic.rms_step(weights, trained, *dynamic.step_sizes(s, 0.1, 0.5, 0.8))
     first = 1 - 0.1 * 0.4 / (2 + 0.5) + 0.8 * 2 / 4 * (2 - 1)
     second = 5 - 0.1 * 0.9 / (6 + 0.5) + 1.0 * (7 - 5)  # 0.8 * 6 / 4 is above 1
     assert [z.flatten()[0].item() for z in weights] == pytest.approx([first, second])

@@ -1,11 +1,11 @@
-"""SPOILERS.  The models of lessons 1, 2, 3 and 5 from the paper's equations, in torch.
+"""SPOILERS.  Compute the models of lessons 1, 2, 3 and 5 from the paper's equations.
 
-    log_p, inputs = read(model, x, cuts)      x (B, n), read in segments of the lengths `cuts`
+    log_p, inputs = read(model, x, lengths)      x (B, n), read in segments of these lengths
 
-There is one query, one head and one key at a time, and nothing is shifted, masked or cached.  A
-hidden state of an earlier segment is detached: this is the stop-gradient SG of section 3.2.  Only
-the names of the weights are the lessons' own.  If a dropout is replaced by stand_ins.Multiply, its
-factor multiplies at the place where the authors' code has the dropout.
+The code takes one query, one head and one key at a time, and nothing is shifted, masked or cached.
+Hidden states of earlier segments are detached: this is the stop-gradient SG of section 3.2.  Only
+the names of the weights come from the lessons.  If a dropout is replaced by stand_ins.Multiply, its
+factor multiplies where the authors' code has the dropout.
 """
 import math
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def factor(part, dropout):
 def attended(part, rows, R, u, v):
     """Attend from the last of the rows (B, D) to all of them -> (B, D).
 
-    R[d] (D,) encodes distance d, u and v are (H, C).  With u None there are no distances.
+    R[d] (D,) encodes distance d, and u and v are (H, C).  If u is None, no distances are used.
     """
     heads = []
     for a in range(part.H):
@@ -77,11 +77,11 @@ def log_probabilities(words, h):
     return torch.cat([p, *(tail * softmax(*band) for tail, *band in bands)], -1).log()
 
 
-def read(model, x, cuts):
+def read(model, x, lengths):
     """Read x (B, n) -> log-probabilities (B, n, V) and the inputs of the N layers, (B, n, D)."""
     c = getattr(model, "config", None) or SimpleNamespace(
         mem_len=getattr(model, "M", 0), same_length=False, clamp_len=0, untie_r=False)
-    starts = [sum(cuts[:s]) for s, T in enumerate(cuts) for _ in range(T)]  # of tokens' segments
+    starts = [sum(lengths[:s]) for s, T in enumerate(lengths) for _ in range(T)]  # of each token
     E, clamp = embeddings(model.embedding), c.clamp_len if c.clamp_len > 0 else len(starts)
     R = unit_circle([min(distance, clamp) for distance in range(len(starts))], E.shape[1])
     R, u, v = factor(model, "dropout_R") * R, None, None

@@ -1,4 +1,4 @@
-"""What the lessons measure: losses, terms, costs."""
+"""Test the measurements of the lessons: losses, terms and costs."""
 import doctest
 import math
 import re
@@ -14,7 +14,7 @@ lesson_1, lesson_2, lesson_3, lesson_4 = map(import_module, LESSONS[:4])
 
 
 def nll(logits, y):
-    """-ln p(y) in nats: (..., V), (...) -> (...)."""
+    """Return -ln p(y) in nats: (..., V), (...) -> (...)."""
     p = logits.detach().exp() / logits.detach().exp().sum(-1, keepdim=True)
     return -p.gather(-1, y.long()[..., None])[..., 0].log()
 
@@ -22,8 +22,8 @@ def nll(logits, y):
 # ---- lesson 1: one pass and sliding window ------------------------------------------------------
 
 @pytest.mark.parametrize("n, T", [(23, 4), (21, 5), (9, 1), (70 * 3 + 2, 3)])
-def test_losses_in_one_pass_and_by_windows_are_those_of_each_piece_alone(n, T):
-    """A segment has no context, a token of a window T tokens; more than one batch of 64 works."""
+def test_segment_and_window_losses_equal_separate_passes(n, T):
+    """Segments start without context, windows predict from T tokens, and n may exceed a batch."""
     model = randomized(lesson_1.VanillaTransformer(V=11, N=2, D=12, H=3, FF=20))
     tokens = torch.randint(11, (n,))
     found, starts = lesson_1.window_losses(model, tokens.byte(), T, T), range(0, n - T, T)
@@ -38,8 +38,8 @@ def test_losses_in_one_pass_and_by_windows_are_those_of_each_piece_alone(n, T):
 
 
 @pytest.mark.parametrize("n, T, count", [(243, 4, 14), (246, 8, 14)])
-def test_both_ways_are_shown_in_bits_and_on_the_same_tokens(monkeypatch, capsys, n, T, count):
-    """A model that ignores its input has the same loss both ways; a rest is left out."""
+def test_both_losses_are_printed_in_bits_over_the_same_tokens(monkeypatch, capsys, n, T, count):
+    """A model that ignores its input has equal losses; a last partial segment is left out."""
     scores, tokens = torch.randn(7), torch.randint(7, (n,))
     model = lambda x: scores.expand(*x.shape, 7)
     bits = nll(scores.expand(n - 1, 7), tokens[1:]) / math.log(2)
@@ -59,8 +59,8 @@ def test_both_ways_are_shown_in_bits_and_on_the_same_tokens(monkeypatch, capsys,
 
 @pytest.mark.parametrize("n, B, T", [(12, 1, 5), (9, 1, 1), (5, 1, 20), (27, 3, 3)])
 def test_bits_per_token_is_a_mean_over_tokens(n, B, T):
-    """A short last segment counts by its tokens, not as a segment; nats become bits; all lanes
-    count."""
+    """A short last segment counts by its number of tokens, all lanes count, and the result is in
+    bits."""
     scores, tokens = torch.randn(7, 7), torch.randint(7, (n,)).to(torch.uint8)
     inputs = (n - 1) // B * B
     wanted = nll(scores.double()[tokens[:inputs].long()], tokens[1 : inputs + 1]).mean().item()
@@ -71,17 +71,17 @@ def test_bits_per_token_is_a_mean_over_tokens(n, B, T):
 # ---- all lessons --------------------------------------------------------------------------------
 
 def test_milliseconds_is_the_fastest_after_a_first_call(monkeypatch):
-    """Six calls, forward and backward; the first one warms up, disturbed ones do not count."""
+    """Six calls run forward and backward; the first one warms up, and the fastest one counts."""
     seconds = [0.0001, 0.001, 0.003, 0.002, 7, 0.002]
     monkeypatch.setattr(lesson_4.timeit, "repeat", lambda call, number, repeat: [
         call() or second for _, second in zip(range(number * repeat), seconds)])
     x = torch.ones(3, requires_grad=True)
     assert lesson_4.milliseconds(lambda: x * 2) == pytest.approx(1)
-    assert x.grad.tolist() == [12, 12, 12], "the backward pass is measured, too"
+    assert x.grad.tolist() == [12, 12, 12], "the backward pass must also be measured"
 
 
-def test_the_examples_in_the_docstrings_are_true():
-    """The worked examples run, and return what they show."""
+def test_the_examples_in_the_docstrings_are_correct():
+    """Every lesson except lesson 3 has examples, and these return what they show."""
     found = {name: doctest.testmod(import_module(name), raise_on_error=True).attempted
              for name in (*LESSONS, "training.fast")}
     assert [name for name in found if not found[name]] == [LESSONS[2]]

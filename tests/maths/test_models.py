@@ -1,5 +1,5 @@
-"""The models of all lessons: against the paper's equations, and the equalities that a
-Transformer-XL must keep.
+"""Test the models of all lessons against the paper's equations, and two equalities that every
+Transformer-XL must satisfy.
 """
 import math
 from dataclasses import replace
@@ -23,24 +23,24 @@ BANDS = replace(SMALL, d_model=12, cutoffs=(3, 7), div_val=2)
 
 
 class Forgetful(lesson_1.VanillaTransformer):
-    """Lesson 1's model, called like the others."""
+    """Lesson 1's model with the interface of the others."""
 
     def forward(self, x, memory=None):
         return super().forward(x), []
 
 
 def early(kind, **sizes):
-    """Make a model of lesson 1, 2 or 3: sizes that differ, float64, every weight random."""
+    """Make a model of lesson 1, 2 or 3 in float64, with different sizes and random weights."""
     return randomized(kind(**dict(V=11, N=2, D=12, H=3, FF=20) | sizes))
 
 
 def full(config=SMALL):
-    """Make a model of lesson 5 in eval mode: float64, every weight random."""
+    """Make a model of lesson 5 in float64 and eval mode, with random weights."""
     return randomized(TransformerXL(config)).eval()
 
 
 def with_factors():
-    """Make a model of lesson 5 in which each dropout multiplies by a factor of its own."""
+    """Make a model of lesson 5 in which each dropout multiplies by a different factor."""
     model = full()
     dropouts = [(part, name) for part in model.modules() for name, child in part.named_children()
                 if isinstance(child, nn.Dropout)]
@@ -49,11 +49,11 @@ def with_factors():
     return model
 
 
-def read(model, x, cuts, *y):
-    """Read x (and y) (B, n) in segments of lengths `cuts`, passing the memory on -> outputs (B, n,
-    ...), and the memories after each segment."""
+def read(model, x, lengths, *y):
+    """Read x (and y) (B, n) in segments of these lengths, and carry the memory over.  Return the
+    outputs (B, n, ...) and the memory after each segment."""
     memory, outputs, memories = None, [], []
-    for part, *targets in zip(*(z.split(list(cuts), dim=1) for z in (x, *y))):
+    for part, *targets in zip(*(z.split(list(lengths), dim=1) for z in (x, *y))):
         output, memory = model(part, memory, *targets)
         outputs.append(output)
         memories.append(memory)
@@ -78,36 +78,36 @@ MODELS = {
     "untied bands": lambda: full(replace(BANDS, tie_projections=False, untie_r=True))}
 
 
-@pytest.mark.parametrize("cuts", [(3, 4, 2), (1, 7, 1)], ids=str)
+@pytest.mark.parametrize("lengths", [(3, 4, 2), (1, 7, 1)], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_the_papers_equations_forward_and_gradient(name, cuts):
-    """Log-probabilities, the gradient of each weight (stop-gradient included), and the memory: the
-    last M inputs of each layer."""
-    model, (x, y) = MODELS[name](), torch.randint(11, (2, 2, sum(cuts)))
-    found, memories = read(model, x, cuts)
-    found, (wanted, inputs) = found.log_softmax(-1), oracle.read(model, x, cuts)
+def test_outputs_and_gradients_equal_the_papers_equations(name, lengths):
+    """This compares log-probabilities, the gradient of each weight (with the stop-gradient), and
+    the memory, which is the last M inputs of each layer."""
+    model, (x, y) = MODELS[name](), torch.randint(11, (2, 2, sum(lengths)))
+    found, memories = read(model, x, lengths)
+    found, (wanted, inputs) = found.log_softmax(-1), oracle.read(model, x, lengths)
     assert_close(found, wanted, "log-probabilities", tolerance=1e-10)
     names, weights = zip(*model.named_parameters())
     for weight, a, b in zip(names, gradients(found, weights), gradients(wanted, weights)):
         assert_close(a, b, f"gradient of {weight}", tolerance=1e-8)
     M = model.config.mem_len if isinstance(model, TransformerXL) else getattr(model, "M", 0)
     for s, memory in enumerate(memories):
-        end = sum(cuts[: s + 1])
+        end = sum(lengths[: s + 1])
         for kept, h in zip(memory, inputs, strict=name != "lesson 1"):
             last = h[:, max(0, end - M) : end]
             assert kept.shape == last.shape and not kept.requires_grad
             assert (kept - last).abs().sum() < 1e-10, f"memory after segment {s}"
     if isinstance(model, TransformerXL):
-        losses = read(model, x, cuts, y)[0]
+        losses = read(model, x, lengths, y)[0]
         assert_close(losses, -wanted.gather(-1, y[..., None])[..., 0], "losses", tolerance=1e-10)
     if name == "dropouts":
-        assert len(model.dropout_R.given) == 2 * len(cuts), "once for all layers"
+        assert len(model.dropout_R.given) == 2 * len(lengths), "once for all layers"
 
 
 @pytest.mark.parametrize("kind", [
     lesson_1.VanillaTransformer, lesson_2.RecurrentTransformer, lesson_3.RelativeTransformer])
-def test_a_new_model_guesses_evenly(kind):
-    """Before training the loss is about ln V; a wrong scale of the tied embedding shows here."""
+def test_a_new_model_predicts_uniformly(kind):
+    """Before training the loss is about ln V, unless the tied embedding has the wrong scale."""
     x, y = torch.randint(200, (2, 4, 32))
     logits = kind(200)(x)
     loss = lesson_1.token_losses(logits if torch.is_tensor(logits) else logits[0], y).mean().item()
@@ -115,13 +115,13 @@ def test_a_new_model_guesses_evenly(kind):
 
 
 def test_losses_are_float32_at_least():
-    """The softmax over a vocabulary, also where autocast has made the logits bf16."""
+    """The softmax over a vocabulary is in float32, even if autocast made the logits bf16."""
     model, x = TransformerXL(SMALL).bfloat16(), torch.randint(11, (2, 4))
     assert model(x, None, x)[0].dtype == torch.float32
 
 
-def test_only_the_needed_rows_are_built_and_in_float32():
-    """A tail's for the tokens whose target is in it; for the next token the last position's."""
+def test_only_the_needed_rows_are_computed_and_in_float32():
+    """A tail is computed for tokens with a target in it, and last_only needs one position."""
     model, y, asked = TransformerXL(BANDS), torch.randint(3, (2, 50)), []
     y[0, :5], y[1, 20:31] = 3, 10
     words, scores = model.embedding, model.embedding.scores
@@ -134,33 +134,33 @@ def test_only_the_needed_rows_are_built_and_in_float32():
 
 # ---- the two golden equalities ------------------------------------------------------------------
 
-def largest_difference(model, x, *all_cuts):
+def largest_difference(model, x, *segmentations):
     """Return the largest difference of logits between two segmentations of x."""
-    first, second = (read(model, x, cuts)[0] for cuts in all_cuts)
+    first, second = (read(model, x, lengths)[0] for lengths in segmentations)
     return (first - second).abs().max().item()
 
 
-@pytest.mark.parametrize("cuts", [(3, 3, 3, 3), (1,) * 12, (5, 1, 6), (2, 10)], ids=str)
+@pytest.mark.parametrize("lengths", [(3, 3, 3, 3), (1,) * 12, (5, 1, 6), (2, 10)], ids=str)
 @pytest.mark.parametrize("make", [lambda M: early(lesson_3.RelativeTransformer, M=M),
                                   lambda M: full(replace(SMALL, mem_len=M))], ids=["03", "05"])
-def test_golden_1_segments_with_enough_memory_are_one_pass(make, cuts):
-    """While nothing has left the memory, the segmentation changes no logit; a missing memory does,
-    and so does lesson 2's absolute position."""
+def test_golden_1_segments_with_enough_memory_equal_one_pass(make, lengths):
+    """While no state has left the memory, the segmentation changes no logit.  Without a memory, or
+    with lesson 2's absolute positions, it does."""
     x = torch.randint(11, (2, 12))
-    assert largest_difference(make(12), x, cuts, (12,)) < 1e-12
-    assert largest_difference(make(0), x, cuts, (12,)) > 1e-3
+    assert largest_difference(make(12), x, lengths, (12,)) < 1e-12
+    assert largest_difference(make(0), x, lengths, (12,)) > 1e-3
     absolute = early(lesson_2.RecurrentTransformer, M=12)
-    assert largest_difference(absolute, x, cuts, (12,)) > 1e-3
+    assert largest_difference(absolute, x, lengths, (12,)) > 1e-3
 
 
 @pytest.mark.parametrize("M", [0, 1, 4, 20])
 def test_golden_2_with_same_length_no_loss_depends_on_the_segmentation(M):
-    """Every query attends to M + 1 keys in any segmentation, a single pass included, from the first
-    token on.  Without same_length queries differ, unless the memory holds all.
+    """In any segmentation, and in a single pass, each query attends to itself and to M keys before
+    it.  Without same_length this number differs, unless the memory holds everything.
     """
     x, model = torch.randint(11, (2, 12)), full(replace(SMALL, mem_len=M, same_length=True))
-    for cuts in ((1,) * 12, (2,) * 6, (4,) * 3, (5, 1, 6)):  # NaN, where all is masked, is not < 1
-        assert largest_difference(model, x, cuts, (12,)) < 1e-12, f"segments of {cuts}"
+    for lengths in ((1,) * 12, (2,) * 6, (4,) * 3, (5, 1, 6)):  # NaN also fails
+        assert largest_difference(model, x, lengths, (12,)) < 1e-12, f"segments of {lengths}"
     model.config = replace(model.config, same_length=False)
     assert M == 20 or largest_difference(model, x, (2,) * 6, (4,) * 3) > 1e-3
 
@@ -187,7 +187,7 @@ def test_first_values_are_the_authors(words):
 
 
 def test_each_dropout_has_its_rate():
-    """dropout_attention for the attention probabilities, dropout for all hidden states."""
+    """dropout_attention is for attention probabilities, and dropout for all hidden states."""
     model = TransformerXL(replace(SMALL, dropout=0.25, dropout_attention=0.5))
     rates = {name: part.p for name, part in model.named_modules() if isinstance(part, nn.Dropout)}
     assert len(rates) == 3 + 2 * 4

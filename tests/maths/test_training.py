@@ -1,4 +1,4 @@
-"""Training and evaluation: the loops of lessons 1 and 3, and the parts of train.py."""
+"""Test training and evaluation: the loops of lessons 1 and 2, and the functions of train.py."""
 import sys
 import time
 from dataclasses import replace
@@ -20,14 +20,14 @@ from training.job import State
 train, lesson_1, lesson_2, lesson_5 = map(import_module, (
     "train", "01_vanilla_segments", "02_recurrence", "05_full_model"))
 
-RUN = presets.Recipe(steps=10, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
-                eval_clamp_len=4)
+RECIPE = presets.Recipe(steps=10, batch=4, segment=8, dtype="float32", eval_segment=5,
+                        eval_mem_len=7, eval_clamp_len=4)
 
 
-# ---- the loops of lessons 1 and 3 ---------------------------------------------------------------
+# ---- the loops of lessons 1 and 2 ---------------------------------------------------------------
 
 class Bigram(nn.Module):
-    """Scores each token after the one before it; notes and numbers the memories."""
+    """Scores each token by the previous token; records the memories, and numbers its own."""
 
     def __init__(self, has_memory):
         super().__init__()
@@ -41,9 +41,9 @@ class Bigram(nn.Module):
 
 @pytest.mark.parametrize("lesson, memories", [
     (lesson_1, [None] * 8), (lesson_2, [None, 1, 2, None, 4, 5, None, 7])], ids=["1", "2"])
-def test_fit_is_the_loop_from_the_formulas(lesson, memories):
-    """Segments in stream order, repeatedly; fresh gradients, clipped; the rate warms up and decays.
-    Each segment gets the memory that the one before returned, the first of the text none."""
+def test_fit_equals_the_loop_from_the_formulas(lesson, memories):
+    """The loop repeats the segments in stream order and clips new gradients; the learning rate
+    warms up and decays.  Each segment gets the previous one's memory, the first gets None."""
     found, wanted = Bigram(lesson is lesson_2), Bigram(False)
     text = torch.cat([torch.full((12,), 3), torch.randint(11, (13,))])
     adam = torch.optim.Adam(wanted.parameters())
@@ -64,7 +64,7 @@ def test_fit_is_the_loop_from_the_formulas(lesson, memories):
 @pytest.mark.parametrize("terminal, lines", [
     (True, ["", "step 1/30 ", "step 2/30 "]), (False, ["step 11/30 ", "step 22/30 "])])
 def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monkeypatch, capsys):
-    """It writes to stderr: one line on a terminal, elsewhere one in ten seconds."""
+    """Progress is on stderr: one line on a terminal, and elsewhere one line per ten seconds."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     monkeypatch.setattr(time, "monotonic", iter(range(1000)).__next__)  # a slow computer
     assert list(progress(range(30), "step", 30)) == list(range(30))
@@ -76,19 +76,19 @@ def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monk
 # ---- train.py -----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("length", [{"steps": 8}, {"minutes": 2.0}], ids=str)
-def test_the_fraction_done_is_of_steps_or_minutes(length):
-    """A quarter, by whichever length was given; never more than all.  Without a warm-up the first
-    rate is the highest."""
-    recipe = replace(RUN, lr=2.0, warmup=0, **{"steps": 0} | length)
+def test_the_fraction_done_counts_steps_or_minutes(length):
+    """A quarter of the given length is 0.25, and the fraction never exceeds 1.  Without a warm-up
+    the first learning rate is the highest."""
+    recipe = replace(RECIPE, lr=2.0, warmup=0, **{"steps": 0} | length)
     assert train.fraction_done(recipe, State(step=2, seconds=30.0)) == 0.25
     assert train.fraction_done(recipe, State(step=9, seconds=999.0)) == 1
     assert train.learning_rate(recipe, 0, 0.0) == 2.0
 
 
 @pytest.mark.parametrize("every, due", [(16, [16, 32, 40]), (0, [*range(4, 41, 4)]), (99, [40])])
-def test_a_validation_is_due_every_so_many_steps_or_at_each_tenth(every, due):
-    """In a run of 40 steps; also at its end, and never twice at one step."""
-    recipe, state, found = replace(RUN, steps=40, eval_every=every), State(), []
+def test_a_validation_is_due_at_eval_every_or_each_tenth(every, due):
+    """A run of 40 steps is also validated at its end, and never twice at one step."""
+    recipe, state, found = replace(RECIPE, steps=40, eval_every=every), State(), []
     for state.step in [*range(41), 40]:
         if train.is_validation_due(recipe, state):
             found.append(state.step)
@@ -98,20 +98,20 @@ def test_a_validation_is_due_every_so_many_steps_or_at_each_tenth(every, due):
 
 
 @pytest.mark.parametrize("dtype, wanted", [("bf16", torch.bfloat16), ("float32", torch.float32)])
-def test_autocast_is_for_matrix_products(dtype, wanted):
-    """In 16 bits if the run says so, and only in the block; sums stay in float32."""
+def test_autocast_affects_only_matrix_products(dtype, wanted):
+    """Products are in 16 bits if the recipe asks for it, only in the block; sums are in float32."""
     z = torch.ones(2, 2)
-    with machine.autocast(replace(RUN, dtype=dtype), "cpu"):
+    with machine.autocast(replace(RECIPE, dtype=dtype), "cpu"):
         assert (z @ z).dtype == wanted and (z + z).dtype == torch.float32
     assert (z @ z).dtype == torch.float32
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_evaluating_changes_mode_and_lengths_and_restores_both(training):
-    """Whatever happens in the block, a Ctrl-C included."""
+    """Mode and lengths are restored after any exception in the block, including Ctrl-C."""
     model = nn.Dropout().train(training)
     model.config = config = lesson_5.Config(11, mem_len=6)
-    with pytest.raises(KeyboardInterrupt), train.evaluating(model, RUN):
+    with pytest.raises(KeyboardInterrupt), train.evaluating(model, RECIPE):
         assert not model.training
         assert model.config == replace(config, mem_len=7, same_length=True, clamp_len=4)
         raise KeyboardInterrupt
@@ -119,15 +119,16 @@ def test_evaluating_changes_mode_and_lengths_and_restores_both(training):
 
 
 @pytest.mark.parametrize("T, M, wanted", [(80, 2100, 512), (64, 128, 128), (700, 512, 700)])
-def test_evaluation_reads_at_least_its_t(T, M, wanted):
-    """Up to M or 512, whichever is less."""
-    assert train.evaluation_segment_length(replace(RUN, eval_segment=T, eval_mem_len=M)) == wanted
+def test_evaluation_segments_have_at_least_eval_segment_tokens(T, M, wanted):
+    """The segment length is eval_segment, or M up to 512 if that is larger."""
+    recipe = replace(RECIPE, eval_segment=T, eval_mem_len=M)
+    assert train.evaluation_segment_length(recipe) == wanted
 
 
 @pytest.mark.parametrize("form", ["plain", "Reader"])
-def test_a_sample_is_drawn_in_eval_mode_with_the_memory_of_evaluation(form, monkeypatch):
-    """After a prompt (P,), which lesson 5's generate gets as one lane, (1, P); by the recipe's
-    seed."""
+def test_sampling_uses_eval_mode_and_the_evaluation_memory(form, monkeypatch):
+    """lesson_5.generate gets the prompt (P,) as one lane, (1, P), and the recipe's seed determines
+    the tokens."""
     model = randomized(lesson_5.TransformerXL(lesson_5.Config(
         11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6, dropout=0.5)))
     generate, seen = lesson_5.generate, []
@@ -139,7 +140,7 @@ def test_a_sample_is_drawn_in_eval_mode_with_the_memory_of_evaluation(form, monk
     monkeypatch.setattr(lesson_5, "generate", watched)
     reader = model if form == "plain" else fast.Reader(model)
     first, again, other = (train.sample(
-        reader, torch.tensor([1, 2, 3]), replace(RUN, seed=seed), Flags(n_tokens=20)).tolist()
+        reader, torch.tensor([1, 2, 3]), replace(RECIPE, seed=seed), Flags(n_tokens=20)).tolist()
         for seed in (0, 0, 1))
     assert seen == [(False, 7, (1, 3))] * 3
     assert len(first) == 20 and first == again != other
@@ -149,31 +150,31 @@ def test_a_sample_is_drawn_in_eval_mode_with_the_memory_of_evaluation(form, monk
 
 TEXT = torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
 STREAM = corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up")
-TWO = replace(RUN, batch=2, segment=2, seed=5)
+TWO_LANES = replace(RECIPE, batch=2, segment=2, seed=5)
 
 
 @pytest.fixture
 def sentences(monkeypatch):
-    """The text as sentences, which are no tensor: only our own segments are made for them."""
+    """Return the text as sentences, whose lanes are not a tensor; an oracle makes the segments."""
     monkeypatch.setattr(lesson_1, "segments", oracles.segments)
     return replace(STREAM, separator=0)
 
 
-def test_batches_of_sentences_continue_where_they_were(sentences):
-    """From any position, the end of the text included; a checkpoint keeps the position."""
-    made, states, wanted = Batches(sentences, TWO, "cpu"), [], []
+def test_batches_of_sentences_continue_where_they_stopped(sentences):
+    """Batches continue from any position, including the end of the text; checkpoints save it."""
+    made, states, wanted = Batches(sentences, TWO_LANES, "cpu"), [], []
     for _ in range(12):
         states.append(made.state())
         wanted.append(next(made))
     for start in range(8):
-        again = Batches(sentences, TWO, "cpu", **states[start])
+        again = Batches(sentences, TWO_LANES, "cpu", **states[start])
         for (x, y), (same_x, same_y) in zip(wanted[start : start + 4], again):
             assert x.equal(same_x) and y.equal(same_y)
 
 
-def test_sentences_have_an_order_by_seed_and_epoch(sentences):
-    """A new one in each epoch; to look at a segment changes nothing."""
-    made = Batches(sentences, TWO, "cpu")
+def test_the_order_of_sentences_depends_on_seed_and_epoch(sentences):
+    """Each epoch has a new order, and looking at a segment changes nothing."""
+    made = Batches(sentences, TWO_LANES, "cpu")
     for epoch in range(3):
         stream = SentenceLanes(TEXT, 2, 0, 5, epoch)
         x, _ = made.segment(0) if epoch == 0 else next(made)

@@ -1,18 +1,18 @@
-"""What kills leave behind: a process that dies at its n-th write, and runs compared bit for bit."""
+"""Simulate a process that is killed at its n-th write, and compare runs bit for bit."""
 import torch
 
 from training import checkpoint, log
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: not an Exception, so that nothing catches it."""
+    """Simulates SIGKILL; it is not an Exception, so no handler catches it."""
 
 
 def kill_at(n, patch, *places):
-    """Raise Killed in place of call n of these functions, (owner, name) each, and of all later
-    calls: a process that is dead cleans nothing up.  `patch` is pytest's.
+    """Raise Killed instead of call n of these functions, (owner, name) each, and of all later
+    calls, because a dead process cleans nothing up.  `patch` is pytest's.
 
-    Between two writes a kill changes nothing on the disk, so these are all moments of a process.
+    The disk does not change between two writes, so these calls cover every moment of a process.
     """
     left = [n]
 
@@ -29,8 +29,8 @@ def kill_at(n, patch, *places):
 
 
 def differences(a, b, path=""):
-    """Return where two contents of checkpoints differ in a bit; seconds of training do not count.
-    """
+    """Return the paths at which the contents of two checkpoints are not bitwise identical.  The
+    seconds of training are ignored."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return [z for key in a if key != "seconds" for z in differences(
             a[key], b[key], f"{path}/{key}")]
@@ -44,7 +44,7 @@ def differences(a, b, path=""):
 
 
 def runs_differ(one, two):
-    """Return where the runs in two folders differ: checkpoint, best model, lines of metrics.tsv."""
+    """Return the differences of two runs: in checkpoint.pt, in best.pt, and in metrics.tsv."""
     found = []
     for name in ("checkpoint.pt", "best.pt"):
         found += differences(checkpoint.load(one / name), checkpoint.load(two / name), name)

@@ -1,4 +1,4 @@
-"""Small runs of train.py for the tests: a text, a finished run, and how a mistake must look."""
+"""Small runs of train.py for the tests: a text, finished runs, and the check of an error line."""
 import io
 import os
 import random
@@ -17,13 +17,13 @@ train = import_module("train")
 TINY = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment", "8", "--mem-len",
         "12", "--eval-segment", "16", "--eval-mem-len", "16", "--log-every", "2",
         "--n-tokens", "5"]
-# 225 training bytes in 4 lanes of 56 inputs: the text begins anew after 7 segments of 8
+# 225 training bytes are 4 lanes of 56 inputs, so the text restarts after 7 segments of 8
 WHOLE = "--steps", "9", "--eval-every", "3", "--dropout", "0.2", "--optimizer", "muon"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_curve_and_no_flush():
-    """What takes longer than all else in these runs."""
+    """Skip the plots and the flushes, which take longer than the rest of these runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log, "draw", lambda *arguments: None)
         patch.setattr(os, "fsync", lambda number: None)
@@ -32,7 +32,7 @@ def no_curve_and_no_flush():
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A file of pseudo-random words, the same in every test: 250 bytes."""
+    """Write a file of 250 bytes of pseudo-random words, the same for every test."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcde", k=draw.randint(1, 6))) for _ in range(99)]
     path = tmp_path_factory.mktemp("text") / "notes.txt"
@@ -42,7 +42,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(text, tmp_path_factory):
-    """finished(*flags): a run that nobody has disturbed, made once -> its folder, its last line."""
+    """finished(*flags) makes an uninterrupted run once, and returns its folder and last line."""
     @cache
     def once(*flags):
         out = tmp_path_factory.mktemp("finished")
@@ -55,7 +55,7 @@ def finished(text, tmp_path_factory):
 
 @pytest.fixture
 def small(finished, tmp_path):
-    """small(): the folder of a run of three steps, to be read or spoiled."""
+    """small() copies the folder of a run of three steps, so that a test may damage it."""
     return lambda: Path(shutil.copytree(finished("--steps", "3")[0], tmp_path / "small"))
 
 
@@ -64,12 +64,12 @@ def run(text, out, *flags):
 
 
 def again(out, *flags):
-    """A command on a folder that holds a run."""
+    """Run train.py with these flags on a folder that contains a run."""
     return train.main([*flags, "--out", str(out), "--device", "cpu"])
 
 
 def files():
-    """What is in the working folder; locks are not counted."""
+    """Return the contents of all files in the working folder, except locks."""
     return {path: path.read_bytes() for path in Path().rglob("*")
             if path.is_file() and path.name != "lock"}
 
@@ -79,7 +79,7 @@ def last_line(capsys):
 
 
 def failure(capsys, status):
-    """What a mistake must look like: status 1 and exactly one line on stderr."""
+    """Return the error line; check that the status is 1 and that stderr has only this line."""
     error = capsys.readouterr().err.replace("\r", "\n").strip().splitlines()
     assert status == 1 and len(error) == 1 and error[0].startswith("train.py: "), error
     return error[0]
@@ -87,11 +87,11 @@ def failure(capsys, status):
 
 @contextmanager
 def at_call(number, act, where="train_step"):
-    """In the block: act() in the middle of the number-th call of a function of train.py."""
+    """Call act() during the number-th call of a function of train.py, within the block."""
     def wrapped(*given, **more):
         if watched.call_count == number:
             act()
-        return DEFAULT  # what the real one returns
+        return DEFAULT  # returns the result of the real function
 
     watched = Mock(wraps=getattr(train, where), side_effect=wrapped)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What a run relies on: complete files whatever happens, damage noticed, signals that wait."""
+"""Test checkpoints and signals: files stay complete, damage is detected, and signals wait."""
 import os
 import pickle
 import signal
@@ -19,7 +19,7 @@ CONTENT = {"format": checkpoint.FORMAT, "weights": torch.arange(9.0), "step": 3}
 
 @pytest.fixture
 def paths(tmp_path):
-    """checkpoint.pt, of step 2, and previous.pt, of step 1."""
+    """Save checkpoint.pt of step 2 and previous.pt of step 1."""
     found = tmp_path / "checkpoint.pt", tmp_path / "previous.pt"
     for step in (1, 2):
         checkpoint.save(found[0], CONTENT | {"step": step}, found[1])
@@ -29,8 +29,8 @@ def paths(tmp_path):
 # ---- writing ------------------------------------------------------------------------------------
 
 @pytest.mark.skipif(os.name == "nt", reason="a folder cannot be flushed on Windows")
-def test_flushed_before_it_is_renamed_and_the_folder_after(paths, monkeypatch):
-    """In this order, or a loss of power leaves a name without a content."""
+def test_a_file_is_flushed_before_its_rename_and_the_folder_after_it(paths, monkeypatch):
+    """In any other order a loss of power could leave an empty file with a valid name."""
     acts, real, flush = [], os.replace, os.fsync
 
     def rename(one, two):
@@ -51,8 +51,8 @@ def test_flushed_before_it_is_renamed_and_the_folder_after(paths, monkeypatch):
 @pytest.mark.parametrize("broken, error", [
     ("torch.save", RuntimeError), ("os.fsync", OSError), ("os.replace", OSError),
     ("builtins.open", OSError)])
-def test_a_failing_write_leaves_all_as_it_was(paths, tmp_path, monkeypatch, broken, error):
-    """On a full disk, say; torch reports it in its own way."""
+def test_a_failing_write_changes_nothing(paths, tmp_path, monkeypatch, broken, error):
+    """A write may fail on a full disk, which torch reports as a RuntimeError."""
     left = content_of(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(broken, Mock(side_effect=error("No space left on device")))
@@ -64,7 +64,7 @@ def test_a_failing_write_leaves_all_as_it_was(paths, tmp_path, monkeypatch, brok
 # ---- reading ------------------------------------------------------------------------------------
 
 def damaged(good):
-    """The file cut off or with a bit flipped, anywhere."""
+    """Yield the file truncated at many places, and with one bit flipped at many places."""
     for size in (*range(0, len(good), 101), len(good) - 1):
         yield good[:size]
     for bit in range(0, 8 * len(good), 101):
@@ -73,8 +73,8 @@ def damaged(good):
         yield data
 
 
-def test_damage_is_noticed_or_changes_nothing(paths):
-    """Refused in a sentence, or (in the padding of the archive) the content is the same."""
+def test_damage_is_detected_or_changes_nothing(paths):
+    """A damaged file is rejected with one sentence, unless only the archive's padding changed."""
     outcomes = set()
     for data in damaged(paths[0].read_bytes()):
         paths[0].write_bytes(data)
@@ -88,7 +88,7 @@ def test_damage_is_noticed_or_changes_nothing(paths):
 
 
 class Evil:
-    """A pickle that runs a command when it is loaded."""
+    """A pickle of this runs a command when it is loaded."""
     def __reduce__(self):
         return os.mkdir, ("evil",)
 
@@ -96,8 +96,8 @@ class Evil:
 @pytest.mark.parametrize("content, words", [
     (Evil(), "damaged or not a train.py checkpoint"), ({"format": "another"}, "its format is not"),
     ([1], "its format is not")], ids=str)
-def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path, monkeypatch, content, words):
-    """And no code in it is run, whether torch has packed it or not."""
+def test_other_files_are_rejected(tmp_path, monkeypatch, content, words):
+    """No code in such a file is run, whether torch saved it or pickle did."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(pickle.dumps(content))
@@ -107,8 +107,8 @@ def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path, monkeypatch, content
     assert not (tmp_path / "evil").exists()
 
 
-def test_the_one_before_is_used_if_the_newest_is_damaged(paths, tmp_path, capsys):
-    """One line says so; the other one is read if nothing is wrong.  The next save keeps it."""
+def test_the_previous_checkpoint_is_used_if_the_newest_is_damaged(paths, tmp_path, capsys):
+    """One line reports the damage, and the next save keeps the previous checkpoint."""
     assert checkpoint.load_first_valid(*paths)["step"] == 2
     paths[0].write_bytes(b"half a checkpoint")
     assert capsys.readouterr().out == "" and checkpoint.load_first_valid(*paths)["step"] == 1
@@ -120,7 +120,7 @@ def test_the_one_before_is_used_if_the_newest_is_damaged(paths, tmp_path, capsys
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
 def test_several_ranks_map_a_checkpoint(paths, monkeypatch):
-    """So they hold it once."""
+    """The ranks share one copy of a file that is mapped into memory."""
     monkeypatch.setattr(ranks, "COUNT", 8)
     content = checkpoint.load(paths[0])
     assert not differences(content, CONTENT | {"step": 2})
@@ -130,7 +130,7 @@ def test_several_ranks_map_a_checkpoint(paths, monkeypatch):
 # ---- signals ------------------------------------------------------------------------------------
 
 def interrupted(number, times=1, ask=False):
-    """Stop, with a signal so many times, that is asked for afterwards or not."""
+    """Send this process a signal within Stop; with `ask`, check that `agree` records it."""
     with Stop() as stop:
         assert not stop.number
         for _ in range(times):
@@ -140,10 +140,10 @@ def interrupted(number, times=1, ask=False):
 
 
 def end_of(act):
-    """The exit status of act() in a process of its own; 99 if it comes to its end."""
+    """Return the exit status of a process that runs act(); 99 means that act() returned."""
     child = os.fork()
     if not child:
-        signal.alarm(60)  # ends it if it hangs, and with it the wait below
+        signal.alarm(60)  # kills it if it hangs, so that the wait below ends
         signal.signal(signal.SIGINT, signal.default_int_handler)  # `pytest &` ignores it
         try:
             act()
@@ -157,8 +157,8 @@ def end_of(act):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits_a_second_one_exits_and_none_is_lost(number):
-    """One that is asked for ends nothing, and afterwards the handlers are as they were; the others
-    end the program with the status that convention gives to the signal.
+    """A signal that `agree` records ends nothing, and the handlers are restored.  A second signal,
+    or one that was never recorded, ends the program with that signal's conventional status.
     """
     handlers = [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]
     interrupted(number, ask=True)

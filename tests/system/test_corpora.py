@@ -1,4 +1,4 @@
-"""A corpus of bytes: the right bytes, split and numbered in one way, or one sentence."""
+"""Test corpora of bytes: their bytes, splits and vocabularies, and the one-sentence errors."""
 import hashlib
 import lzma
 import sys
@@ -14,7 +14,7 @@ from support import corpora
 from support.corpora import as_bytes, compressed_bits, decode, encode, load
 from support.download import File, Source
 
-# stands for enwik8; its lines grow longer, so that dropping newlines before or after a cut differs
+# replaces enwik8; its lines grow longer, so dropping newlines before the split gives other splits
 RAW = "".join(f"<page {i * i}>{' naïve café' * (i // 20)}\n" for i in range(200)).encode()
 
 
@@ -32,7 +32,7 @@ def texts_of(corpus):
 
 @pytest.mark.parametrize("data", [RAW[:40], RAW[:1019], bytes(range(256)) * 4], ids=len)
 def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data):
-    """Valid and test are n // 20 bytes each, train is the rest; all 256 bytes may occur."""
+    """Valid and test have n // 20 bytes each, and train has the rest; all 256 bytes may occur."""
     corpus, n = load(write(tmp_path, data)), len(data) // 20
     assert texts_of(corpus) == [data[:-2 * n], data[-2 * n:-n], data[-n:]]
     assert len(corpus.vocab) == len(set(data)) and corpus.unit == "bpc"
@@ -40,10 +40,10 @@ def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data):
 
 
 @pytest.mark.parametrize("data, vocab", [
-    (b"za" * 20 + b"mm", b"zam"),  # z and a as often as each other, z came first
-    (b"aab" * 18 + b"b" * 30 + b"cccc", b"bac")])  # c is in the test split alone
-def test_the_vocabulary_is_by_falling_count_then_by_first_appearance(tmp_path, data, vocab):
-    """The official order, counted over all three splits."""
+    (b"za" * 20 + b"mm", b"zam"),  # z and a are equally frequent, and z comes first
+    (b"aab" * 18 + b"b" * 30 + b"cccc", b"bac")])  # c occurs only in the test split
+def test_the_vocabulary_is_sorted_by_count_then_by_first_appearance(tmp_path, data, vocab):
+    """This is the official order; counts cover all three splits."""
     corpus = load(write(tmp_path, data))
     assert bytes(corpus.vocab) == vocab
     assert corpus.train.tolist() == [vocab.index(byte) for byte in data[:len(corpus.train)]]
@@ -54,14 +54,14 @@ def test_the_vocabulary_is_by_falling_count_then_by_first_appearance(tmp_path, d
     ("", list(b"ab"), "the text is empty, at least one character or word is needed"),
     (" ", ["<eos>", "a"], "the text is empty, at least one character or word is needed"),
     ("dog", ["<eos>", "<unk>"], "the corpus has no 'dog'; write <unk> instead")])
-def test_encode_names_what_the_corpus_lacks(text, vocab, words):
-    """And says what can be written instead, if there is anything."""
+def test_encode_lists_what_the_vocabulary_lacks(text, vocab, words):
+    """The message also says what can be written instead, if there is a replacement."""
     assert refusal(encode, text, vocab) == words
 
 
 @pytest.mark.parametrize("vocab", [list(b"cab\xc3"), ["<eos>", "a", "b", "c"]], ids=str)
 def test_encode_and_decode_are_inverse(vocab):
-    """Negative tokens do not count from the end, and 256 does not wrap around to 0."""
+    """Token -1 does not mean the last one, and 256 does not wrap around to 0."""
     tokens = encode("a", vocab)
     assert tokens.dtype == torch.int64 and tokens.tolist() == [1]
     assert decode(tokens, vocab) == "a" and decode([], vocab) == ""
@@ -71,7 +71,7 @@ def test_encode_and_decode_are_inverse(vocab):
 
 
 def test_a_letter_may_be_two_bytes():
-    """Half of it becomes a replacement character."""
+    """One of the two bytes alone is decoded as a replacement character."""
     assert encode("é", [0xA9, 0xC3]).tolist() == [1, 0]
     assert decode([1], [0xA9, 0xC3]) == "\N{REPLACEMENT CHARACTER}"
 
@@ -89,7 +89,7 @@ def test_the_compressors_read_the_text_and_not_the_tokens():
 
 # ---- corpora with a name ------------------------------------------------------------------------
 
-SPLITS = (  # in the order of the CRC-32 of their paths; what it is modulo 20 decides on the split
+SPLITS = (  # ordered by the CRC-32 of the paths; the CRC-32 modulo 20 determines the split
     ["zoo.py", "json/deep/er.py", "testing/kept.py", "a/b.py", "a.py", "test.py", "config/kept.py",
      "a-b.py"],
     ["jays_2.py", "foxes.py"],  # 18
@@ -99,8 +99,8 @@ NOT_KEPT = ["readme.txt", "a/data.pyc", "test/x.py", "json/tests/x.py", "idle/id
             "lib2to3/pgen/x.py", "config-3.11-x86_64/x.py", "distutils/x.py"]
 
 
-def test_stdlib_is_the_python_files_in_the_order_of_a_hash_of_their_paths(tmp_path, monkeypatch):
-    """Skipped are folders, at any depth, not files that happen to be called test.py."""
+def test_stdlib_has_the_python_files_ordered_by_a_hash_of_their_paths(tmp_path, monkeypatch):
+    """Folders such as test/ are skipped at any depth, but a file named test.py is kept."""
     for name in reversed(sum(SPLITS, NOT_KEPT)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(f"# this is {name}\r\n".encode())  # as Windows ends lines
@@ -114,7 +114,7 @@ def test_stdlib_is_the_python_files_in_the_order_of_a_hash_of_their_paths(tmp_pa
 
 
 def test_the_synthetic_corpus_is_always_the_same():
-    """Its name and checksum stand in the models of the experiments that were trained on it."""
+    """Models of the experiments that were trained on it contain its name and checksum."""
     corpus = load("copies")
     assert (corpus.name, corpora.checksum(corpus)) == (
         "copies (distances 24, 48, 72, 96)", 4039732271)
@@ -122,7 +122,7 @@ def test_the_synthetic_corpus_is_always_the_same():
 
 
 def test_newlines_are_dropped_after_the_split(tmp_path, monkeypatch):
-    """The official count: the raw bytes are split first, then each part loses its newlines."""
+    """As in the official code, the raw bytes are split first, then each split loses newlines."""
     data = zipped({"enwik8": RAW})
     (tmp_path / "enwik8.zip").write_bytes(data)
     monkeypatch.setitem(corpora.SOURCES, "enwik8", Source(
@@ -136,8 +136,8 @@ def test_newlines_are_dropped_after_the_split(tmp_path, monkeypatch):
     assert "enwik8" in refusal(load, "stdlib", drop_newlines=True)
 
 
-def test_the_table_has_the_published_figures():
-    """Bytes; or tokens with <eos>, and vocabularies, as the literature has them."""
+def test_the_table_has_the_published_counts():
+    """The table has the bytes, tokens (with <eos>) and vocabulary sizes of the literature."""
     table = corpora.SOURCES
     assert {name: (*source.counts, source.vocab_size) for name, source in table.items()} == {
         "enwik8": (205,), "text8": (27,), "lm1b": (793_471,),
@@ -149,7 +149,7 @@ def test_the_table_has_the_published_figures():
     assert table["enwik8"].files[0].size == table["text8"].files[0].size == 100_000_000
 
 
-def test_the_command_prints_what_a_corpus_holds(tmp_path, capsys):
+def test_the_command_prints_a_summary_of_a_corpus(tmp_path, capsys):
     corpora.main([str(write(tmp_path, RAW))])
     out = capsys.readouterr().out
     assert f"vocabulary {len(set(RAW))}" in out and repr(RAW.decode()[:200]) in out

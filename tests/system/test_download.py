@@ -1,4 +1,4 @@
-"""Downloads: a file appears complete and correct, or not at all, and one sentence says why."""
+"""Test downloads: a file is complete and correct, or one sentence says why it is missing."""
 import hashlib
 import io
 import itertools
@@ -24,10 +24,10 @@ SITE = "http://example.org/file"
 
 @pytest.fixture
 def web(monkeypatch):
-    """{address: bytes, an iterator of bytes, or an error}; web["asked"] has the requests."""
+    """Return {address: bytes, an iterator of bytes, or an error}; web["asked"] lists requests."""
     web = {"asked": []}
 
-    def urlopen(request, timeout):  # without a timeout a dead line would hang a run for ever
+    def urlopen(request, timeout):  # without a timeout a dead connection would hang a run forever
         web["asked"].append(request)
         answer = web[request.full_url]
         if isinstance(answer, Exception):
@@ -44,15 +44,15 @@ def files_in(root):
 
 
 def source_of(archive):
-    """Return the entry of the table for TEXTS, which the archive has in a folder w/."""
+    """Return the table's entry for TEXTS, which are in a folder w/ of the archive."""
     wanted = tuple(File(name, len(data)) for name, data in TEXTS.items())
     return Source("words", (), 0, archive, wanted, "w/")
 
 
 @pytest.mark.parametrize("known", ["size", "sha256", "md5"])
-def test_a_file_is_compared_with_what_is_published_and_fetched_once(web, tmp_path, known):
-    """From the second address, if the first is dead; a file that is there is only checked, and a
-    wrong one is kept."""
+def test_a_file_is_fetched_once_and_checked(web, tmp_path, known):
+    """The second address is used if the first does not respond.  An existing file is only checked,
+    and kept even if it is wrong."""
     checksum = None if known == "size" else f"{known}:{hashlib.new(known, DATA).hexdigest()}"
     file = File("file", len(DATA) if known == "size" else None, checksum, ("http://dead/", SITE))
     wrong = FLIPPED if checksum else b"!"
@@ -73,8 +73,8 @@ def test_a_file_is_compared_with_what_is_published_and_fetched_once(web, tmp_pat
     (BadStatusLine("SSH-2.0-hello\r\n\r\nother"), "SSH"), (TimeoutError("timed out"), "timed out"),
     (FLIPPED, "checksum sha256:"), (DATA[:9], "9 bytes, expected 768"),
     (itertools.repeat(b"more"), "more than the expected 768 bytes")])
-def test_a_bad_answer_is_one_sentence_and_leaves_nothing(web, tmp_path, answer, words):
-    """The address, what came of it, and where a file fetched by hand belongs."""
+def test_a_bad_response_raises_one_sentence_and_leaves_no_file(web, tmp_path, answer, words):
+    """The sentence has the address, the error, and the path for a file that is fetched by hand."""
     web[SITE] = answer
     with time_limit(10):
         message = refusal(fetch, published("file", DATA, SITE), tmp_path)
@@ -83,21 +83,21 @@ def test_a_bad_answer_is_one_sentence_and_leaves_nothing(web, tmp_path, answer, 
 
 
 @pytest.mark.parametrize("name, pack", [("a.zip", zipped), ("a.tar.gz", tarred)])
-def test_the_wanted_members_are_unpacked_once_and_no_others(web, tmp_path, name, pack):
-    """Under the names of the table; no name in an archive decides where something is written."""
+def test_only_the_listed_members_are_unpacked_once(web, tmp_path, name, pack):
+    """Members get the names of the table; no name in an archive determines a path."""
     web[SITE] = pack({"../evil": b"!", "w/evil": b"!", "/tmp/evil": b"!"} | IN_FOLDER)
     source, root = source_of(published(name, web[SITE], SITE)), tmp_path / "new" / "data"
     assert unpack(source, root) == [root / "one", root / "two"]
     assert files_in(tmp_path) == {name: web[SITE]} | TEXTS
     (root / name).unlink()
-    unpack(source, root)  # which needs no archive now
+    unpack(source, root)  # needs no archive now
     assert files_in(tmp_path) == TEXTS
     (root / "two").write_bytes(b"s")
     assert "two has 1 bytes, expected 4; delete it" in refusal(unpack, source, root)
 
 
-def test_a_missing_file_of_a_local_dataset_is_named(tmp_path):
-    """Its entry has no addresses: nothing is fetched, and nothing needs an archive."""
+def test_a_missing_file_of_a_local_dataset_is_reported(tmp_path):
+    """Its entry has no addresses, so nothing is fetched, and no archive is needed."""
     (tmp_path / "one").write_bytes(TEXTS["one"])
     message = refusal(unpack, source_of(File("none.zip")), tmp_path)
     assert message == (f"{tmp_path / 'two'} is missing, and this dataset has no address to fetch "
@@ -106,8 +106,8 @@ def test_a_missing_file_of_a_local_dataset_is_named(tmp_path):
 
 @pytest.mark.parametrize("name, pack", [("a.zip", zipped), ("a.tar.gz", tarred)])
 @pytest.mark.parametrize("length", [None, 30], ids=["another member", "torn"])
-def test_an_archive_that_is_not_what_it_should_be_is_one_sentence(tmp_path, name, pack, length):
-    """Though the table describes it: no traceback, and no half file stays in the folder."""
+def test_a_wrong_or_truncated_archive_raises_one_sentence(tmp_path, name, pack, length):
+    """This holds even if its checksum is that of the table, and no partial file remains."""
     data = pack({"w/one": b"", "../w/two": b""})[:length]
     (tmp_path / name).write_bytes(data)
     message = refusal(unpack, source_of(published(name, data)), tmp_path)
@@ -118,8 +118,8 @@ def test_an_archive_that_is_not_what_it_should_be_is_one_sentence(tmp_path, name
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("name", ["a.zip", "two"])
-def test_a_full_disk_is_one_sentence(web, tmp_path, monkeypatch, name):
-    """While fetching, or while unpacking; nothing stays half written."""
+def test_a_full_disk_raises_one_sentence(web, tmp_path, monkeypatch, name):
+    """The disk may be full while fetching or unpacking, and no partial file remains."""
     def full(path, mode):
         return io.open("/dev/full" if path.name == f"{name}.part" else path, mode)
 

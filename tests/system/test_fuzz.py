@@ -1,4 +1,4 @@
-"""Odd input works, or one line refuses it and leaves the folder as it was."""
+"""Test odd input: it works, or one line rejects it and the folder does not change."""
 import random
 import warnings
 from pathlib import Path
@@ -21,7 +21,7 @@ BYTES = [b"\n", b"\0", b"\xff", b" \t\r\n\v\f", bytes(range(256)), b"\xef\xbb\xb
 
 
 def bend(draw, path):
-    """Cut a file off, leave something out, write over it, put something between."""
+    """Truncate a file, or delete, overwrite or insert some bytes."""
     data = path.read_bytes()
     for _ in range(draw.choice((1, 1, 2, 5))):
         first = draw.randrange(len(data) + 1)
@@ -33,8 +33,8 @@ def bend(draw, path):
 
 @pytest.mark.parametrize("number", [
     *range(30), *(pytest.param(n, marks=pytest.mark.slow) for n in range(30, 180))])
-def test_odd_input_works_or_is_refused(number, text, small, tmp_path, monkeypatch, capfd):
-    """Odd flags, texts with odd bytes, runs whose files are damaged, by turns."""
+def test_odd_input_works_or_is_rejected(number, text, small, tmp_path, monkeypatch, capfd):
+    """The number selects odd flags, a text with odd bytes, or a run with damaged files."""
     draw, folder = random.Random(number), small()
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_bytes(text.read_bytes())

@@ -1,6 +1,6 @@
-"""Every size trains, evaluates and generates on torch's device `meta`, which has shapes and no
-numbers: a tensor on another device than the model's, or a value that a GPU would be waited for, is
-found without a GPU.
+"""Train, evaluate and generate with every size on torch's device `meta`, which has only shapes.
+
+This finds tensors on another device than the model's, and values for which the CPU would wait.
 """
 import sys
 from collections import Counter
@@ -22,9 +22,9 @@ aten = torch.ops.aten
 
 
 class Watch(TorchDispatchMode):
-    """Sees every operation.  Numbers that are read are 0, and three words are in every band."""
+    """Watches every operation.  Values that are read are 0, and each band contains three words."""
 
-    reads = Counter()  # of each function of ours the number of values that it waits for
+    reads = Counter()  # function of this project -> the number of values that it waits for
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         is_copy = func is aten._to_copy.default and kwargs.get("device") == torch.device("cpu")
@@ -49,8 +49,8 @@ class Watch(TorchDispatchMode):
     pytest.param(name, marks=[] if name in ("tiny", "laptop-words") else pytest.mark.slow)
     for name in presets.CONFIGS])
 def test_every_tensor_is_on_the_models_device(name, plain, monkeypatch):
-    """In two steps, an evaluation until the memory is full, and a continuation of two prompts; of
-    each size two layers, since all are alike."""
+    """The model makes two steps, is evaluated until its memory is full, and continues two prompts.
+    Each size has only two layers, since all layers are alike."""
     monkeypatch.setattr(torch, "autocast", lambda *given, **more: nullcontext())  # has no meta
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
     monkeypatch.setattr(import_module("torch.optim.adam"), "_device_dtype_check_for_fused", id)
@@ -70,5 +70,5 @@ def test_every_tensor_is_on_the_models_device(name, plain, monkeypatch):
             assert lesson_5.generate(reader, prompt, 3).shape == (2, 3)
     words = {"forward", "losses"} if model.config.cutoffs else set()
     assert set(watch.reads) == {"train_step", "evaluate", *words}
-    if not lessons.in_work():  # a right solution may wait for loss and norm one after the other
-        assert watch.reads["train_step"] == 2, "one a step"
+    if not lessons.in_work():  # a correct solution may wait for loss and norm separately
+        assert watch.reads["train_step"] == 2, "one per step"

@@ -1,4 +1,4 @@
-"""A run that is killed at any of its writes ends, resumed, as one that was not: bit for bit."""
+"""A run that is killed at any write and resumed equals an uninterrupted run, bit for bit."""
 import os
 import shutil
 from itertools import count
@@ -18,7 +18,7 @@ FLAGS = ["--steps", "6", "--eval-every", "4", "--segment", "16", "--dropout", "0
 
 
 def continued(text, out, flags, n):
-    """Begin the run in `out`, or resume it, and kill it at write n -> whether it was killed."""
+    """Start or resume the run in `out`, kill it at write n, and return whether it was killed."""
     resume = ["--resume"] if any(out.glob("*.pt")) else []
     with pytest.MonkeyPatch.context() as patch:
         kill_at(n, patch, *WRITES)
@@ -32,12 +32,12 @@ def continued(text, out, flags, n):
 @pytest.mark.parametrize("seconds, stride", [
     (0.4, 5), *(pytest.param(*z, marks=pytest.mark.slow) for z in ((0.4, 1), (4, 1)))])
 def test_killed_at_any_write_and_resumed(seconds, stride, text, tmp_path, monkeypatch):
-    """Twice: at write n, and at a later one of the resumed run.  A line may be half written, and
-    the newest checkpoint damaged.  The text begins again within the run, which is saved every two
-    steps, around a validation and at its end.
+    """The run is killed at write n, and again at a write of the resumed run.  A line may be half
+    written, and the newest checkpoint may be damaged.  The text restarts within the run, which is
+    saved every two steps, around a validation, and at the end.
     """
-    monkeypatch.setattr(train, "finish", lambda job, flags: None)  # writes nothing, and takes long
-    clock = count(step=seconds)  # of a step, and of a validation: one of 4 seconds is saved after
+    monkeypatch.setattr(train, "finish", lambda job, flags: None)  # is slow and writes nothing
+    clock = count(step=seconds)  # for steps and validations; one of 4 seconds is saved afterwards
     monkeypatch.setattr(train.time, "perf_counter", lambda: next(clock))
     flags = [*FLAGS, "--save-minutes", f"{1.5 * seconds / 60}"]
     whole = tmp_path / "whole"

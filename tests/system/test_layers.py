@@ -1,4 +1,4 @@
-"""Who may import whom, read from the sources: each floor those below it, and its own."""
+"""Test the imports, as read from the sources: a layer imports only itself and those below it."""
 import re
 import sys
 
@@ -13,7 +13,7 @@ SOURCES = [path.relative_to(ROOT) for pattern in ("0*.py", "train.py", "support/
 
 
 def below(path):
-    """The names of our own that the file at path may import, support/ aside."""
+    """Return the names of this project, except support/, that the file at `path` may import."""
     if path.parent.name == "support":
         return set()
     if path.parent.name == "training":
@@ -24,17 +24,17 @@ def below(path):
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_a_file_imports_from_the_floors_below_it_alone(path, needs_shipped_solutions):
+def test_a_file_imports_only_from_the_layers_below_it(path, needs_shipped_solutions):
     text = (ROOT / path).read_text(encoding="utf-8")
     statement = r"^ *import (\w+)|^ *from (\w+)\S* import |import_module\(\"(\w+)"
     names = re.findall(statement, text, re.MULTILINE)
     assert {"".join(name) for name in names} <= below(path) | PACKAGES
-    if len(path.parts) == 1:  # it can be projected
+    if len(path.parts) == 1:  # lessons must fit on a projector
         assert max(map(len, text.splitlines())) <= 88
 
 
-def test_whether_fast_py_may_stand_in_is_decided_in_one_place():
-    """Nobody else makes a Reader, or replaces a part of a model."""
+def test_only_prepare_decides_whether_fast_py_is_used():
+    """No other file makes a Reader or replaces a module of a model."""
     for path in (ROOT / "train.py", ROOT / "training/job.py", *ROOT.glob("experiments/*.py")):
         text = path.read_text(encoding="utf-8")
         assert set(re.findall(r"\bfast\.(\w+)", text)) <= {"prepare", "py"}, path

@@ -1,8 +1,8 @@
-"""Spoilers: train.py's loop and evaluation once more, from the formulas; both agree to the bit.
+"""SPOILERS.  Compare train.py's loop and evaluation with the formulas, bit for bit.
 
-A run that is compared with itself resumed says nothing of what goes into a step, nor of the unit of
-what is printed.  This loop calls the model, the lanes and segments of lesson 1, torch's Adam and a
-Muon that is compared with torch's, and nothing of train.py.
+A comparison of a run with its own resumption cannot find an error in a step or in a printed unit.
+The loop here uses the model, lesson 1's lanes and segments, torch's Adam, and a Muon that is
+compared with torch's, but nothing from train.py.
 """
 import copy
 import math
@@ -20,22 +20,22 @@ train = import_module("train")
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
 
-LOOP = presets.Recipe(steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7,
-                 eval_clamp_len=4, lr=0.02, warmup=3, eval_every=3, eval_tokens=20, log_every=2,
-                 clip=1.0, seed=3, muon_lr=0.05)
+RECIPE = presets.Recipe(
+    steps=9, batch=4, segment=8, dtype="float32", eval_segment=5, eval_mem_len=7, eval_clamp_len=4,
+    lr=0.02, warmup=3, eval_every=3, eval_tokens=20, log_every=2, clip=1.0, seed=3, muon_lr=0.05)
 TINY = replace(lesson_5.CONFIGS["tiny"], vocab_size=7, cutoffs=(2, 4), div_val=2, dropout=0.2,
                mem_len=12)
 
 
 def corpus_of(unit):
-    """Training on a pattern, validation and test on noise: the best model is not the last one."""
+    """Train on a pattern, validate and test on noise, so that the best model is not the last."""
     valid, test = torch.randint(7, (2, 41), generator=torch.Generator().manual_seed(1))
     vocab = list(b"abcdefg") if unit == "bpc" else ["<eos>", *"abcdef"]
     return corpora.Corpus(torch.arange(4 * 36 + 1) % 5, valid, test, vocab, "made up")
 
 
 def mean_loss(model, tokens, recipe):
-    """One lane in segments, as long as M, with the lengths of evaluation, in nats."""
+    """Return the mean loss in nats of one lane, in segments of M, with evaluation lengths."""
     model = copy.deepcopy(model).eval()
     model.config = replace(model.config, mem_len=recipe.eval_mem_len, same_length=True,
                            clamp_len=recipe.eval_clamp_len)
@@ -50,9 +50,8 @@ def mean_loss(model, tokens, recipe):
 
 
 def witness(corpus, recipe, shown):
-    """The whole run -> rate, loss and norm of each step; lines of metrics.tsv, without seconds;
-    what is printed; the last and the best model, and the memory.
-    """
+    """Train, and return the learning rate, loss and norm of each step, the lines of metrics.tsv
+    without seconds, the printed lines, the last and best model, and the memory."""
     torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(TINY)
     model = model if recipe.plain else fast.replace_parts(model)
@@ -65,12 +64,12 @@ def witness(corpus, recipe, shown):
     steps, lines, said, tokens, lowest = [], [], [], 0, math.inf
     for step in range(recipe.steps):
         x, y = batches[step % len(batches)]
-        if step % len(batches) == 0:  # the text begins, or begins anew
+        if step % len(batches) == 0:  # the text starts or restarts
             memory = None
         done = step / recipe.steps
-        fall = 1 - math.sqrt(done) if recipe.optimizer == "muon" else (
+        decay = 1 - math.sqrt(done) if recipe.optimizer == "muon" else (
             1 + math.cos(math.pi * done)) / 2
-        rate = recipe.lr * min((step + 1) / recipe.warmup, fall)
+        rate = recipe.lr * min((step + 1) / recipe.warmup, decay)
         adam.param_groups[0]["lr"] = rate
         losses, memory = model(x, memory, y)
         loss = losses.sum() / y.numel()
@@ -98,19 +97,19 @@ def witness(corpus, recipe, shown):
 
 
 @pytest.mark.parametrize("m, n", [(6, 6), (6, 20), (20, 6)])
-def test_muon_is_torchs(m, n):
-    """In bf16 to the bit.  In float32 the polynomial is that of the singular values alone."""
+def test_muon_equals_torchs_muon(m, n):
+    """Both agree bit for bit in bf16; in float32 the polynomial acts on the singular values."""
     start = torch.randn(m, n)
     ours, theirs, skipped = (nn.Parameter(start.clone()) for _ in range(3))
     muon = optimizers.Muon([{"params": [ours, skipped], "dtype": torch.bfloat16}], lr=0.02)
     for name, dtype in ("bf16", torch.bfloat16), ("float32", torch.float32):
-        chosen = optimizers.muon(lesson_5.TransformerXL(TINY), replace(LOOP, dtype=name))
+        chosen = optimizers.muon(lesson_5.TransformerXL(TINY), replace(RECIPE, dtype=name))
         assert chosen.param_groups[1]["dtype"] == dtype
     torchs = torch.optim.Muon([theirs], lr=0.02)
     for _ in range(3):
         ours.grad = theirs.grad = torch.randn(m, n)
         muon.step(), torchs.step()
-    assert ours.equal(theirs) and skipped.equal(start), "a weight without a gradient moved"
+    assert ours.equal(theirs) and skipped.equal(start), "a weight without a gradient changed"
     U, S, V = torch.linalg.svd(start.double(), full_matrices=False)
     S = S / S.norm()
     for _ in range(5):
@@ -122,11 +121,11 @@ def test_muon_is_torchs(m, n):
                          ids=["plain", "fast", "muon"])
 @pytest.mark.parametrize("unit, shown", [("bpc", lambda nats: nats / math.log(2)),
                                          ("ppl", math.exp)], ids=["bpc", "ppl"])
-def test_the_loop_is_the_one_from_the_formulas_to_the_bit(
+def test_the_loop_equals_the_formulas_bit_for_bit(
         needs_shipped_solutions, unit, shown, plain, optimizer, tmp_path, capsys, monkeypatch):
-    """Rates, losses, norms, weights, memory, metrics.tsv and the printed figures."""
+    """This compares learning rates, losses, norms, weights, memory, metrics.tsv and scores."""
     schedule, corpus = "sqrt" if optimizer == "muon" else "cosine", corpus_of(unit)
-    recipe = replace(LOOP, plain=plain, optimizer=optimizer, schedule=schedule)
+    recipe = replace(RECIPE, plain=plain, optimizer=optimizer, schedule=schedule)
     seen, real = [], train.train_step
     steps, lines, said, model, best, memory = witness(corpus, recipe, shown)
     assert max(norm for *_, norm in steps) > recipe.clip and best.u.ne(model.u).any()
@@ -145,8 +144,8 @@ def test_the_loop_is_the_one_from_the_formulas_to_the_bit(
     rows = [row for row in log.read_metrics(tmp_path / "metrics.tsv") if row.pop("seconds")]
     assert ["\t".join(row.values()) for row in rows] == lines
     printed = capsys.readouterr().out.splitlines()
-    figures = [line for line in printed if "validation" in line] + [printed[-1].partition(" (")[0]]
-    assert figures == said
+    scores = [line for line in printed if "validation" in line] + [printed[-1].partition(" (")[0]]
+    assert scores == said
     content, kept = (checkpoint.load(tmp_path / f"{name}.pt") for name in ("checkpoint", "best"))
     assert all(z.equal(content["model"][name]) for name, z in model.state_dict().items())
     assert all(z.equal(kept["model"][name]) for name, z in best.state_dict().items())

@@ -1,6 +1,6 @@
-"""The authors' weights in our model: each tensor where it belongs, and nothing but exact names.
+"""Load the authors' weights: each tensor becomes the right weight, and other names are rejected.
 
-tests/maths compares the model that they are loaded into with the paper's equations.
+tests/maths compares the model itself with the paper's equations.
 """
 import math
 from dataclasses import replace
@@ -28,7 +28,7 @@ def random_model(config):
 
 
 def official_state(model, port):
-    """The weights of our model as the official PyTorch code names and stacks them, or its port."""
+    """Return our model's weights, named and stacked as in the official PyTorch code or its port."""
     c, words, state = model.config, model.embedding, {}
     for n, layer in enumerate(model.layers):
         attention, at = layer.attention, f"layers.{n}."
@@ -64,14 +64,14 @@ def load(config, state):
 
 
 @pytest.mark.parametrize("case, port", EACH)
-def test_each_tensor_is_where_it_belongs(case, port):
+def test_each_tensor_becomes_its_weight(case, port):
     wanted = random_model(CASES[case])
     found = load(CASES[case], official_state(wanted, port)).state_dict()
     assert all(z.equal(found[name]) for name, z in wanted.state_dict().items())
 
 
 @pytest.mark.parametrize("case, port", EACH)
-def test_each_tensor_must_be_there_with_its_shape_and_no_other(case, port):
+def test_missing_misshapen_and_extra_tensors_are_rejected(case, port):
     state = official_state(random_model(CASES[case]), port)
     for name, z in state.items():
         for wrong in ({key: value for key, value in state.items() if key != name},
@@ -82,8 +82,8 @@ def test_each_tensor_must_be_there_with_its_shape_and_no_other(case, port):
 
 @pytest.mark.parametrize("name", ["crit.out_projs.2", "transformer.pos_emb.inv_freq",
                                   "transformer.layers.1.dec_attn.r_w_bias"])
-def test_what_the_model_ties_must_be_equal_in_the_file(name):
-    """The port may list a shared u again for each layer; the sines must be ours."""
+def test_tied_tensors_must_be_equal_in_the_file(name):
+    """The port may repeat a shared u for each layer, and the frequencies must equal ours."""
     state = official_state(random_model(TIED), port=True)
     state.setdefault(name, state["transformer.r_w_bias"])
     load(TIED, state)
@@ -91,7 +91,7 @@ def test_what_the_model_ties_must_be_equal_in_the_file(name):
         load(TIED, state | {name: state[name] * 1.01})
 
 
-def test_a_file_is_evaluated_and_refused_in_one_line(tmp_path, monkeypatch, capsys):
+def test_a_file_is_evaluated_or_rejected_in_one_line(tmp_path, monkeypatch, capsys):
     text, path = tmp_path / "notes.txt", tmp_path / "model.bin"
     text.write_text("the cat sat on the mat, and the dog sat on the cat; " * 20)
     config = replace(FULL, vocab_size=len(set(text.read_text())), untie_r=True)

@@ -1,4 +1,4 @@
-"""The model that comes with the course: what it holds, and when it is used."""
+"""Test the model that is included in the course: its content, and when it is used."""
 import math
 from dataclasses import replace
 from importlib import import_module
@@ -22,25 +22,25 @@ def saved():
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A folder for runs in which there is none yet."""
+    """Return a folder for runs that contains no run yet."""
     monkeypatch.setattr(flags, "ROOT", tmp_path)
     return tmp_path
 
 
 def test_it_predicts_a_text_of_the_repository(saved):
-    """Small, without an optimizer; the licence costs what it cost when the model came in."""
+    """The file is small, has no optimizer, and predicts LICENSE as well as when it was added."""
     assert [path.name for path in flags.PRETRAINED.glob("*.pt")] == ["best.pt"]
     assert saved.path.stat().st_size <= 8_000_000 and "optimizer" not in saved
     model, run = job.load_model(saved, "cpu"), presets.Recipe(**saved["recipe"])
-    licence = (flags.PRETRAINED.parent / "LICENSE").read_text(encoding="utf-8")
-    tokens = corpora.encode(licence, saved["vocab"])
+    license = (flags.PRETRAINED.parent / "LICENSE").read_text(encoding="utf-8")
+    tokens = corpora.encode(license, saved["vocab"])
     bits = train.evaluate(model, tokens, replace(run, dtype="float32")) / math.log(2)
     assert bits == pytest.approx(1.9266, abs=0.002)
     page = (flags.PRETRAINED / "README.md").read_text(encoding="utf-8")
     assert f"checksum {saved['text']}" in page and f"{saved['state']['step']:,} steps" in page
 
 
-def test_it_is_used_where_there_is_no_run_yet(home, small, capsys):
+def test_it_is_used_if_there_is_no_run_yet(home, small, capsys):
     assert train.main(["--sample", "class ", *CPU]) == 0
     said = capsys.readouterr().out
     assert "no run of yours" in said and "class " in said

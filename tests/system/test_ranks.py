@@ -1,6 +1,6 @@
-"""Several ranks are one: lanes, gradients, evaluation, checkpoints, and how they end together.
+"""Several ranks equal one in lanes, gradients, evaluation and checkpoints, and they end together.
 
-The ranks are processes on this machine that talk through gloo.
+The ranks are processes on this machine that communicate through gloo.
 """
 import os
 import runpy
@@ -25,14 +25,14 @@ from system.small_runs import TINY, again, no_curve_and_no_flush, text
 from training import checkpoint, log, presets, ranks
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
-SETTINGS = presets.Recipe(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
+RECIPE = presets.Recipe(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
 FLAGS = [*TINY, "--eval-every", "4", "--steps", "12", "--text"]
 
 
 # ---- some ranks ---------------------------------------------------------------------------------
 
 def rank_main(rank, count, port, log, act):
-    """The process of one rank: what torchrun would set, then act()."""
+    """Set the variables that torchrun would set, and call act(), in the process of one rank."""
     sys.stdout = sys.stderr = open(f"{log}-{rank}", "w", buffering=1)
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank),
@@ -42,14 +42,14 @@ def rank_main(rank, count, port, log, act):
 
 
 def on_ranks(count, tmp_path, act):
-    """Call act() on so many ranks -> exit statuses, and what each has printed."""
+    """Call act() on `count` ranks, and return each rank's exit status and output."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = get_context("forkserver")  # a clean process that imports all this once
+    context = get_context("forkserver")  # a clean process that imports this file once
     context.set_forkserver_preload(["test_ranks"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # and finds it
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # lets it find this file
         ensure_running()
     children = [context.Process(target=rank_main, args=(r, count, port, tmp_path / "log", act))
                 for r in range(count)]
@@ -65,15 +65,15 @@ def on_ranks(count, tmp_path, act):
 
 
 def curve(folder):
-    """Of each line of metrics.tsv the tokens of all ranks, and the loss."""
+    """Return the tokens of all ranks and the loss of each line of metrics.tsv."""
     rows = log.read_metrics(folder / "metrics.tsv")
     return [float(z) for row in rows for z in (row["tokens"], row["train"] or row["valid"])]
 
 
 # ---- arithmetic, without processes --------------------------------------------------------------
 
-def test_lanes_are_dealt_out_in_order(monkeypatch):
-    """Every lane once; a number of ranks that does not divide B is refused with those that do."""
+def test_lanes_are_assigned_in_order(monkeypatch):
+    """Each lane is assigned once; if COUNT does not divide B, the error lists numbers that do."""
     monkeypatch.setattr(ranks, "COUNT", 3)
     found = []
     for rank in range(3):
@@ -87,15 +87,15 @@ def test_lanes_are_dealt_out_in_order(monkeypatch):
         ranks.my_lanes(2)
 
 
-def test_a_rank_alone_says_nothing(monkeypatch):
-    """A cluster may leave RANK in the environment: only WORLD_SIZE makes it one of several."""
+def test_rank_is_ignored_in_a_single_process(monkeypatch):
+    """A cluster may set RANK for a single process; only WORLD_SIZE above 1 means several ranks."""
     for count, wanted in (("1", (0, 1)), ("3", (2, 3))):
         monkeypatch.setattr(os, "environ", {"RANK": "2", "WORLD_SIZE": count})
         found = runpy.run_path(ranks.__file__)
         assert (found["RANK"], found["COUNT"]) == wanted
 
 
-def test_more_ranks_than_gpus_are_one_sentence(monkeypatch):
+def test_more_ranks_than_gpus_raise_one_sentence(monkeypatch):
     monkeypatch.setattr(ranks, "COUNT", 3)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "2")
@@ -103,10 +103,10 @@ def test_more_ranks_than_gpus_are_one_sentence(monkeypatch):
         ranks.join("cuda")
 
 
-# ---- two ranks are one --------------------------------------------------------------------------
+# ---- two ranks equal one ------------------------------------------------------------------------
 
 def four_steps(path, micro_batch):
-    """Four steps in float64, dropout off; the first rank saves all there is to compare."""
+    """Make four steps in float64 without dropout; rank 0 saves everything that is compared."""
     ranks.join("cpu")
     assert ranks.COUNT == 1 or ranks.launch.timeout > timedelta(hours=1)
     torch.manual_seed(0)
@@ -115,22 +115,22 @@ def four_steps(path, micro_batch):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     stream, mine = torch.randint(11, (4, 25)), ranks.my_lanes(4)
     learner = ranks.parallel(model, stream[mine, :6], stream[mine, :6])
-    recipe = replace(SETTINGS, micro_batch=micro_batch)
+    recipe = replace(RECIPE, micro_batch=micro_batch)
     memory, found = None, []
     for column in range(0, 24, 6):
         x, y = stream[mine, column : column + 6], stream[mine, column + 1 : column + 7]
         loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, recipe)
         found += [torch.tensor([loss, norm]), *(p.grad.clone() for p in model.parameters())]
     found += [ranks.gather(z) for z in memory] + [*model.state_dict().values()]
-    found.append(torch.tensor(ranks.on_rank_0(train.evaluate, model, stream.flatten(), SETTINGS)))
+    found.append(torch.tensor(ranks.on_rank_0(train.evaluate, model, stream.flatten(), RECIPE)))
     if ranks.RANK == 0:
         torch.save(found, path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [0, 1])
-def test_two_ranks_are_one(tmp_path, micro_batch):
-    """Losses, gradients, the memory in the order of the stream, weights, evaluation."""
+def test_two_ranks_equal_one(tmp_path, micro_batch):
+    """This compares losses, gradients, the memory in stream order, weights, and evaluation."""
     four_steps(tmp_path / "one", micro_batch)
     statuses, said = on_ranks(
         2, tmp_path, partial(four_steps, tmp_path / "two", micro_batch))
@@ -141,7 +141,7 @@ def test_two_ranks_are_one(tmp_path, micro_batch):
 
 
 def whole_run(argv, stop_at=0, break_at=0, on_rank=0, where="train_step", number=signal.SIGTERM):
-    """train.main(argv); at a call of a function of train.py a rank gets a signal, or fails."""
+    """Run train.main(argv); at one call of a function of train.py a rank gets a signal or fails."""
     real, calls = getattr(train, where), count(1)
 
     def call(*arguments):
@@ -158,11 +158,11 @@ def whole_run(argv, stop_at=0, break_at=0, on_rank=0, where="train_step", number
 
 
 @pytest.mark.slow
-def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
-    """A signal for one rank ends all after the same step; one rank goes on with all lanes."""
+def test_ranks_stop_together_and_another_number_resumes(text, tmp_path, capsys):
+    """A signal to one rank ends all ranks after the same step, and one rank resumes all lanes."""
     argv, out = [*FLAGS, str(text), "--out"], tmp_path / "two"
     assert train.main([*argv, str(tmp_path / "one")]) == 0
-    figure = capsys.readouterr().out.split("\ntest ")[1]
+    score = capsys.readouterr().out.split("\ntest ")[1]
     statuses, said = on_ranks(2, tmp_path, partial(
         whole_run, [*argv, str(out)], stop_at=6, on_rank=1))
     assert statuses == [143, 143], said
@@ -173,11 +173,11 @@ def test_ranks_stop_together_and_another_number_goes_on(text, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "saved by 2 ranks, now there are 1" in said
     assert curve(out) == pytest.approx(curve(tmp_path / "one"), abs=2e-3)
-    assert float(said.split("\ntest ")[1][:6]) == pytest.approx(float(figure[:6]), abs=2e-3)
+    assert float(said.split("\ntest ")[1][:6]) == pytest.approx(float(score[:6]), abs=2e-3)
 
 
-def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
-    """Each rank something else, the same again from the same seed."""
+def test_another_number_of_ranks_sets_new_random_states(monkeypatch, capsys):
+    """Each rank gets its own random numbers, and the same seed gives the same ones again."""
     content = {"random": torch.get_rng_state()[None], "random_cuda": None}
     monkeypatch.setattr(ranks, "COUNT", 2)
     drawn = []
@@ -195,9 +195,9 @@ def test_another_number_of_ranks_draws_anew(monkeypatch, capsys):
     (2, {"stop_at": 2, "where": "evaluate"}, [143, 143], 8),
     (2, {"break_at": 2, "where": "evaluate"}, [1, 1], 8)],
     ids=["a signal", "a signal in a validation", "a failure in a validation"])
-def test_resumed_on_as_many_ranks_to_the_bit(count, how, statuses, step, text, tmp_path):
-    """Dropout on: parameters, optimizer, every rank's random state, memory, metrics; no step is
-    lost, even if a validation comes to no end.
+def test_resuming_on_as_many_ranks_is_exact(count, how, statuses, step, text, tmp_path):
+    """With dropout, parameters, optimizer, every rank's random state, memory and metrics agree.
+    No step is lost, even if a validation is interrupted.
     """
     argv = [*FLAGS, str(text), "--dropout", "0.2", "--optimizer", "muon", "--out"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -206,13 +206,13 @@ def test_resumed_on_as_many_ranks_to_the_bit(count, how, statuses, step, text, t
     assert found == statuses, said
     content = checkpoint.load(broken / "checkpoint.pt")
     assert content["state"]["step"] == step
-    if "break_at" in how:  # the reason is the one that is read
+    if "break_at" in how:  # rank 0 prints the reason
         assert said[0].endswith("train.py: the cables have been mixed up\n")
         assert said[1] == "train.py: rank 1: another rank has exited, so this one also exits\n"
     again = partial(whole_run, [*argv, str(broken), "--resume"])
     assert on_ranks(count, tmp_path, again)[0] == [0] * count
     assert not runs_differ(whole, broken)
-    assert differences(content["random"][0], content["random"][1]), "each rank draws its own"
+    assert differences(content["random"][0], content["random"][1]), "ranks share a random state"
 
 
 KILLER = f"""
@@ -225,8 +225,8 @@ ranks.end(whole_run(sys.argv[1:], kill_at, on_rank=1, number=signal.SIGKILL))
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_a_run_and_it_goes_on_by_itself(text, tmp_path):
-    """A rank is killed; after the restart the run resumes; the same again would be refused."""
+def test_torchrun_restarts_a_run_which_resumes_by_itself(text, tmp_path):
+    """A rank is killed, and the run resumes after the restart.  A second torchrun is rejected."""
     (tmp_path / "killer.py").write_text(KILLER)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     flags = [*FLAGS, str(text), "--out"]
@@ -240,7 +240,7 @@ def test_torchrun_restarts_a_run_and_it_goes_on_by_itself(text, tmp_path):
             try:
                 output = process.communicate(timeout=120)
             finally:
-                process.terminate()  # its ranks have sessions of their own: it ends them itself
+                process.terminate()  # torchrun ends its ranks, which have their own sessions
         return process.returncode, *output
 
     assert on_ranks(2, tmp_path, partial(whole_run, [*flags, str(whole)]))[0] == [0, 0]

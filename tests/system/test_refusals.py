@@ -1,4 +1,4 @@
-"""What a program or a model is given and cannot use is refused in one line; nothing is written."""
+"""A program or a model rejects input that it cannot use in one line, and writes nothing."""
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +20,7 @@ NEW = "--model tiny --device cpu --text notes.txt --out new "
 NO_TEXT = "--model tiny --device cpu --out new "
 RESUME = "--resume --out small --device cpu "
 SHORT = "--scale tiny --dataset short.txt --out new "  # splits of 180, 10 and 10 tokens
-RUN = "--checkpoint small "  # of a text with 200 bytes for validation and 200 for test
+RUN = "--checkpoint small "  # its text has 200 bytes for validation and 200 for test
 REFUSED = {  # program: command line, words of the sentence
     "train": [
         # names
@@ -80,7 +80,7 @@ REFUSED = {  # program: command line, words of the sentence
         (". --seconds few", "--seconds"), (". --seconds 3", "12 seconds are needed"),
         (". --only lanes,raech", "did you mean reach?"),
         (". --csv nowhere/a.csv", "--csv nowhere/a.csv"), (". --csv none", "is a folder")],
-    "when_memory_pays": [  # its flags are also those of table6 and table8
+    "when_memory_pays": [  # table6 and table8 have the same flags
         ("--seeds 1 1", "--seeds must be different"), (f"--seeds {2**63}", "--seeds must be"),
         ("--dataset no.txt", "'no.txt' is neither a file"), ("--device cuda", "no CUDA device"),
         ("--scale huge", "invalid choice"), (SHORT, "10 tokens, 77 are needed"),
@@ -120,9 +120,9 @@ def text(tmp_path_factory):
 @pytest.mark.parametrize("program, argv, words", [
     (program, *row) for program, rows in REFUSED.items() for row in rows],
     ids=lambda z: ascii(z)[1:-1][:60])
-def test_a_command_line_is_refused_in_one_line(program, argv, words, text, small, tmp_path,
-                                               monkeypatch, capsys):
-    """On stderr, with what, where, what to do; the status is 1, and nothing has begun."""
+def test_a_command_line_is_rejected_in_one_line(
+        program, argv, words, text, small, tmp_path, monkeypatch, capsys):
+    """The line is on stderr and has the error, its place and the remedy; the status is 1."""
     monkeypatch.chdir(tmp_path)
     for name, content in (("notes.txt", text.read_text()), ("short.txt", "x = 10000\n" * 20),
                           ("turned.txt", text.read_text()[:8] + text.read_text()[:7:-1]),
@@ -141,14 +141,14 @@ def test_a_command_line_is_refused_in_one_line(program, argv, words, text, small
     before = files()
     argv = argv.split() if isinstance(argv, str) else argv
     assert import_module(program).main(argv) == 1
-    error = capsys.readouterr().err.rpartition("\r")[2]  # after the progress of what takes long
+    error = capsys.readouterr().err.rpartition("\r")[2]  # the text after a progress line
     lines = [line for line in error.split("\n") if line.strip()]
     assert len(lines) == 1 and words in lines[0], lines
     assert lines[0].startswith(f"{program}.py: ")
     assert files() == before and not (program == "train" and Path("new").exists())
 
 
-# ---- sizes and tensors of Python ----------------------------------------------------------------
+# ---- sizes and tensors --------------------------------------------------------------------------
 
 SMALL = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
 X, PAST = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, 8)
@@ -160,7 +160,7 @@ X, PAST = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, 8)
     ({"mem_len": 10**30}, f"mem_len must be at most {2**63 - 1}"),
     ({"mem_len": -1}, "mem_len must be at least 0, got -1")], ids=str)
 def test_sizes_that_fit_no_model_are_refused(change, words):
-    """A number of NumPy, as a vocabulary that was counted with it, is a number."""
+    """NumPy numbers are accepted, for example a vocabulary size that was counted with NumPy."""
     assert words in refusal(replace, SMALL, **change)
     replace(SMALL, vocab_size=np.int64(11), dropout=np.float32(0.5), cutoffs=[3])
 
@@ -175,6 +175,6 @@ def test_sizes_that_fit_no_model_are_refused(change, words):
     ((X, [PAST, PAST[:, :1]]), "got torch.float32 (2, 1, 8)"),
     ((X, [PAST, PAST[..., 1:]]), "got torch.float32 (2, 4, 7)"),
     ((X, [PAST, PAST.double()]), "got torch.float64"), ((X, [PAST, PAST.to("meta")]), "on meta")])
-def test_tensors_that_do_not_fit_the_model_are_refused(given, words):
-    """As tokens, as targets, as memory: what would fail far from its cause, or silently."""
+def test_tensors_that_do_not_fit_the_model_are_rejected(given, words):
+    """Such tokens, targets or memories would otherwise fail far from the cause, or silently."""
     assert words in refusal(lesson_5.TransformerXL(SMALL), *given)

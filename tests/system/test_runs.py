@@ -1,4 +1,4 @@
-"""Runs as their users know them: started, stopped, resumed bit for bit."""
+"""Start, stop and resume complete runs, whose results must agree bit for bit."""
 import math
 import os
 import signal
@@ -19,13 +19,13 @@ from system.small_runs import (
 train = import_module("train")
 
 
-# ---- a whole run --------------------------------------------------------------------------------
+# ---- a complete run -----------------------------------------------------------------------------
 
-def test_a_run_leaves_a_figure_metrics_and_checkpoints(finished):
-    """The last line is the test figure with its evaluation lengths; metrics.tsv says of what."""
-    out, figure = finished(*WHOLE)
-    assert figure.startswith("test ")
-    assert figure.endswith(" bpc (evaluation T 16, M 16, clamp none; 11 predictions; notes.txt)")
+def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
+    """The last line is the test score with its evaluation lengths; metrics.tsv has the command."""
+    out, score = finished(*WHOLE)
+    assert score.startswith("test ")
+    assert score.endswith(" bpc (evaluation T 16, M 16, clamp none; 11 predictions; notes.txt)")
     assert sorted(path.name for path in out.iterdir()) == [
         "best.pt", "checkpoint.pt", "lock", "metrics.tsv", "previous.pt"]
     steps = [row["step"] for row in log.read_metrics(out / "metrics.tsv")]
@@ -36,8 +36,8 @@ def test_a_run_leaves_a_figure_metrics_and_checkpoints(finished):
     assert "commit" in head and f"torch {torch.__version__}" in head and "parameters" in head
 
 
-def test_eval_only_and_sample_need_no_flags_but_the_folder(finished, capsys):
-    """A checkpoint holds all that evaluating and sampling need, and repeats the run's figure."""
+def test_eval_only_and_sample_need_only_the_folder(finished, capsys):
+    """Evaluation and sampling need only the checkpoint; evaluation prints the run's score again."""
     out, figure = finished(*WHOLE)
     assert again(out, "--eval-only") == 0
     assert last_line(capsys) == figure
@@ -54,12 +54,12 @@ def test_eval_only_and_sample_need_no_flags_but_the_folder(finished, capsys):
 
 @pytest.mark.parametrize("where, call, number", [
     ("train_step", 7, signal.SIGTERM), ("evaluate", 3, signal.SIGINT)])
-def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, capsys, finished, where, call,
-                                                 number):
-    """Parameters, optimizer, schedule, random state, place in the text, memory, metrics, figure.
-    While it runs nobody else gets its folder.
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+        text, tmp_path, capsys, finished, where, call, number):
+    """Parameters, optimizer, schedule, random state, position in the text, memory, metrics and test
+    score agree.  The folder of a running run is locked.
     """
-    (whole, figure), out = finished(*WHOLE), tmp_path / "run"
+    (whole, score), out = finished(*WHOLE), tmp_path / "run"
 
     def act():
         assert checkpoint.fcntl is None or refusal(checkpoint.lock, out)
@@ -71,11 +71,11 @@ def test_resumed_equals_uninterrupted_to_the_bit(text, tmp_path, capsys, finishe
     read = checkpoint.load(out / "checkpoint.pt")["batches"]
     assert 56 * read["epoch"] + read["column"] == 8 * saved(out)["step"]
     assert again(out, "--resume") == 0
-    assert last_line(capsys) == figure
+    assert last_line(capsys) == score
     assert not runs_differ(whole, out)
 
 
-def test_an_optimizer_of_the_readers_own_resumes_to_the_bit(text, tmp_path, monkeypatch):
+def test_a_custom_optimizer_resumes_bit_for_bit(text, tmp_path, monkeypatch):
     monkeypatch.setitem(optimizers.OPTIMIZERS, "adam", lambda model, recipe: (
         torch.optim.Adafactor(model.parameters(), lr=recipe.lr)))
     flags, whole, out = [*WHOLE, "--optimizer", "adam"], tmp_path / "whole", tmp_path / "run"
@@ -90,10 +90,9 @@ def test_an_optimizer_of_the_readers_own_resumes_to_the_bit(text, tmp_path, monk
     (["--steps", "14", "--eval-every", "7"], 1.1, [5, 7, 7, 12, 14, 14, 14]),
     (["--steps", "40", "--eval-every", "0"], 0.9, [*range(4, 41, 4), 40]),
     (["--minutes", "33.6", "--eval-every", "99", "--save-minutes", "24"], 0.9, [11, 14, 14])])
-def test_a_run_is_saved_by_the_minutes_of_training(text, tmp_path, monkeypatch, flags, took,
-                                                   wanted):
-    """At least every ten, unless --save-minutes says otherwise; before each validation, which
-    begins them anew, and after it if it took more than a second."""
+def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, flags, took, wanted):
+    """A run is saved at least every ten minutes (--save-minutes) and before each validation, which
+    restarts these minutes.  It is also saved after a validation of more than a second."""
     steps, save, counted = [], runs.Job.save, runs.State.record_step
     monkeypatch.setattr(runs.Job, "save", lambda job: (steps.append(job.state.step), save(job)))
     monkeypatch.setattr(runs.State, "record_step", lambda self, x, finite, seconds: counted(
@@ -109,9 +108,9 @@ def test_a_run_is_saved_by_the_minutes_of_training(text, tmp_path, monkeypatch, 
 
 @pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
 @pytest.mark.parametrize("flags", [[], ["--resume"]], ids=["new", "resume"])
-def test_a_second_run_is_refused_while_the_first_is_running(text, small, capsys, flags):
-    """Before it looks at a checkpoint which the first may just be moving, and it changes nothing;
-    --eval-only is allowed.  A best model alone is a run, too, whose other files were deleted.
+def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys, flags):
+    """The second run changes nothing and reads no checkpoint, which the first may be moving.
+    --eval-only is allowed.  A folder with only a best model also counts as a run.
     """
     out = small()
     path = out / "checkpoint.pt"
@@ -126,7 +125,7 @@ def test_a_second_run_is_refused_while_the_first_is_running(text, small, capsys,
 
 
 def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkeypatch, capsys):
-    """A run keeps the absolute path of its text, and takes the same text by another name."""
+    """A run keeps the absolute path of its text, and accepts the same text at another path."""
     out, moved = tmp_path / "run", tmp_path / "moved.txt"
     moved.write_bytes(text.read_bytes())
     monkeypatch.chdir(tmp_path)
@@ -139,10 +138,10 @@ def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkey
         assert again(out, *act, "--text", str(text)) == 0
 
 
-# ---- losses that are not numbers, memory that does not suffice ----------------------------------
+# ---- non-finite losses, out of memory -----------------------------------------------------------
 
 def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypatch):
-    """Losses 1.7, NaN, 1.9, 1.8: the best stays 1.7, and its weights are tested."""
+    """After losses of 1.7, NaN, 1.9 and 1.8 the best is 1.7, and its weights are tested."""
     losses, seen = iter([1.7, math.nan, 1.9, 1.8, 2.0]), []
 
     def evaluate(model, *rest):
@@ -155,8 +154,8 @@ def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypat
     assert len(set(seen)) == 4 and seen[4] == seen[0]
 
 
-def test_ten_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys):
-    """One sentence, status 1, and the last good checkpoint as it was."""
+def test_ten_non_finite_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys):
+    """The run prints one sentence, exits with status 1, and keeps its last good checkpoint."""
     losses = [1.0, math.nan, math.nan, 1.0, 1.0, 1.0, *10 * [math.nan]]
     monkeypatch.setattr(train, "train_step", Mock(
         side_effect=[(loss, 1.0, None) for loss in losses]))
@@ -165,8 +164,8 @@ def test_ten_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys
     assert saved(tmp_path / "run")["step"] == 12 and saved(tmp_path / "run")["skipped"] == 8
 
 
-def test_out_of_memory_is_a_sentence(text, small, tmp_path, monkeypatch, capsys):
-    """In a step and in an evaluation."""
+def test_out_of_memory_is_reported_in_one_line(text, small, tmp_path, monkeypatch, capsys):
+    """A step or an evaluation may run out of memory."""
     out, gpu = small(), torch.OutOfMemoryError("CUDA out of memory")
     cpu = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: ...")
     monkeypatch.setattr(train, "train_step", Mock(side_effect=gpu))
@@ -179,7 +178,7 @@ def test_out_of_memory_is_a_sentence(text, small, tmp_path, monkeypatch, capsys)
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_run_on_a_gpu(text, tmp_path, capsys):
-    """bf16 on CUDA: train, stop, evaluate; the CPU does the same in float32 in the tests above."""
+    """A short run trains and evaluates in bf16 on CUDA; the tests above use float32 on the CPU."""
     flags = ["--text", str(text), "--model", "tiny", "--steps", "4", "--out", str(tmp_path / "run")]
     assert train.main(flags) == 0
     content = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)

@@ -1,4 +1,4 @@
-"""What a run says and shows is what it did."""
+"""Test the lines and plots of a run against its steps."""
 import math
 from importlib import import_module
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ def test_metrics_are_means_of_finite_steps_since_the_last_line(tmp_path, capsys)
     "step 30 | 25% | loss of this step 2.885 bpc | 90 tok/s | 0:01:40, 0:05:00 left | 2 steps "
     "skipped\n"))])
 def test_the_log_line_by_a_clock(now, said, monkeypatch, capsys):
-    """After five seconds at the earliest; of 100 seconds a quarter is done, so 300 are left."""
+    """Lines are at least five seconds apart.  After 100 seconds a quarter is done: 300 are left."""
     metrics = log.Log()
     metrics.unit, metrics.last_printed = "bpc", 0.0
     monkeypatch.setattr(log.time, "monotonic", lambda: now)
@@ -49,11 +49,11 @@ def test_the_log_line_by_a_clock(now, said, monkeypatch, capsys):
     assert capsys.readouterr().out == said
 
 
-draw = log.draw  # that of the runs below is replaced
+draw = log.draw  # no_curve_and_no_flush replaces log.draw for the runs below
 
 
 def test_the_curve_shows_both_losses_over_the_tokens(tmp_path, monkeypatch):
-    """In a folder of any name: $ begins a formula in a title, and fonts lack many signs."""
+    """The folder may have any name: $ starts a formula in a title, and fonts lack many signs."""
     path, drawn = tmp_path / "$\\frac$ 記憶" / "metrics.tsv", []
     path.parent.mkdir()
     path.write_text("# python train.py\nstep\n10\t1000000\t5\t0.1\t1\t3.5\t4\t0\t\n"
@@ -74,7 +74,7 @@ def test_the_curve_shows_both_losses_over_the_tokens(tmp_path, monkeypatch):
 @pytest.mark.parametrize("flags", [[], ["--plain"]], ids=["fast", "plain"])
 def test_a_checkpoint_is_used_in_the_form_that_was_trained(flags, text, tmp_path, monkeypatch,
                                                            capsys):
-    """At the end and later; a run continues the beginning of the test split."""
+    """The same form is used at the end and later; a run continues the start of the test split."""
     prepare = Mock(wraps=fast.prepare)
     monkeypatch.setattr(fast, "prepare", prepare)
     assert run(text, tmp_path / "run", "--steps", "3", *flags) == 0
@@ -92,8 +92,8 @@ def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_them(text, tmp_
     assert order == ["lines", "checkpoint.pt", "best.pt", "lines", "checkpoint.pt"]
 
 
-def test_who_has_seen_enough_is_no_mistake(monkeypatch, capsys):
-    """`train.py --dry-run | head -1` says nothing more, and its status is that of a SIGPIPE."""
+def test_a_closed_pipe_exits_141(monkeypatch, capsys):
+    """`train.py --dry-run | head -1` prints no error, and exits with the status of a SIGPIPE."""
     with monkeypatch.context() as patch:
         patch.setattr("builtins.print", Mock(side_effect=BrokenPipeError))
         assert train.main(["--dry-run", "--device", "cpu"]) == 141

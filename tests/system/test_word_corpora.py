@@ -1,4 +1,4 @@
-"""Corpora of words: the published tokens in the published order, or one clear sentence."""
+"""Test corpora of words: they have the published tokens in order, or raise one clear sentence."""
 import random
 from collections import Counter
 
@@ -46,17 +46,17 @@ def sentences(root, shards, vocabulary=VOCABULARY):
 # ---- words --------------------------------------------------------------------------------------
 
 def strange_text(seed):
-    """Words and all that may be between them: newlines of three kinds, Unicode's spaces."""
+    """Return words with many separators between them: three kinds of newlines, Unicode spaces."""
     pick = random.Random(seed).choice
     gaps = [" ", " ", " ", "  ", "\t", "\n", "\n", "\r\n", "\r", "\n\n", "\v", "\f", "\x1c", "\x85",
             "\u2028", "\u3000", "\ufeff"]
     return "".join(pick("a b c é 記憶 cat <unk> 😀 x.y".split()) + pick(gaps) for _ in range(300))
 
 
-def test_words_are_those_of_the_official_rule(tmp_path):
-    """Stripped, split at white space, `<eos>` after each line, as Python's text mode sees lines.
+def test_words_follow_the_official_rule(tmp_path):
+    """Lines, as in Python's text mode, are stripped and split at white space, and end in `<eos>`.
 
-    `<eos>` is the first of the vocabulary; words by falling count, ties by first appearance.
+    The vocabulary starts with `<eos>`; words follow by decreasing count, then by first appearance.
     """
     corpus, every = words(tmp_path, *(strange_text(seed).encode() for seed in range(3))), []
     for name in ("train", "valid", "test"):
@@ -70,14 +70,14 @@ def test_words_are_those_of_the_official_rule(tmp_path):
     assert corpus.train.dtype == corpus.test.dtype == torch.int32 and corpus.unit == "ppl"
 
 
-def test_wt103_counts_the_training_split_alone(tmp_path):
-    """What valid says often does not rise; <eos> is 0 though it is the rarest."""
+def test_wt103_counts_only_the_training_split(tmp_path):
+    """Counts in valid do not change the order, and <eos> is 0 although it is the rarest."""
     corpus = words(tmp_path, b"a a b b b c c c c", b"a a a a a a\n", counted=1)
     assert corpus.vocab == ["<eos>", "c", "b", "a"]
 
 
-def test_other_counts_than_published_and_bad_texts_are_refused(tmp_path):
-    """Tokens of each split and the vocabulary, with both figures in the sentence."""
+def test_unpublished_counts_and_bad_texts_are_rejected(tmp_path):
+    """The sentence has the found and the published numbers of tokens and the vocabulary sizes."""
     words(tmp_path, b"a b\n", counts=(3, 2, 2), vocab_size=3)
     for *counts, V in ((4, 2, 2, 3), (3, 2, 2, 4)):
         message = refusal(words, tmp_path, b"a b\n", counts=tuple(counts), vocab_size=V)
@@ -89,20 +89,21 @@ def test_other_counts_than_published_and_bad_texts_are_refused(tmp_path):
 
 
 def test_words_are_encoded_and_decoded():
-    """Joined by single spaces; newlines are separators and come back as newlines."""
+    """Words are joined by single spaces; newlines become separators, which become newlines again.
+    """
     vocab = ["<eos>", "the", "cat", "sat"]
     for text in ("cat\nsat\n", "the cat\n\nsat the", "\ncat"):
         assert decode(encode(text, vocab), vocab) == text
     assert encode(" the\r\n cat\rsat\t", vocab).tolist() == [1, 0, 2, 0, 3]
-    assert encode("\na\n", ["<S>", "a"]).tolist() == [0, 1, 0]  # lm1b has another separator
+    assert encode("\na\n", ["<S>", "a"]).tolist() == [0, 1, 0]  # lm1b uses another separator
     assert decode([0, 1, 0], ["<S>", "a"]) == "\na\n"
 
 
 # ---- sentences ----------------------------------------------------------------------------------
 
 def test_sentences_are_between_single_separators(tmp_path):
-    """Where the official tokens have two.  Unknown words are <UNK>, an empty sentence is an empty
-    sentence, shards follow in the order of the table."""
+    """The official tokens have two separators there.  Unknown words are <UNK>, empty sentences are
+    kept, and shards are in the order of the table."""
     corpus = sentences(tmp_path, SHARDS)
     assert corpus.train.tolist() == TOKENS and corpus.train.dtype == torch.int32
     assert corpus.valid.tolist() == corpus.test.tolist() == [0, 3, 2, 0]
@@ -111,15 +112,15 @@ def test_sentences_are_between_single_separators(tmp_path):
 
 
 def test_the_vocabulary_keeps_the_order_of_its_file_and_ignores_counts(tmp_path):
-    """Lines of the published file are a word and its count; words may hold odd characters."""
+    """Each line of the published file has a word and its count; words may have odd characters."""
     vocabulary = "</S> 9\r\nb\x85c 8\na\n<UNK> 3\n<S> 2".encode()
     corpus = sentences(tmp_path, [b"a\n"], vocabulary=vocabulary)
     assert corpus.vocab == ["</S>", "b", "a", "<UNK>", "<S>"]
     assert corpus.train.tolist() == [4, 2, 4] and corpus.separator == 4
 
 
-def test_a_killed_encoding_begins_again(tmp_path, monkeypatch):
-    """It leaves no part of the tokens, and in the end only those of all shards remain."""
+def test_a_killed_encoding_restarts(tmp_path, monkeypatch):
+    """A killed encoding leaves no partial file, and the next one encodes all shards."""
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_at(1, patch, (corpora, "tokenize"))
         sentences(tmp_path, SHARDS)
@@ -134,8 +135,8 @@ def test_a_killed_encoding_begins_again(tmp_path, monkeypatch):
     ("bytes", "bpc", []), ("words", "ppl", ["--model", "laptop-words", "--n-layer", "1"]),
     ("sentences", "ppl", ["--cutoffs", "2", "4", "--div-val", "2"])])
 def test_from_the_archive_to_the_test_score(kind, unit, sizes, tmp_path, monkeypatch, capsys):
-    """`--dataset NAME`: unpacked, trained, tested; and from the folder tested again and sampled.
-    laptop-words has a band from word 2,000 on, which goes."""
+    """`--dataset NAME` unpacks, trains and tests; the folder is then tested again and sampled.
+    The small vocabulary drops the band of laptop-words that starts at word 2,000."""
     draw, names = random.Random(0), ("train", "valid", "test")
     lines = [" ".join(draw.choices("abcd", k=6)) for _ in range(60)]
     data = zipped({name: ("\n".join(lines) + "\n").encode() for name in names})
@@ -143,7 +144,7 @@ def test_from_the_archive_to_the_test_score(kind, unit, sizes, tmp_path, monkeyp
     (tmp_path / "vocab").write_bytes(VOCABULARY)
     monkeypatch.setitem(corpora.SOURCES, "new", Source(
         kind, (), 0, published("a.zip", data), tuple(map(File, names)), vocabulary=File("vocab")))
-    # lanes of sentences know slices only; the exercise `segments` may read otherwise
+    # lanes of sentences support only slices; a student's `segments` may read them in another way
     monkeypatch.setattr(train.lesson_1, "segments", segments)
     given = ["--dataset", "new", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run")]
     assert train.main([*TINY, *given, "--steps", "3", *sizes]) == 0
@@ -158,9 +159,9 @@ def test_from_the_archive_to_the_test_score(kind, unit, sizes, tmp_path, monkeyp
 # ---- lanes of sentences -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("n, B", [(1, 1), (53, 8), (9, 9), (1003, 10)])
-def test_lanes_of_sentences_are_those_written_out_by_hand(monkeypatch, n, B):
-    """order[b::B] of seed and epoch, each sentence with its separator, one more at the end, cut at
-    the shortest.  Sliced like a tensor, so that a run continues where it was stopped."""
+def test_lanes_of_sentences_equal_those_written_out_by_hand(monkeypatch, n, B):
+    """Lane b has the sentences order[b::B], shuffled by seed and epoch, with their separators.  All
+    lanes are as long as the shortest, and are sliced like a tensor, so that a run can resume."""
     monkeypatch.setattr(batches, "BLOCK", 10)
     draw, numbers = random.Random(0), iter(range(8, 10**5))  # no word twice; 7 is the separator
     sentences = [[7, *(next(numbers) for _ in range(draw.randrange(7)))] for _ in range(n)]
