@@ -158,7 +158,9 @@ X, PAST = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, 8)
     ({"n_layer": "4"}, "n_layer must be of type int, got '4'"),
     ({"n_layer": True}, "n_layer must be of type int, got True"),
     ({"mem_len": 10**30}, f"mem_len must be at most {2**63 - 1}"),
-    ({"mem_len": -1}, "mem_len must be at least 0, got -1")], ids=str)
+    ({"mem_len": -1}, "mem_len must be at least 0, got -1"),
+    *(({"init_std": std}, f"init_std must be above 0 and finite, got {std}")
+      for std in (0.0, float("nan"), float("inf")))], ids=str)
 def test_sizes_that_fit_no_model_are_refused(change, words):
     """A number of NumPy, as a vocabulary that was counted with it, is a number."""
     assert words in refusal(replace, SMALL, **change)
