@@ -184,12 +184,15 @@ def restore_recipe(flags, saved):
     """Return the Recipe of a checkpoint, with those settings that were typed and may change.
 
     ValueError if another setting differs from the saved one.  (A text may have moved: its content
-    is compared when it is read.)
+    is compared when it is read.)  --eval-only may be on another machine, so its dtype is auto.
     """
     act, free = "--resume", {"micro_batch", "save_minutes", "text"}
+    recipe = presets.Recipe(**saved["recipe"])
     if flags.eval_only or flags.sample is not None:
         act = "--eval-only" if flags.sample is None else "--sample"
         free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text", "seed"}
+    if flags.eval_only:
+        free, recipe = free | {"dtype"}, replace(recipe, dtype="auto")
     known = saved["config"] | saved["recipe"] | {"model": saved["name"]}
     typed = flags.typed | ({"model": flags.model} if flags.model else {})
     for key in typed.keys() - free:
@@ -197,7 +200,7 @@ def restore_recipe(flags, saved):
             raise ValueError(f"{act} keeps the settings of the run: {flag(key)} is "
                              f"{known[key] or 'not set'} there, not {typed[key]}")
     changes = {key: typed[key] for key in typed.keys() & free}
-    return replace(presets.Recipe(**saved["recipe"]), **changes)
+    return replace(recipe, **changes)
 
 
 # ---- one line for every mistake -----------------------------------------------------------------
