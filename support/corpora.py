@@ -56,6 +56,11 @@ class Corpus:
     separator: int | None = None  # token around each sentence, if they are independent (lm1b)
 
     @property
+    def splits(self):
+        """The three splits."""
+        return self.train, self.valid, self.test
+
+    @property
     def unit(self):
         """The unit: "bpc", bits per byte, or "ppl", perplexity, if tokens are words."""
         return "bpc" if isinstance(self.vocab[0], int) else "ppl"
@@ -260,21 +265,22 @@ def load(name_or_path, root="data", drop_newlines=False):
 def checksum(corpus):
     """Return the CRC-32 of all tokens and of the lengths of the splits."""
     number = 0
-    for split in (corpus.train, corpus.valid, corpus.test):
+    for split in corpus.splits:
         number = zlib.crc32(str(len(split)).encode(), number)
         number = zlib.crc32(split.numpy(), number)
     return number
 
 
 def with_vocabulary(corpus, vocab):
-    """Return a text of bytes in another vocabulary; ValueError if that lacks a byte of it."""
-    lacking = sorted(set(corpus.vocab) - set(vocab))
-    if lacking:
-        raise ValueError(f"{corpus.name} has bytes that the vocabulary lacks: {lacking[:5]}")
+    """Return a text of bytes in another vocabulary, without the bytes that this one lacks.
+
+    The library of another Python may have a few of them, such as tabs.
+    """
+    lacking = bytes(set(corpus.vocab) - set(vocab))
     token = dict(zip(vocab, range(len(vocab))))
     table = bytes(token.get(byte, 0) for byte in range(256))
-    splits = (tensor(as_bytes(split, corpus.vocab).translate(table))
-              for split in (corpus.train, corpus.valid, corpus.test))
+    splits = (tensor(as_bytes(split, corpus.vocab).translate(table, lacking))
+              for split in corpus.splits)
     return Corpus(*splits, vocab, corpus.name)
 
 
@@ -343,7 +349,7 @@ def compressed_bits(corpus):
     if len(corpus.train) < PRIMED:
         before = as_bytes(torch.cat([corpus.train, corpus.valid]), corpus.vocab)
         whole, part = map(xz_size, progress((before + test, before), "compressing text", 2))
-        sizes["xz that has read the training text"] = whole - part
+        sizes["xz primed with the training text"] = whole - part
     return {name: 8 * size / len(test) for name, size in sizes.items()}
 
 
