@@ -1,4 +1,4 @@
-"""Checks that raise ValueError, with the numbers, for what would fail far from its cause or never.
+"""Checks (ValueError) of input that would otherwise fail far from its cause, or silently.
 
     validate.config(config)             sizes that fit no model
     validate.call(model, x, memory, y)  tensors that do not fit each other and the model

@@ -16,7 +16,7 @@ from training import presets, ranks
 from training.presets import flag, option
 
 ROOT = Path(__file__).resolve().parent.parent  # of train.py
-PRETRAINED = ROOT / "pretrained"  # the model that comes with the course
+PRETRAINED = ROOT / "pretrained"  # the included model
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def say_what_a_gpu_trains(flags, device):
     name = flags.typed.get("dataset")
     large, small = presets.DATASETS.get(name, (None, None))
     if device == "cpu" and large != small and not flags.model:
-        print(f"no GPU here: training the small model {small!r} on {name}; {large!r} needs one "
+        print(f"no GPU found: training the small model {small!r} on {name}; {large!r} needs a GPU "
               f"(--model {large} also trains it here)")
 
 
@@ -176,7 +176,7 @@ def find_folder(flags, name, recipe):
     named = flags.out or flags.model or flags.typed.keys() & {"dataset", "text"}
     if named or any(path.glob("*.pt")):
         return path
-    print("there is no run of yours yet, so this is the model that comes with the course")
+    print("no run of yours found: using the included model (pretrained/)")
     return PRETRAINED
 
 
