@@ -1,9 +1,8 @@
 """Penn Treebank: the paper's 54.52 test perplexity with 24 million parameters (section 4.1).
 
-The paper names variational dropout and weight averaging; no script was published with it.  The
-authors' later public code has settings for another architecture: 16 layers of width 380 without
-W_kR, no memory, an extended context.  The preset "ptb" is ours, adapted from those settings.  This
-program trains the paper's architecture with W_kR and both parts, within 24.1 million parameters.
+The paper names variational dropout and weight averaging, and no script was published with it.  The
+authors' later public code has settings for another architecture (no W_kR, no memory); the preset
+"ptb" is ours, from those.  Here the paper's architecture has both parts, at most 24M parameters.
 
     python experiments/table5_ptb.py                                      a small model
     python experiments/table5_ptb.py --scale paper --dtype bf16 --test    a GPU

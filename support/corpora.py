@@ -56,11 +56,6 @@ class Corpus:
     separator: int | None = None  # token around each sentence, if they are independent (lm1b)
 
     @property
-    def splits(self):
-        """The three splits."""
-        return self.train, self.valid, self.test
-
-    @property
     def unit(self):
         """The unit: "bpc", bits per byte, or "ppl", perplexity, if tokens are words."""
         return "bpc" if isinstance(self.vocab[0], int) else "ppl"
@@ -265,22 +260,19 @@ def load(name_or_path, root="data", drop_newlines=False):
 def checksum(corpus):
     """Return the CRC-32 of all tokens and of the lengths of the splits."""
     number = 0
-    for split in corpus.splits:
+    for split in (corpus.train, corpus.valid, corpus.test):
         number = zlib.crc32(str(len(split)).encode(), number)
         number = zlib.crc32(split.numpy(), number)
     return number
 
 
 def with_vocabulary(corpus, vocab):
-    """Return a text of bytes in another vocabulary, without the bytes that this one lacks.
-
-    The library of another Python may have a few of them, such as tabs.
-    """
-    lacking = bytes(set(corpus.vocab) - set(vocab))
+    """Return a text of bytes in another vocabulary, without the bytes that this one lacks."""
+    lacking = bytes(set(corpus.vocab) - set(vocab))  # such as tabs, in another Python's library
     token = dict(zip(vocab, range(len(vocab))))
     table = bytes(token.get(byte, 0) for byte in range(256))
     splits = (tensor(as_bytes(split, corpus.vocab).translate(table, lacking))
-              for split in corpus.splits)
+              for split in (corpus.train, corpus.valid, corpus.test))
     return Corpus(*splits, vocab, corpus.name)
 
 

@@ -187,20 +187,19 @@ def restore_recipe(flags, saved):
     is compared when it is read.)  --eval-only may be on another machine, so its dtype is auto.
     """
     act, free = "--resume", {"micro_batch", "save_minutes", "text"}
-    recipe = presets.Recipe(**saved["recipe"])
+    auto = {"dtype": "auto"} if flags.eval_only else {}
     if flags.eval_only or flags.sample is not None:
         act = "--eval-only" if flags.sample is None else "--sample"
         free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text", "seed"}
-    if flags.eval_only:
-        free, recipe = free | {"dtype"}, replace(recipe, dtype="auto")
+    free |= auto.keys()
     known = saved["config"] | saved["recipe"] | {"model": saved["name"]}
     typed = flags.typed | ({"model": flags.model} if flags.model else {})
     for key in typed.keys() - free:
         if typed[key] != known[key] and (key, typed[key]) != ("dtype", "auto"):
             raise ValueError(f"{act} keeps the settings of the run: {flag(key)} is "
                              f"{known[key] or 'not set'} there, not {typed[key]}")
-    changes = {key: typed[key] for key in typed.keys() & free}
-    return replace(recipe, **changes)
+    changes = auto | {key: typed[key] for key in typed.keys() & free}
+    return replace(presets.Recipe(**saved["recipe"]), **changes)
 
 
 # ---- one line for every mistake -----------------------------------------------------------------

@@ -59,8 +59,7 @@ class State:
 def read_corpus(recipe, data_dir, saved=None, similar=False):
     """Return the run's corpus.  ValueError if it is not the one that a checkpoint was trained on.
 
-    `similar` also accepts the library of another Python, in the checkpoint's vocabulary; bytes that
-    this lacks are left out.
+    `similar` also accepts another Python's library, encoded in the checkpoint's vocabulary.
     """
     if ranks.RANK > 0:  # rank 0 comes first, since it may download and unpack
         ranks.broadcast(None)
@@ -70,10 +69,10 @@ def read_corpus(recipe, data_dir, saved=None, similar=False):
     if saved and (saved["vocab"], saved["text"]) != (corpus.vocab, checksum(corpus)):
         if similar and recipe.dataset == "stdlib" and not recipe.text:
             kept = with_vocabulary(corpus, saved["vocab"])
-            left_out = sum(map(len, corpus.splits)) - sum(map(len, kept.splits))
+            before, after = (sum(map(len, (c.train, c.valid, c.test))) for c in (corpus, kept))
             print(f"{corpus.name} is the library of another Python than the model was trained on; "
                   "a file that is in both is in the same split of both\n"
-                  f"bytes left out, since the model's vocabulary lacks them: {left_out}")
+                  f"bytes left out, since the model's vocabulary lacks them: {before - after}")
             return kept
         raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it "
                          f"has changed since ({len(saved['vocab'])} symbols then, "

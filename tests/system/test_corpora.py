@@ -25,7 +25,7 @@ def write(tmp_path, data):
 
 
 def texts_of(corpus):
-    return [as_bytes(z, corpus.vocab) for z in corpus.splits]
+    return [as_bytes(z, corpus.vocab) for z in (corpus.train, corpus.valid, corpus.test)]
 
 
 # ---- any file -----------------------------------------------------------------------------------

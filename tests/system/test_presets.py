@@ -52,13 +52,12 @@ RECIPE_OF = ["batch", "segment", "steps", "warmup", "lr", "eval_segment", "eval_
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_sizes_schedules_and_parameter_counts_are_the_published_ones(name):
     """All other fields have their defaults; counting allocates no weights."""
-    dataset, *numbers = name.split("-")[0], *PUBLISHED[name]
+    dataset, large, *numbers = name.split("-")[0], name.endswith("-large"), *PUBLISHED[name]
     count, words, often = numbers.pop(9), dataset in ("wt103", "lm1b", "ptb"), dataset != "ptb"
-    of_tpu = {"untie_r": True, "init_std": 0.005} if name in ("wt103-large", "lm1b-large") else {}
     assert presets.CONFIGS[name] == Config(
         **dict(zip(SIZES_OF, numbers)), cutoffs={"wt103": WT103, "lm1b": LM1B}.get(dataset, ()),
         div_val=4 if name == "wt103-large" or dataset == "lm1b" else 1,
-        tie_projections=dataset != "lm1b", **of_tpu)
+        tie_projections=dataset != "lm1b", untie_r=large, init_std=0.005 if large else 0.02)
     assert presets.RECIPES[name] == Recipe(
         dataset=dataset, **dict(zip(RECIPE_OF, numbers[9:])), eval_tokens=0 if words else 500_000,
         eval_every=4000 if often else 1328, log_every=200 if often else 100)
@@ -76,9 +75,8 @@ def test_sizes_schedules_and_parameter_counts_are_the_published_ones(name):
     ({"model": "wt103-large", "dataset": "enwik8"}, "cpu", 205, "wt103-large", (), 1),
     ({"model": "tiny", "dataset": "wt103"}, "cpu", 267_735, "tiny", WT103, 2)], ids=str)
 def test_a_model_fits_its_device_and_its_vocabulary(typed, device, V, name, cutoffs, div_val):
-    """Without a GPU a benchmark's name trains a small model with the benchmark's bands, since one
-    softmax over 267,735 words is too slow.  Bands beyond the vocabulary are dropped; typed values
-    stay.
+    """Without a GPU a benchmark's name trains a small model, with the benchmark's bands for many
+    words.  Bands beyond the vocabulary are dropped; typed values stay.
     """
     typed = dict(typed)
     flags = Flags(model=typed.pop("model", ""), typed=typed)
@@ -88,9 +86,7 @@ def test_a_model_fits_its_device_and_its_vocabulary(typed, device, V, name, cuto
 
 
 def test_every_setting_is_a_flag_with_its_help(capsys):
-    """These are the fields of Recipe and Flags and the sizes of lesson 5.  --help also shows
-    choices and defaults.
-    """
+    """These are lesson 5's sizes and all fields of Recipe and Flags, with choices and defaults."""
     with pytest.raises(SystemExit):
         train.main(["--help"])
     output = " ".join(capsys.readouterr().out.split())

@@ -59,8 +59,7 @@ REFUSED = {  # program: command line, words of the sentence
         # samples
         ("--sample abc --out small --temperature nan", "--temperature must be at least 1e-30"),
         # other settings than those of a run, or another text; here other symbols, another order
-        (NEW + "--out small", "holds a run already"),
-        (RESUME + "--lr 0.5", "--lr is"), ("--eval-only --out small --lr 0.5", "--lr is"),
+        (NEW + "--out small", "holds a run already"), (RESUME + "--lr 0.5", "--lr is"),
         ("--sample a --out small --dtype bf16", "--dtype is float32 there, not bf16"),
         (RESUME + "--plain", "--plain is not set there"),
         (RESUME + "--model laptop", "--model is tiny there, not laptop"),
