@@ -73,6 +73,7 @@ class Config:
     div_val: int = 1  # each band is div_val times narrower than the last
     tie_projections: bool = True  # input and output share one projection
     untie_r: bool = False  # u and v for each layer, not one pair (the authors' name)
+    init_std: float = 0.02  # initial weights, except norms: N(0, init_std)
     same_length: bool = False  # each query sees itself and at most M keys before it
     clamp_len: int = 0  # larger distances are encoded as this; 0 or less: off
 
@@ -118,9 +119,9 @@ def distance_encoding(K, D, clamp_len=0, device=None):
     return lesson_1.sinusoid(distance, D)
 
 
-def initialize(module, mean=0.0):
-    """Initialize as the authors do: N(mean, std .02), bias 0; return the module."""
-    nn.init.normal_(module.weight, mean, 0.02)
+def initialize(module, std, mean=0.0):
+    """Initialize as the authors do: weight N(mean, std), bias 0; return the module."""
+    nn.init.normal_(module.weight, mean, std)
     if getattr(module, "bias", None) is not None:
         nn.init.zeros_(module.bias)
     return module
@@ -132,13 +133,14 @@ class RelativeAttention(nn.Module):
     def __init__(self, config):
         super().__init__()
         D = config.d_model
+        std = config.init_std
         self.H = config.n_head
         self.C = config.d_head
-        self.W_q = initialize(nn.Linear(D, self.H * self.C, bias=False))
-        self.W_kE = initialize(nn.Linear(D, self.H * self.C, bias=False))
-        self.W_kR = initialize(nn.Linear(D, self.H * self.C, bias=False))
-        self.W_v = initialize(nn.Linear(D, self.H * self.C, bias=False))
-        self.W_o = initialize(nn.Linear(self.H * self.C, D, bias=False))
+        self.W_q = initialize(nn.Linear(D, self.H * self.C, bias=False), std)
+        self.W_kE = initialize(nn.Linear(D, self.H * self.C, bias=False), std)
+        self.W_kR = initialize(nn.Linear(D, self.H * self.C, bias=False), std)
+        self.W_v = initialize(nn.Linear(D, self.H * self.C, bias=False), std)
+        self.W_o = initialize(nn.Linear(self.H * self.C, D, bias=False), std)
         self.dropout_attention = nn.Dropout(config.dropout_attention)
 
     def heads(self, z):
@@ -176,13 +178,13 @@ class Layer(nn.Module):
         D = config.d_model
         self.attention = RelativeAttention(config)
         self.dropout_output = nn.Dropout(config.dropout)
-        self.norm_1 = initialize(nn.LayerNorm(D), mean=1.0)  # the authors' N(1, .02)
-        self.W_1 = initialize(nn.Linear(D, config.d_inner))
+        self.norm_1 = initialize(nn.LayerNorm(D), 0.02, mean=1.0)  # as the authors
+        self.W_1 = initialize(nn.Linear(D, config.d_inner), config.init_std)
         self.relu = nn.ReLU()
         self.dropout_inner = nn.Dropout(config.dropout)
-        self.W_2 = initialize(nn.Linear(config.d_inner, D))
+        self.W_2 = initialize(nn.Linear(config.d_inner, D), config.init_std)
         self.dropout_ff = nn.Dropout(config.dropout)
-        self.norm_2 = initialize(nn.LayerNorm(D), mean=1.0)
+        self.norm_2 = initialize(nn.LayerNorm(D), 0.02, mean=1.0)
 
     def forward(self, h, memory, R, u, v, mask):
         """h (B, T, D), the others as for the attention -> (B, T, D)."""
@@ -198,7 +200,7 @@ class TiedEmbedding(nn.Embedding):
     def __init__(self, config):
         super().__init__(config.vocab_size, config.d_model)
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
-        initialize(self)
+        initialize(self, config.init_std)
 
     def logits(self, h):
         """(B, T, D) -> (B, T, V)."""
@@ -218,8 +220,8 @@ class TransformerXL(nn.Module):
         self.config = config
         pairs = config.n_layer if config.untie_r else 1  # of u and v
         shape = (pairs, config.n_head, config.d_head)
-        self.u = nn.Parameter(0.02 * torch.randn(shape))
-        self.v = nn.Parameter(0.02 * torch.randn(shape))
+        self.u = nn.Parameter(config.init_std * torch.randn(shape))
+        self.v = nn.Parameter(config.init_std * torch.randn(shape))
         self.embedding = (AdaptiveSoftmax if config.cutoffs else TiedEmbedding)(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
         self.dropout_embedding = nn.Dropout(config.dropout)

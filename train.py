@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 
-# let idle threads sleep soon, not keep a core busy; torch reads this when imported
+# let idle threads sleep instead of spinning; torch reads this on import
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import torch
@@ -288,6 +288,8 @@ def evaluate_or_sample(flags, device):
         print(corpora.decode(tokens, saved["vocab"]))
     if flags.eval_only:
         corpus = read_corpus(recipe, flags.data_dir, saved, similar=True)
+        dtype = machine.choose_dtype(recipe, reader.config, device)
+        recipe = replace(recipe, dtype=dtype)
         print(test_line(reader, corpus, recipe))
     return 0
 

@@ -1,1 +1,1 @@
-"""What the lessons use and do not teach: text, the adaptive softmax, checks, progress."""
+"""Parts that the lessons use but do not teach: text, adaptive softmax, checks, progress."""

@@ -49,7 +49,7 @@ class AdaptiveSoftmax(nn.Module):
                 self.project_in[i] if i and config.tie_projections else torch.empty(D, width)
                 for i, width in enumerate(widths))
         for weight in (*self.rows, self.tail_rows):  # the authors' initial values
-            nn.init.normal_(weight, std=0.02)
+            nn.init.normal_(weight, std=config.init_std)
         for weight in (*self.project_in, *self.project_out) if config.div_val > 1 else ():
             nn.init.normal_(weight, std=0.01)
         nn.init.zeros_(self.bias), nn.init.zeros_(self.tail_bias)

@@ -1,4 +1,4 @@
-"""Checks that raise ValueError, with the numbers, for what would fail far from its cause or never.
+"""Checks (ValueError) of input that would otherwise fail far from its cause, or silently.
 
     validate.config(config)             sizes that fit no model
     validate.call(model, x, memory, y)  tensors that do not fit each other and the model
@@ -41,6 +41,8 @@ def config(c):
             raise ValueError(f"{name} must be {bound}, got {value}")
         if name.startswith("dropout") and not 0 <= value < 1:
             raise ValueError(f"{name} must be in [0, 1), got {value}")
+    if not 0 < c.init_std < float("inf"):
+        raise ValueError(f"init_std must be above 0 and finite, got {c.init_std}")
     if c.d_model % 2:
         raise ValueError(f"d_model must be even (sine and cosine halves), got {c.d_model}")
     edges = (0, *c.cutoffs, c.vocab_size)  # of the adaptive softmax's bands

@@ -1,1 +1,1 @@
-"""What a real run of train.py needs, above lesson 5 (training/README.md)."""
+"""Parts of a full training run that no lesson teaches (training/README.md)."""

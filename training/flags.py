@@ -16,7 +16,7 @@ from training import presets, ranks
 from training.presets import flag, option
 
 ROOT = Path(__file__).resolve().parent.parent  # of train.py
-PRETRAINED = ROOT / "pretrained"  # the model that comes with the course
+PRETRAINED = ROOT / "pretrained"  # the included model
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def say_what_a_gpu_trains(flags, device):
     name = flags.typed.get("dataset")
     large, small = presets.DATASETS.get(name, (None, None))
     if device == "cpu" and large != small and not flags.model:
-        print(f"no GPU here: training the small model {small!r} on {name}; {large!r} needs one "
+        print(f"no GPU found: training the small model {small!r} on {name}; {large!r} needs a GPU "
               f"(--model {large} also trains it here)")
 
 
@@ -176,7 +176,7 @@ def find_folder(flags, name, recipe):
     named = flags.out or flags.model or flags.typed.keys() & {"dataset", "text"}
     if named or any(path.glob("*.pt")):
         return path
-    print("there is no run of yours yet, so this is the model that comes with the course")
+    print("no run of yours found: using the included model (pretrained/)")
     return PRETRAINED
 
 
@@ -184,19 +184,21 @@ def restore_recipe(flags, saved):
     """Return the Recipe of a checkpoint, with those settings that were typed and may change.
 
     ValueError if another setting differs from the saved one.  (A text may have moved: its content
-    is compared when it is read.)
+    is compared when it is read.)  --eval-only may be on another machine, so its dtype is auto.
     """
     act, free = "--resume", {"micro_batch", "save_minutes", "text"}
+    auto = {"dtype": "auto"} if flags.eval_only else {}
     if flags.eval_only or flags.sample is not None:
         act = "--eval-only" if flags.sample is None else "--sample"
         free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text", "seed"}
+    free |= auto.keys()
     known = saved["config"] | saved["recipe"] | {"model": saved["name"]}
     typed = flags.typed | ({"model": flags.model} if flags.model else {})
     for key in typed.keys() - free:
         if typed[key] != known[key] and (key, typed[key]) != ("dtype", "auto"):
             raise ValueError(f"{act} keeps the settings of the run: {flag(key)} is "
                              f"{known[key] or 'not set'} there, not {typed[key]}")
-    changes = {key: typed[key] for key in typed.keys() & free}
+    changes = auto | {key: typed[key] for key in typed.keys() & free}
     return replace(presets.Recipe(**saved["recipe"]), **changes)
 
 

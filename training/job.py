@@ -59,7 +59,7 @@ class State:
 def read_corpus(recipe, data_dir, saved=None, similar=False):
     """Return the run's corpus.  ValueError if it is not the one that a checkpoint was trained on.
 
-    `similar` also accepts the library of another Python, in the checkpoint's vocabulary.
+    `similar` also accepts another Python's library, encoded in the checkpoint's vocabulary.
     """
     if ranks.RANK > 0:  # rank 0 comes first, since it may download and unpack
         ranks.broadcast(None)
@@ -68,9 +68,12 @@ def read_corpus(recipe, data_dir, saved=None, similar=False):
         ranks.broadcast(None)
     if saved and (saved["vocab"], saved["text"]) != (corpus.vocab, checksum(corpus)):
         if similar and recipe.dataset == "stdlib" and not recipe.text:
+            kept = with_vocabulary(corpus, saved["vocab"])
+            before, after = (sum(map(len, (c.train, c.valid, c.test))) for c in (corpus, kept))
             print(f"{corpus.name} is the library of another Python than the model was trained on; "
-                  "a file that is in both is in the same split of both")
-            return with_vocabulary(corpus, saved["vocab"])
+                  "a file that is in both is in the same split of both\n"
+                  f"bytes left out, since the model's vocabulary lacks them: {before - after}")
+            return kept
         raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it "
                          f"has changed since ({len(saved['vocab'])} symbols then, "
                          f"{len(corpus.vocab)} now); restore it, or train in another folder")

@@ -16,7 +16,7 @@ from training import ranks
 from training.checkpoint import write
 from support.corpora import compressed_bits, decode
 
-# train: mean loss since the last line; train_max: the largest one, to show a spike; skipped: steps
+# train, train_max: the mean and the largest loss since the last line; skipped: steps, so far
 COLUMNS = ("step", "tokens", "seconds", "lr", "grad_norm", "train", "train_max", "skipped", "valid")
 
 
@@ -61,7 +61,7 @@ class Log:
         parameters = sum(p.numel() for p in job.model.parameters())
         print(f"{job.name}: {parameters:,} parameters on {job.corpus.name}")
         if state.step:
-            print(f"going on from step {state.step:,}, {clock(state.seconds)} of training")
+            print(f"resuming at step {state.step:,}, {clock(state.seconds)} of training")
         if ranks.RANK:
             self.file = open(os.devnull, "w")
             return
@@ -88,8 +88,8 @@ class Log:
         seconds, a log line.
         """
         if self.count >= 10 and loss > 2 * self.total / self.count:
-            print(f"step {state.step:,} | loss {in_unit(loss, self.unit):.3f} {self.unit}: a spike,"
-                  " twice the mean before it", flush=True)
+            print(f"step {state.step:,} | loss {in_unit(loss, self.unit):.3f} {self.unit} | spike: "
+                  "more than twice the mean since the last line", flush=True)
         if math.isfinite(loss + norm):
             self.total, self.count = self.total + loss, self.count + 1
             self.largest = max(self.largest, loss)
@@ -162,12 +162,12 @@ def print_next_steps(job, prompt, sample):
     """Print the end of a run: how the model continues a prompt, and commands to try next."""
     out, recipe, corpus = job.path, job.recipe, job.corpus
     text = f"--text {recipe.text}" if recipe.text else f"--dataset {recipe.dataset}"
-    print("--- the beginning of the test split, after >>> the model's continuation\n"
+    print("--- the start of the test split; the model continues after >>>\n"
           f"{decode(prompt, corpus.vocab)}>>>{decode(sample, corpus.vocab)}\n---\n"
           f"curve: {out / 'curve.png'}\n"
           f"try next: python train.py --sample TEXT --out {out}\n"
           f"          python train.py {text} --model {job.name} --minutes 30 --out {out}-30    "
           "(a new run)")
     if corpus.unit == "bpc":
-        print("the test bytes by compressors: " + ", ".join(
+        print("compressors on the test split: " + ", ".join(
             f"{name} {bits:.4f}" for name, bits in compressed_bits(corpus).items()))

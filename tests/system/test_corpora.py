@@ -77,14 +77,14 @@ def test_a_letter_may_be_two_bytes():
 
 
 def test_the_compressors_read_the_text_and_not_the_tokens():
-    """An xz that has read the text before finds the test split in it."""
+    """An xz primed with the text finds the test split in it."""
     data = Path(lzma.__file__).read_bytes()  # some real text, on which zlib -6 and -9 differ
     vocab = list(range(255, -1, -1))
     tokens = encode(data.decode(), vocab)
     bits = compressed_bits(corpora.Corpus(tokens, tokens[:90], tokens, vocab, "lzma.py"))
     assert bits["zlib"] == 8 * len(zlib.compress(data, 9)) / len(data)
     assert bits["xz"] == 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data)
-    assert 0 < bits["xz that has read the training text"] < 0.1
+    assert 0 < bits["xz primed with the training text"] < 0.1
 
 
 # ---- corpora with a name ------------------------------------------------------------------------

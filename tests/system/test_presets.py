@@ -1,4 +1,4 @@
-"""What is decided before a run: presets, flags, estimates, the dtype."""
+"""The settings of a run before it starts: presets, flags, estimates, the dtype."""
 import os
 from dataclasses import fields
 from importlib import import_module
@@ -13,10 +13,10 @@ from training.flags import MODEL_FLAGS, Flags, adapt_to_vocabulary, choose_model
 
 train = import_module("train")
 lesson_5 = import_module("05_full_model")
-Config, Run = presets.Config, presets.Recipe
+Config, Recipe = presets.Config, presets.Recipe
 WT103, LM1B = (20_000, 40_000, 200_000), (60_000, 100_000, 640_000)
 
-# Of the authors' scripts, or ours where the paper gives a number of parameters only:
+# The values of the authors' scripts, or ours, with the exact numbers of parameters:
 # V, N, D, H, C, FF, M, dropouts, parameters; batch, T, steps, warm-up, rate, evaluation T, M, clamp
 PUBLISHED = {
     "enwik8-12L": (204, 12, 512, 8, 64, 2048, 512, 0.1, 0.0, 41_055_436,
@@ -31,35 +31,35 @@ PUBLISHED = {
                   64, 768, 400_000, 4000, 2.5e-4, 128, 3800, 1000),
     "wt103-standard": (267_735, 16, 410, 10, 41, 2100, 150, 0.1, 0.0, 151_107_538,
                        60, 150, 200_000, 0, 2.5e-4, 64, 640, 400),
-    "wt103-large": (267_735, 18, 1024, 16, 64, 4096, 384, 0.2, 0.2, 285_170_506,
+    "wt103-large": (267_735, 18, 1024, 16, 64, 4096, 384, 0.2, 0.2, 285_205_322,
                     128, 384, 4_000_000, 16_000, 2.5e-4, 128, 1600, 1000),
     "lm1b-base": (793_471, 18, 1024, 8, 128, 4096, 32, 0.0, 0.0, 357_812_082,
                   224, 32, 500_000, 20_000, 2.5e-4, 32, 128, 0),
-    "lm1b-medium": (793_471, 24, 1024, 8, 128, 4608, 32, 0.0, 0.0, 464_834_418,
+    "lm1b-medium": (793_471, 20, 1024, 8, 128, 6144, 32, 0.0, 0.0, 469_020_530,
                     224, 32, 500_000, 20_000, 2.5e-4, 32, 128, 0),
-    "lm1b-large": (793_471, 24, 1280, 16, 80, 8192, 32, 0.05, 0.05, 841_295_982,
+    "lm1b-large": (793_471, 24, 1280, 16, 80, 8192, 32, 0.05, 0.05, 841_354_862,
                    512, 32, 1_200_000, 30_000, 1e-4, 32, 128, 0),
     "ptb": (10_000, 16, 380, 10, 38, 704, 70, 0.2, 0.2, 23_965_064,
             10, 70, 166_000, 3000, 3e-4, 70, 280, 0)}
 SIZES_OF = ["vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len", "dropout",
             "dropout_attention"]
-RUN_OF = ["batch", "segment", "steps", "warmup", "lr", "eval_segment", "eval_mem_len",
-          "eval_clamp_len"]
+RECIPE_OF = ["batch", "segment", "steps", "warmup", "lr", "eval_segment", "eval_mem_len",
+             "eval_clamp_len"]
 
 
 # ---- presets ------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_sizes_schedules_and_parameter_counts_are_the_published_ones(name):
-    """And all else is at its default; counted without allocating three gigabytes."""
-    dataset, *numbers = name.split("-")[0], *PUBLISHED[name]
+    """All other fields have their defaults; counting allocates no weights."""
+    dataset, large, *numbers = name.split("-")[0], name.endswith("-large"), *PUBLISHED[name]
     count, words, often = numbers.pop(9), dataset in ("wt103", "lm1b", "ptb"), dataset != "ptb"
     assert presets.CONFIGS[name] == Config(
         **dict(zip(SIZES_OF, numbers)), cutoffs={"wt103": WT103, "lm1b": LM1B}.get(dataset, ()),
         div_val=4 if name == "wt103-large" or dataset == "lm1b" else 1,
-        tie_projections=dataset != "lm1b")
-    assert presets.RECIPES[name] == Run(
-        dataset=dataset, **dict(zip(RUN_OF, numbers[9:])), eval_tokens=0 if words else 500_000,
+        tie_projections=dataset != "lm1b", untie_r=large, init_std=0.005 if large else 0.02)
+    assert presets.RECIPES[name] == Recipe(
+        dataset=dataset, **dict(zip(RECIPE_OF, numbers[9:])), eval_tokens=0 if words else 500_000,
         eval_every=4000 if often else 1328, log_every=200 if often else 100)
     assert presets.count_parameters(presets.CONFIGS[name]) == count
 
@@ -75,8 +75,8 @@ def test_sizes_schedules_and_parameter_counts_are_the_published_ones(name):
     ({"model": "wt103-large", "dataset": "enwik8"}, "cpu", 205, "wt103-large", (), 1),
     ({"model": "tiny", "dataset": "wt103"}, "cpu", 267_735, "tiny", WT103, 2)], ids=str)
 def test_a_model_fits_its_device_and_its_vocabulary(typed, device, V, name, cutoffs, div_val):
-    """A benchmark's name trains a small model without a GPU, with the benchmark's bands: 267,735
-    words are not one softmax.  Bands beyond a vocabulary go; what was typed stays.
+    """Without a GPU a benchmark's name trains a small model, with the benchmark's bands for many
+    words.  Bands beyond the vocabulary are dropped; typed values stay.
     """
     typed = dict(typed)
     flags = Flags(model=typed.pop("model", ""), typed=typed)
@@ -86,21 +86,21 @@ def test_a_model_fits_its_device_and_its_vocabulary(typed, device, V, name, cuto
 
 
 def test_every_setting_is_a_flag_with_its_help(capsys):
-    """Of a Recipe, of what is done, and of the sizes of lesson 5; some choices and defaults."""
+    """These are lesson 5's sizes and all fields of Recipe and Flags, with choices and defaults."""
     with pytest.raises(SystemExit):
         train.main(["--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    for name in (*(z.name for z in (*fields(Run), *fields(Flags)[:-1])), *MODEL_FLAGS):
-        assert f"--{name.replace('_', '-')} " in said, name
+    output = " ".join(capsys.readouterr().out.split())
+    for name in (*(z.name for z in (*fields(Recipe), *fields(Flags)[:-1])), *MODEL_FLAGS):
+        assert f"--{name.replace('_', '-')} " in output, name
     for words in ("auto|float32|bf16", "(laptop: 0.012, enwik8-12L: 0.00025)", "(default: 40)",
                   "largest norm of the gradient", "of hidden states", "length of a sample"):
-        assert words in said
+        assert words in output
 
 
 # ---- estimates ----------------------------------------------------------------------------------
 
-def test_operations_are_those_that_torch_counts():
-    """But for the projection of R, which is one for all lanes."""
+def test_flops_equal_torchs_count():
+    """The estimate omits only the projection of R, which all lanes share."""
     B, T = 5, 9
     config = Config(53, n_layer=2, d_model=24, n_head=3, d_head=10, d_inner=44, mem_len=7)
     x, memory = torch.randint(11, (B, T)), [torch.randn(B, 7, 24) for _ in range(2)]
@@ -121,27 +121,27 @@ def test_operations_are_those_that_torch_counts():
     *((f"--dataset {name}", [f" on {name}, vocabulary {source.vocab_size:,}\n"])
       for name, source in corpora.SOURCES.items())])
 def test_a_dry_run_fetches_nothing(flags, words, tmp_path, monkeypatch, capsys):
-    """Not even a vocabulary; a text is read, since it is there."""
+    """It fetches no vocabulary either; it reads a text of the user's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("urllib.request.urlopen", None)
     (tmp_path / "notes.txt").write_text("abc" * 40)
     assert train.main(["--dry-run", "--device", "cpu", *flags.split()]) == 0
-    said = capsys.readouterr().out
-    assert all(part in said for part in words), said
+    output = capsys.readouterr().out
+    assert all(part in output for part in words), output
     assert os.listdir() == ["notes.txt"]
 
 
 # ---- the machine --------------------------------------------------------------------------------
 
 def test_a_gpu_that_emulates_bf16_trains_in_float32(monkeypatch, capsys):
-    """And what float32 means there is decided for training and evaluation at once."""
+    """There float32 products may use TF32, in training and in evaluation."""
     seen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: (
         including_emulation))
     monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
     assert machine.choose() == "cuda" and seen == ["high"]
-    assert machine.choose_dtype(Run(steps=1), None, "cuda") == "float32"
-    assert machine.choose_dtype(Run(steps=1, dtype="bf16"), None, "cuda") == "bf16"
+    assert machine.choose_dtype(Recipe(steps=1), None, "cuda") == "float32"
+    assert machine.choose_dtype(Recipe(steps=1, dtype="bf16"), None, "cuda") == "bf16"
     assert train.main(["--dry-run", "--model", "tiny"]) == 0
     assert "at the peak, float32;" in capsys.readouterr().out

@@ -246,9 +246,9 @@ def test_torchrun_restarts_a_run_which_resumes_by_itself(text, tmp_path):
     assert on_ranks(2, tmp_path, partial(whole_run, [*flags, str(whole)]))[0] == [0, 0]
     status, said, error = torchrun()
     assert status == 0, error
-    assert "going on from step 8" in said and "\ntest " in said
+    assert "resuming at step 8" in said and "\ntest " in said
     assert not runs_differ(whole, broken)
     before = (broken / "checkpoint.pt").read_bytes()
     status, said, error = torchrun()  # another torchrun: its restart does not continue this run
     assert status != 0 and "holds a run already" in error
-    assert "going on" not in said and before == (broken / "checkpoint.pt").read_bytes()
+    assert "resuming" not in said and before == (broken / "checkpoint.pt").read_bytes()

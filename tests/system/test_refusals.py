@@ -60,6 +60,7 @@ REFUSED = {  # program: command line, words of the sentence
         ("--sample abc --out small --temperature nan", "--temperature must be at least 1e-30"),
         # other settings than those of a run, or another text; here other symbols, another order
         (NEW + "--out small", "holds a run already"), (RESUME + "--lr 0.5", "--lr is"),
+        ("--sample a --out small --dtype bf16", "--dtype is float32 there, not bf16"),
         (RESUME + "--plain", "--plain is not set there"),
         (RESUME + "--model laptop", "--model is tiny there, not laptop"),
         *((flags + f"--text {name}.txt", "it has changed since") for name in ("short", "turned")
@@ -158,7 +159,9 @@ X, PAST = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, 8)
     ({"n_layer": "4"}, "n_layer must be of type int, got '4'"),
     ({"n_layer": True}, "n_layer must be of type int, got True"),
     ({"mem_len": 10**30}, f"mem_len must be at most {2**63 - 1}"),
-    ({"mem_len": -1}, "mem_len must be at least 0, got -1")], ids=str)
+    ({"mem_len": -1}, "mem_len must be at least 0, got -1"),
+    *(({"init_std": std}, f"init_std must be above 0 and finite, got {std}")
+      for std in (0.0, float("nan"), float("inf")))], ids=str)
 def test_sizes_that_fit_no_model_are_refused(change, words):
     """NumPy numbers are accepted, for example a vocabulary size that was counted with NumPy."""
     assert words in refusal(replace, SMALL, **change)

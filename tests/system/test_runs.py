@@ -11,7 +11,7 @@ import torch
 
 from system.kills import runs_differ
 from helpers import refusal
-from training import checkpoint, log, job as runs, optimizers
+from training import checkpoint, log, job as runs, machine, optimizers
 from system.small_runs import (
     WHOLE, again, at_call, failure, finished, last_line, no_curve_and_no_flush, run, saved, small,
     text)
@@ -39,7 +39,7 @@ def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
 def test_eval_only_and_sample_need_only_the_folder(finished, capsys):
     """Evaluation and sampling need only the checkpoint; evaluation prints the run's score again."""
     out, figure = finished(*WHOLE)
-    assert again(out, "--eval-only") == 0
+    assert again(out, "--eval-only", "--dtype", "float32") == 0
     assert last_line(capsys) == figure
     assert again(out, "--eval-only", "--eval-mem-len", "3", "--eval-clamp-len", "2") == 0
     assert "M 3, clamp 2;" in last_line(capsys)
@@ -48,6 +48,15 @@ def test_eval_only_and_sample_need_only_the_folder(finished, capsys):
         assert again(out, "--sample", "abc", "--n-tokens", "9", "--top-k", "3") == 0
         samples.append(last_line(capsys))
     assert samples[0] == samples[1] and samples[0].startswith("abc") and len(samples[0]) == 12
+
+
+def test_eval_only_chooses_its_dtype_by_the_machine(small, monkeypatch):
+    """It ignores the checkpoint's float32 where bf16 is faster, unless --dtype is typed."""
+    evaluate, out = Mock(return_value=1.0), small()
+    monkeypatch.setattr(train, "evaluate", evaluate)
+    monkeypatch.setattr(machine.timeit, "repeat", Mock(side_effect=[[9.0], [1.0]]))
+    assert again(out, "--eval-only") == again(out, "--eval-only", "--dtype", "float32") == 0
+    assert [call.args[2].dtype for call in evaluate.call_args_list] == ["bf16", "float32"]
 
 
 # ---- stop and resume ----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ train = import_module("train")
 
 
 def test_metrics_are_means_of_finite_steps_since_the_last_line(tmp_path, capsys):
-    """The largest loss beside them; a loss twice the mean before it is said at once."""
+    """The largest loss beside them; a loss above twice their mean is printed at once."""
     job = SimpleNamespace(name="toy", path=tmp_path, model=nn.Linear(2, 3), state=State(),
                           device=torch.device("cpu"), corpus=SimpleNamespace(unit="bpc", name=""))
     metrics, recipe = log.Log(), presets.Recipe(steps=40, log_every=20)
@@ -31,7 +31,7 @@ def test_metrics_are_means_of_finite_steps_since_the_last_line(tmp_path, capsys)
         ["20", "120", "20.0", "0.01", "0.5", mean, largest, "1", ""],
         ["40", "240", "40.0", "0.01", "0.5", one, one, "1", ""]]
     said = capsys.readouterr().out
-    assert said.count("a spike") == 1 and "step 13 | loss 3.607 bpc: a spike" in said
+    assert said.count("spike") == 1 and "step 13 | loss 3.607 bpc | spike: more than twice" in said
     assert log.in_unit(800.0, "ppl") == math.inf  # exp would overflow
 
 
