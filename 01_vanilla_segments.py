@@ -10,9 +10,9 @@ lack context: the paper (Dai et al., "Transformer-XL", ACL 2019) calls this *con
 fragmentation*.  The usual fix at evaluation is a *sliding window*: advance one token,
 process the whole window again, keep its last prediction.  This costs T times as much.
 
-The thread of the course: lessons 2 to 4 change this model, one thing at a time.  Each
+The running experiment: lessons 2 and 3 change this model, one thing at a time.  Each
 trains it on the same bytes, with the same BUDGET, and evaluates it on the same bytes,
-so the losses can be compared.  Each prints its loss under the earlier losses.
+so the losses can be compared, and prints its loss under the earlier losses.
 
     python 01_vanilla_segments.py      20 seconds: trains, prints, plots
 
@@ -33,7 +33,7 @@ from support.progress import progress
 
 RUNS = Path(__file__).resolve().parent / "runs"  # where figures go
 TRAIN, VALID = 518_000, 200_000  # bytes to train on (enough for 500 steps), to evaluate
-BUDGET = {"B": 32, "T": 32, "steps": 500, "lr": 5e-3}  # training in lessons 1 to 4
+BUDGET = {"B": 32, "T": 32, "steps": 500, "lr": 5e-3}  # training in lessons 1 to 3
 
 
 # ---- the data: one stream, B lanes, segments of T ------------------------------------
@@ -148,7 +148,7 @@ class VanillaTransformer(nn.Module):
         position = torch.arange(x.shape[1], device=x.device)  # *within the segment*
         E = self.embedding(x) * math.sqrt(self.D)  # (B, T, D), the embedded tokens
         U = sinusoid(position, self.D).to(E)  # (T, D), in the dtype of E
-        h = E + U  # U is about .7; without sqrt(D), E of about .02 would drown in it
+        h = E + U  # U is about .7; without sqrt(D) it would swamp E, about .02
         for layer in self.layers:
             h = layer(h)
         return h @ self.embedding.weight.T  # tied: the embedding is the output layer
@@ -165,7 +165,7 @@ def bits(losses):
     return losses.mean().item() / math.log(2)
 
 
-# ---- the thread's text, training, evaluation -----------------------------------------
+# ---- the running experiment: text, training, evaluation ------------------------------
 
 def load_text():
     """Load text of Python's library: -> train (TRAIN,), valid (VALID,), vocab."""
@@ -191,7 +191,7 @@ def fit(model, tokens, B, T, steps, lr):
 @torch.no_grad()
 def window_losses(model, tokens, T, stride):
     """Evaluate windows of T tokens, one every `stride`: (n,) -> (windows, T) nats."""
-    # unfold takes T + 1 tokens, as x and targets overlap; 64 windows are read together
+    # unfold takes T + 1 tokens, as x and targets overlap; 64 windows are read at once
     parts = tokens.long().unfold(0, T + 1, stride).split(64)
     losses = [token_losses(model(part[:, :-1]), part[:, 1:])
               for part in progress(parts, "evaluating", len(parts))]
@@ -212,16 +212,17 @@ def show_sliding_window(model, tokens, losses):
     return gain
 
 
-def show_fragmentation(losses):
-    """Print and plot the mean by position of losses (segments, T), in bits."""
-    by_position = losses.mean(0) / math.log(2)  # (T,)
-    print(f"by position in the segment: first byte {by_position[0]:.2f} bits, "
-          f"second {by_position[1]:.2f}, mean {by_position.mean():.2f}")
+def show_by_position(curves, name, title):
+    """Print and plot {model: mean losses by position in a segment, in bits}."""
+    print("by position in the segment: first byte, second, third, fourth, last")
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
-    axes.plot(by_position.tolist(), ".-")
-    axes.set(xlabel="position in the segment", ylabel="loss (bits per byte)",
-             ylim=(0, None), title="The first tokens of a segment lack context")
-    save(axes.figure, "01_fragmentation.png")
+    for (model, means), style in zip(curves.items(), ("k.-", "C1^--", "C0o-")):
+        print(f"  {model:38}", *(f"{z:.2f}" for z in (*means[:4], means[-1])))
+        axes.plot(means, style, label=model)
+    axes.set(xlabel="position in the segment", ylabel="bits per byte (not from 0)")
+    axes.set_title(title)
+    axes.legend()
+    save(axes.figure, name)
 
 
 def save(figure, name):
@@ -231,17 +232,18 @@ def save(figure, name):
     print(f"figure: {RUNS.name}/{name}")
 
 
-def show_thread(results):
-    """Print {name: bits per byte} of the models so far, and plot them as bars."""
+def show_losses(results, title):
+    """Print {name: bits per byte} and plot bars; those of the last lesson are blue."""
     print("bits per byte: the same training, the same bytes to evaluate on")
     for name, loss in results.items():
         print(f"  {name:38} {loss:.2f}")
+    colors = ["C0" if z[:8] == list(results)[-1][:8] else "0.7" for z in results]
     axes = Figure(figsize=(7, 2.5), layout="constrained").subplots()
-    bars = axes.barh(list(results), list(results.values()))
+    bars = axes.barh(list(results), list(results.values()), color=colors)
     axes.bar_label(bars, fmt="%.2f", padding=3)
-    axes.set(xlabel="bits per byte (lower is better)", xlim=(0, 4))
+    axes.set(xlabel="bits per byte (lower is better)", xlim=(0, 4), title=title)
     axes.invert_yaxis()  # the first on top
-    save(axes.figure, "thread.png")
+    save(axes.figure, "losses.png")
 
 
 def main():
@@ -253,9 +255,12 @@ def main():
     T = BUDGET["T"]
     losses = window_losses(model, valid, T, stride=T)  # T apart: the segments
     gain = show_sliding_window(model, valid, losses)
-    show_fragmentation(losses)
-    show_thread({"lesson 1: each segment alone": bits(losses),
-                 "lesson 1: sliding window": bits(losses) - gain})
+    by_position = (losses.mean(0) / math.log(2)).tolist()
+    show_by_position({"lesson 1: each segment alone": by_position},
+                     "01_fragmentation.png", "A segment's first bytes lack context")
+    loss = bits(losses)
+    show_losses({"lesson 1: each segment alone": loss, "lesson 1: sliding window":
+                 loss - gain}, "A sliding window hardly helps")
 
 
 if __name__ == "__main__":
@@ -269,17 +274,19 @@ if __name__ == "__main__":
 #   2. Remove U from h = E + U: which positions get worse, and why not all?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
-#     sliding window, on a sample of 11761 bytes: 0.02 bits less
+#     sliding window, on a sample of 11761 bytes: 0.03 bits less
 # The window predicts each byte from the 32 before it, at 32 times the cost.
 #
-#     by position in the segment: first byte 3.76 bits, second 3.10, mean 2.73
+#     by position in the segment: first byte, second, third, fourth, last
+#       lesson 1: each segment alone           3.79 3.12 2.93 2.85 2.74
 #     figure: runs/01_fragmentation.png
 # The first byte is predicted from one, the second from two: their high losses raise the
 # mean.  This is context fragmentation.  In the figure it affects few bytes: from the
-# ninth on the loss hardly falls.  So a longer past helps this model little.
+# ninth on the loss hardly falls.  So a longer past helps this model little.  Lesson 3
+# returns to this figure.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.73
-#       lesson 1: sliding window               2.71
-#     figure: runs/thread.png
-# The sliding window's 2.71 is 2.73 minus the gain on the sample.
+#       lesson 1: sliding window               2.70
+#     figure: runs/losses.png
+# The sliding window's 2.70 is 2.73 minus the gain on the sample.

@@ -32,7 +32,7 @@ the memory, and token q, at position 3 of the segment:
 Later queries see both keys, with their values, and attention ignores the order of keys:
 no later output of layer 1 changes.  The paper calls this *temporal confusion*.
 
-    python 02_recurrence.py      20 seconds: exact zeros, exact counts, the thread
+    python 02_recurrence.py      20 seconds: a gradient, the reach, a swap, the loss
 
 New letters:  M maximum memory, m <= M current memory, K = m + T keys.  NEW marks what
 the code adds to lesson 1's.
@@ -49,7 +49,7 @@ from support.progress import progress
 lesson_1 = import_module("01_vanilla_segments")  # `import` takes no leading digit
 BUDGET = lesson_1.BUDGET
 # what lesson 1 printed
-BEFORE = {"lesson 1: each segment alone": 2.73, "lesson 1: sliding window": 2.71}
+BEFORE = {"lesson 1: each segment alone": 2.73, "lesson 1: sliding window": 2.70}
 
 
 # ---- the two new functions -----------------------------------------------------------
@@ -176,11 +176,10 @@ def fit(model, tokens, B, T, steps, lr):
 
 
 @torch.no_grad()
-def bits_per_token(model, tokens, B=BUDGET["B"], T=BUDGET["T"]):
-    """Return the mean loss, in bits, over B lanes read in segments of T."""
+def lane_losses(model, tokens, B=BUDGET["B"], T=BUDGET["T"]):
+    """Read tokens (n,) as B lanes, in segments of T -> losses (B, L) in nats."""
     stream = lesson_1.lanes(tokens.long(), B)
-    losses = stream_losses(model, stream[:, :-1], stream[:, 1:], T)
-    return lesson_1.bits(losses)
+    return stream_losses(model, stream[:, :-1], stream[:, 1:], T)
 
 
 # ---- the lesson ----------------------------------------------------------------------
@@ -211,25 +210,48 @@ def change_by_distance(N, T=8, M=8, n_segments=6):
 
 
 def show_reach(T=8, M=8):
-    """Print how far token 0 has an effect, and plot the changes; white is exactly 0."""
+    """Print the farthest token whose loss depends on token 0, for several models."""
     print(f"token 0 changed, T = {T}, M = {M}: farthest token whose loss changes")
-    changes = []  # a row per model
     for N, length in ((4, 0), (1, M), (2, M), (3, M), (4, M)):
-        changes.append(change_by_distance(N, T, length))
-        farthest = int(changes[-1].nonzero().max())  # the last token of a segment
+        farthest = int(change_by_distance(N, T, length).nonzero().max())
         print(f"  N = {N}, M = {length}: {farthest:2}, reach() predicts "
               f"{reach(N, T, length):2}")
-    changes = torch.stack(changes)  # (5, n)
-    n = changes.shape[1]
-    axes = Figure(figsize=(8, 3), layout="constrained").subplots()
-    image = axes.imshow(changes.where(changes != 0, torch.nan).log10().numpy(),
-                        aspect="auto", extent=(0, n, 4.5, -0.5))
-    axes.set(xlabel=f"distance from the changed token (a segment is {T} tokens wide)",
-             ylabel="layers N", yticks=range(5), xticks=range(0, n + 1, T),
-             yticklabels=("4, no memory", 1, 2, 3, 4),
-             title=f"White: a change of exactly 0.  Each layer reaches M = {M} further")
-    axes.figure.colorbar(image, label="log10 of the change (nats)")
-    lesson_1.save(axes.figure, "02_reach.png")
+
+
+def states(layers, h, change, T, M):
+    """Read h (1, n, D) layer by layer; add change (B, N + 1, n, 1) -> (B, N + 1, n, D).
+    """
+    rows = [h + change[:, 0]]  # row 0: the embeddings
+    for k, layer in enumerate(layers, 1):
+        past, outputs = rows[-1][:, :0], []
+        for segment in rows[-1].split(T, dim=1):
+            outputs.append(layer(segment, past))
+            past = update_memory(past, segment, M)
+        rows.append(torch.cat(outputs, dim=1) + change[:, k])
+    return torch.stack(rows, dim=1)
+
+
+@torch.no_grad()
+def draw_mechanism(T=4, N=3, n=16, D=16):
+    """Change each state in turn; plot those that change the last one, and the paths."""
+    layers = [lesson_1.Layer(Attention(D, H=2, C=8), D, FF=32) for _ in range(N)]
+    h = torch.randn(1, n, D)
+    change = torch.eye((N + 1) * n).view(-1, N + 1, n, 1)  # a lane for each state
+    old = torch.arange(n) < n - T  # tokens before the last segment
+    for axes, M in zip(Figure(figsize=(8, 5), layout="tight").subplots(2), (0, T)):
+        changed = states(layers, h, change, T, M) != states(layers, h, 0 * change, T, M)
+        changed = changed.any(-1).view(N + 1, n, N + 1, n)  # cause, effect
+        used = changed[:, :, N, -1]  # (N + 1, n), True if it changes the last state
+        for k in range(N):  # a path: from a state in row k to a used one in row k + 1
+            path = (changed[k, :, k + 1] & used[k + 1]).nonzero().T
+            axes.plot(path, (k, k + 1), color="0.8", zorder=0)
+        for dots, style in (~used, "C7."), (used & ~old, "C0o"), (used & old, "C1s"):
+            axes.plot(*dots.nonzero().T.flip(0), style)  # tokens, rows
+        axes.vlines([t - 0.5 for t in range(T, n, T)], -0.3, N + 0.3, "0.4", ":")
+        axes.set(title=f"M = {M}: the last state depends on {used[0].sum()} tokens",
+                 ylabel="layer", yticks=range(N + 1), xticks=range(n))
+    axes.set(xlabel="token (squares: cached, without a gradient)")
+    lesson_1.save(axes.figure, "02_mechanism.png")
 
 
 @torch.no_grad()
@@ -249,13 +271,15 @@ def main():
     """Show the gradient, the reach, the confusion and its effect on the loss."""
     torch.manual_seed(0)
     show_stopped_gradient()
+    draw_mechanism()
     show_reach()
     show_confusion()
     train, valid, vocab = lesson_1.load_text()
     model = RecurrentTransformer(len(vocab))
     fit(model, train, **BUDGET)
-    loss = bits_per_token(model, valid)
-    lesson_1.show_thread(BEFORE | {"lesson 2: memory, absolute positions": loss})
+    loss = lesson_1.bits(lane_losses(model, valid))
+    lesson_1.show_losses(BEFORE | {"lesson 2: memory, absolute positions": loss},
+                         "With absolute positions a memory makes the model worse")
 
 
 if __name__ == "__main__":
@@ -280,20 +304,21 @@ if __name__ == "__main__":
 #       N = 2, M = 8: 23, reach() predicts 23
 #       N = 3, M = 8: 31, reach() predicts 31
 #       N = 4, M = 8: 39, reach() predicts 39
-#     figure: runs/02_reach.png
-# Each layer adds M = 8.  All losses after these tokens change by exactly 0.
+#     figure: runs/02_mechanism.png
+# Each layer adds M = 8.  All losses after these tokens change by exactly 0.  In the
+# figure T = 4: a state is colored if changing it changes the last state, top right.
 #
 #     one untrained layer, memory and segment token swapped: later losses change
-#       by 4e-16 if both were at position 3
+#       by 9e-16 if both were at position 3
 #       by 5e-05 if at positions 3 and 4
-# 4e-16 is rounding error: the same keys in another order.  5e-05 is a real change,
+# 9e-16 is rounding error: the same keys in another order.  5e-05 is a real change,
 # small because the weights are untrained.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.73
-#       lesson 1: sliding window               2.71
+#       lesson 1: sliding window               2.70
 #       lesson 2: memory, absolute positions   3.40
-#     figure: runs/thread.png
+#     figure: runs/losses.png
 # This memory is worse than none, also at learning rates .001, .0025 and .01: 3.45,
 # 3.34, 3.59.  The swap suggests why: each position has two keys, one in memory and one
 # in the segment.  A head that looks for the previous token by its position finds both,

@@ -33,7 +33,7 @@ query's row.  They are wrong but harmless: those keys are in the future, and the
 mask covers exactly these cells.  So they need not be zeroed, but the mask is not
 optional.
 
-    python 04_rel_shift.py      25 seconds: leftovers, equalities, the cost, the thread
+    python 04_rel_shift.py      15 seconds: leftovers, equalities, losses, the cost
 
 New letter:  k_R (H, K, C), the distance keys.  From here on row 0 of R is distance
 K - 1 (in lesson 3 distance 0).  The score is still a matrix of T * K elements.
@@ -50,10 +50,9 @@ from support.progress import progress
 lesson_1 = import_module("01_vanilla_segments")
 lesson_2 = import_module("02_recurrence")
 lesson_3 = import_module("03_relative_attention")
-BEFORE = lesson_3.BEFORE | {"lesson 3: memory, relative positions": 2.45}
 
 
-# ---- one shift, three times ----------------------------------------------------------
+# ---- one shift, written in three ways ------------------------------------------------
 
 def rel_shift_loops(x):
     """Shift cell by cell (appendix B): shifted[i, j] = x[i, j + T - 1 - i], j <= m + i.
@@ -170,17 +169,15 @@ def show_equalities(D=6, H=3, C=4):
     print(f"scores by the shift against lesson 3's: {largest:.0e}")
 
 
-def show_same_loss(train, valid, vocab):
-    """Train lesson 3's model with the shift; evaluate with the shift and all pairs."""
-    torch.manual_seed(0)  # gives lesson 3's initial weights
-    model = lesson_3.RelativeTransformer(len(vocab), attention=ShiftAttention)
-    lesson_2.fit(model, train, **lesson_1.BUDGET)
-    by_shift = lesson_2.bits_per_token(model, valid)
-    by_pairs = lesson_3.RelativeTransformer(len(vocab))
-    by_pairs.load_state_dict(model.state_dict())
-    again = lesson_2.bits_per_token(by_pairs, valid)
-    lesson_1.show_thread(BEFORE | {"lesson 4: the same by the shift": by_shift})
-    print(f"the same weights by the shift {by_shift:.6f}, for all pairs {again:.6f}")
+def show_same_loss(tokens, V):
+    """Print the loss of one untrained model, for all pairs and by the shift."""
+    pairs = lesson_3.RelativeTransformer(V)
+    shift = lesson_3.RelativeTransformer(V, attention=ShiftAttention)
+    shift.load_state_dict(pairs.state_dict())
+    by_pairs, by_shift = (lesson_1.bits(lesson_2.lane_losses(model, tokens))
+                          for model in (pairs, shift))
+    print(f"untrained model, bits per byte: {by_pairs:.6f} for all pairs, "
+          f"{by_shift:.6f} by the shift")
 
 
 def milliseconds(function):
@@ -190,8 +187,7 @@ def milliseconds(function):
 
 
 def show_cost(lengths, B=8):
-    """Time a pass of the thread's model with both attentions, by T = M, and plot it."""
-    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
+    """Time a training pass with both attentions for several T = M; plot the times."""
     print("distance vectors to project; time of a forward and backward pass:")
     times = {"for all pairs": [], "by the shift": []}
     for T in progress(lengths, "measuring", len(lengths)):
@@ -203,23 +199,26 @@ def show_cost(lengths, B=8):
         pairs, shift = (z[-1] for z in times.values())
         print(f"  T = M = {T:3}: {T * 2 * T:7,} for all pairs, {2 * T:3} by the shift; "
               f"{pairs:.0f} ms, {shift:.0f} ms")
-    for name, values in times.items():
-        axes.loglog(lengths, values, "o-", label=name)
-    axes.set_xticks(lengths, lengths, minor=False)
-    axes.minorticks_off()
+    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
+    for style, (name, values) in zip(("C1s--", "C0o-"), times.items()):
+        axes.loglog(lengths, values, style, base=2)
+        end = values[-1]
+        axes.text(1.1 * lengths[-1], end, f"{name}:\n{end:.0f} ms", va="top")
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.yaxis.set_major_formatter("{x:.0f}")
     axes.set(xlabel="T = M (log scale)", ylabel="forward and backward (ms, log scale)",
-             title=f"The cost of the four terms in a model of 2 layers, B = {B}")
-    axes.legend()
-    lesson_1.save(axes.figure, "04_price.png")
+             title="The cost of a training pass", xlim=(None, 1.8 * lengths[-1]))
+    lesson_1.save(axes.figure, "04_cost.png")
 
 
 def main():
-    """Show the leftovers, the equalities, the cost and the unchanged loss."""
+    """Show the leftovers, the equalities, the unchanged loss and the cost."""
     torch.manual_seed(0)
     show_leftovers()
     show_equalities()
+    _, valid, vocab = lesson_1.load_text()
+    show_same_loss(valid[:20_000], len(vocab))
     show_cost((32, 64, 128, 256))
-    show_same_loss(*lesson_1.load_text())
 
 
 if __name__ == "__main__":
@@ -243,23 +242,15 @@ if __name__ == "__main__":
 #
 #     loops = gather = pad-reshape-drop, bit for bit: 16 of 16 shapes
 #     scores by the shift against lesson 3's: 2e-15
-# This is rounding error: the shift is a faster way to the same score.
+#     untrained model, bits per byte: 6.873414 for all pairs, 6.873414 by the shift
+# This is rounding error: the shift is a faster way to the same score, and so to the
+# same loss, before training and after it.
 #
 #     distance vectors to project; time of a forward and backward pass:
-#       T = M =  32:   2,048 for all pairs,  64 by the shift; 11 ms, 8 ms
-#       T = M =  64:   8,192 for all pairs, 128 by the shift; 30 ms, 15 ms
-#       T = M = 128:  32,768 for all pairs, 256 by the shift; 82 ms, 33 ms
-#       T = M = 256: 131,072 for all pairs, 512 by the shift; 342 ms, 95 ms
-#     figure: runs/04_price.png
+#       T = M =  32:   2,048 for all pairs,  64 by the shift; 21 ms, 15 ms
+#       T = M =  64:   8,192 for all pairs, 128 by the shift; 43 ms, 27 ms
+#       T = M = 128:  32,768 for all pairs, 256 by the shift; 147 ms, 55 ms
+#       T = M = 256: 131,072 for all pairs, 512 by the shift; 842 ms, 195 ms
+#     figure: runs/04_cost.png
 # Doubling T = M quadruples the vectors for all pairs and doubles them for the shift.
 # The shift's time grows faster than its vectors, as there are still T * K scores.
-#
-#     bits per byte: the same training, the same bytes to evaluate on
-#       lesson 1: each segment alone           2.73
-#       lesson 1: sliding window               2.71
-#       lesson 2: memory, absolute positions   3.40
-#       lesson 3: memory, relative positions   2.45
-#       lesson 4: the same by the shift        2.45
-#     figure: runs/thread.png
-#     the same weights by the shift 2.454177, for all pairs 2.454177
-# The loss is the same, at a lower cost.

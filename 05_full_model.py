@@ -31,7 +31,6 @@ This is the reference implementation; training/fast.py computes the same losses 
     python 05_full_model.py     30 seconds: segment lengths, memory lengths, a sample
 """
 import math
-import sys
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -48,7 +47,6 @@ from support.corpora import decode, encode, load, with_vocabulary
 lesson_1 = import_module("01_vanilla_segments")
 lesson_2 = import_module("02_recurrence")
 lesson_4 = import_module("04_rel_shift")
-PRETRAINED = Path(__file__).resolve().parent / "pretrained" / "best.pt"
 
 
 @dataclass(frozen=True)
@@ -293,10 +291,7 @@ def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None)
 
 def load_pretrained():
     """Load the model in pretrained/ -> the model in eval mode, its vocabulary."""
-    if not PRETRAINED.exists():
-        sys.exit(f"{PRETRAINED} is missing: train a model with python train.py, and "
-                 "copy best.pt from its folder there")
-    saved = torch.load(PRETRAINED, weights_only=True)
+    saved = torch.load(Path(__file__).with_name("pretrained") / "best.pt")
     model = TransformerXL(Config(**saved["config"]))
     model.load_state_dict(saved["model"])
     return model.eval(), saved["vocab"]
@@ -318,17 +313,24 @@ def show_effect_of_segment_length(M, same_length, reason):
 
 def show_loss_by_memory_length(model, tokens):
     """Print and plot the loss with longer and longer memories; no weight changes."""
-    axes = Figure(figsize=(7, 3), layout="constrained").subplots()
+    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
     print(f"the pretrained model, trained with M = {model.config.mem_len}, at")
     config = replace(model.config, same_length=True)
-    for M, clamp in ((4, 0), (16, 0), (64, 0), (384, 0), (1024, 0), (1024, 383)):
+    lengths = 4, 16, 64, 384, 1024, 1024
+    losses = []
+    for M, clamp in zip(lengths, (0, 0, 0, 0, 0, 383)):
         model.config = replace(config, mem_len=M, clamp_len=clamp)
-        loss = lesson_2.bits_per_token(model, tokens, B=4, T=128)
+        losses.append(lesson_1.bits(lesson_2.lane_losses(model, tokens, B=4, T=128)))
         name = f"{M}, clamped" if clamp else f"{M}"
-        axes.bar_label(axes.bar(name, loss, color="tab:blue"), fmt="%.2f")
-        print(f"  M = {name + ':':14} {loss:.2f} bits per byte")
+        print(f"  M = {name + ':':14} {losses[-1]:.2f} bits per byte")
+        axes.text(M, losses[-1], f" {losses[-1]:.2f}", va="top" if clamp else "bottom")
+    axes.semilogx(lengths[:5], losses[:5], "C1o-", label="distances as they are")
+    axes.semilogx(lengths[3::2], losses[3::2], "C0s--", label="clamped at 383")
+    axes.axvline(383, color="0.5", ls=":", label="largest distance in training: 383")
+    axes.set_xticks(lengths[:5], lengths[:5])
     axes.set(xlabel="M, tokens that each query sees before its own", ylim=(0, 3.2),
-             ylabel="bits per byte", title="One model, longer and longer memories")
+             ylabel="bits per byte", title="One model, longer memories", xlim=(3, 1600))
+    axes.legend()
     lesson_1.save(axes.figure, "05_memory_length.png")
 
 

@@ -48,24 +48,28 @@ def test_both_losses_are_printed_in_bits_over_the_same_tokens(monkeypatch, capsy
     assert lesson_1.show_sliding_window(model, tokens, losses) == pytest.approx(0, abs=1e-5)
     assert lesson_1.show_sliding_window(model, tokens, losses + 1) == pytest.approx(1 / math.log(2))
     monkeypatch.setattr(lesson_1, "save", lambda figure, name: None)
-    lesson_1.show_fragmentation(losses)
+    lesson_1.show_by_position({"model": by_position.tolist()}, "", "")
     printed = [float(z) for z in re.findall(r"\d\.\d\d", capsys.readouterr().out)]
-    first, second, *_ = by_position.tolist()
-    mean = by_position.mean().item()
-    assert printed == pytest.approx([0, 1 / math.log(2), first, second, mean], abs=0.006)
+    shown = by_position[[0, 1, 2, 3, -1]].tolist()
+    assert printed == pytest.approx([0, 1 / math.log(2), *shown], abs=0.006)
 
 
 # ---- lessons 2 and 3: bits per token, terms -----------------------------------------------------
 
 @pytest.mark.parametrize("n, B, T", [(12, 1, 5), (9, 1, 1), (5, 1, 20), (27, 3, 3)])
-def test_bits_per_token_is_a_mean_over_tokens(n, B, T):
-    """A short last segment counts by its number of tokens, all lanes count, and the result is in
-    bits."""
+def test_lane_losses_are_those_of_all_tokens(n, B, T):
+    """A short last segment counts by its number of tokens, and all lanes count."""
     scores, tokens = torch.randn(7, 7), torch.randint(7, (n,)).to(torch.uint8)
     inputs = (n - 1) // B * B
     wanted = nll(scores.double()[tokens[:inputs].long()], tokens[1 : inputs + 1]).mean().item()
-    found = lesson_2.bits_per_token(lambda x, memory: (scores[x], None), tokens, B, T)
-    assert found == pytest.approx(wanted / math.log(2), abs=1e-5)
+    losses = lesson_2.lane_losses(lambda x, memory: (scores[x], None), tokens, B, T)
+    assert lesson_1.bits(losses) == pytest.approx(wanted / math.log(2), abs=1e-5)
+
+
+def test_means_by_position_leave_out_an_incomplete_segment():
+    losses = torch.rand(3, 11)
+    wanted = [losses[:, [p, p + 4]].mean().item() / math.log(2) for p in range(4)]
+    assert lesson_3.mean_by_position(losses, 4) == pytest.approx(wanted)
 
 
 # ---- all lessons --------------------------------------------------------------------------------

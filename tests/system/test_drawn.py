@@ -19,37 +19,50 @@ def axes(monkeypatch):
     return axes
 
 
+def lines_of(axes):
+    """Return the label and the points of each line."""
+    return [(line.get_label(), *map(list, line.get_data())) for line in axes.lines]
+
+
 def test_curves_and_bars(axes, monkeypatch):
-    losses = math.log(2) * torch.tensor([[6.0, 4.0, 2.0], [4.0, 4.0, 4.0]])  # nats
-    lesson_1.show_fragmentation(losses)
+    lesson_1.show_by_position({"a": [5.0, 4.0], "b": [2.0, 3.0]}, "", "")
     shifted, relative_score = [], lesson_4.relative_score
     monkeypatch.setattr(lesson_4, "relative_score", lambda *given: (
         shifted.append(1), relative_score(*given))[1])
     monkeypatch.setattr(lesson_4, "milliseconds", lambda function: (  # 3 T, by the shift T
         shifted.clear(), function().shape[1] * (1 if shifted else 3))[1])
     lesson_4.show_cost((8, 16))
-    monkeypatch.setattr(lesson_2, "bits_per_token", lambda model, *_, **__: model.config.mem_len)
+    monkeypatch.setattr(lesson_2, "lane_losses", lambda model, *_, **__: torch.tensor(
+        math.log(2) * (model.config.mem_len + model.config.clamp_len)))
     lesson_5.show_loss_by_memory_length(lesson_5.TransformerXL(lesson_5.CONFIGS["tiny"]), "")
-    lesson_1.show_thread({"a": 3.0, "b": 2.0})
-    lines = [[(line.get_label(), *map(list, line.get_data())) for line in a.lines] for a in axes]
-    assert [line[1:] for line in lines[0]] == [([0, 1, 2], pytest.approx([5, 4, 3]))]
-    assert lines[1] == [("for all pairs", [8, 16], [24, 48]), ("by the shift", [8, 16], [8, 16])]
-    labels = [z.get_text() for z in axes[2].get_xticklabels()]
-    assert labels == ["4", "16", "64", "384", "1024", "1024, clamped"]
-    assert [bar.get_height() for bar in axes[2].patches] == [4, 16, 64, 384, 1024, 1024]
-    assert [z.get_text() for z in axes[3].get_yticklabels()] == ["a", "b"]
-    assert [bar.get_width() for bar in axes[3].patches] == [3.0, 2.0]
+    lesson_1.show_losses({"lesson 1: a": 3.0, "lesson 2: b": 2.0}, "")
+    by_position, cost, by_length, bars = axes
+    assert lines_of(by_position) == [("a", [0, 1], [5, 4]), ("b", [0, 1], [2, 3])]
+    assert [points for _, *points in lines_of(cost)] == [[[8, 16], [24, 48]], [[8, 16], [8, 16]]]
+    assert [z.get_text() for z in cost.texts] == ["for all pairs:\n48 ms", "by the shift:\n16 ms"]
+    plain, clamped, (_, trained, _) = lines_of(by_length)
+    assert plain[1:] == ([4, 16, 64, 384, 1024], pytest.approx([4, 16, 64, 384, 1024]))
+    assert clamped[1:] == ([384, 1024], pytest.approx([384, 1024 + 383])) and trained == [383] * 2
+    assert [z.get_text() for z in bars.get_yticklabels()] == ["lesson 1: a", "lesson 2: b"]
+    assert [bar.get_width() for bar in bars.patches] == [3.0, 2.0]
+    gray, blue = (bar.get_facecolor()[:3] for bar in bars.patches)
+    assert len(set(gray)) == 1 and blue[2] == max(blue) > blue[0]
 
 
-def test_lesson_2_has_a_row_for_each_depth_and_white_for_exact_zeros(axes):
-    """The first is of four layers without memory."""
-    lesson_2.show_reach(4, 4)
-    shown = axes[0].images[0].get_array()
-    farthest = [max(row.nonzero()[0]) for row in ~shown.mask]
-    assert farthest == [lesson_2.reach(4, 4, 0), *(lesson_2.reach(N, 4, 4) for N in (1, 2, 3, 4))]
-    changes = [lesson_2.change_by_distance(N, 4, M) for N, M in (
-        (4, 0), (1, 4), (2, 4), (3, 4), (4, 4))]
-    assert torch.tensor(shown.filled(-math.inf)).equal(torch.stack(changes).log10())
+def test_lesson_2_colors_the_states_on_which_the_last_one_depends(axes):
+    """Layer by layer a state depends on its segment so far and on M tokens before that."""
+    T, N, n = 3, 2, 12
+    lesson_2.draw_mechanism(T, N, n)
+    for panel, M in zip(axes, (0, T), strict=True):
+        rows = [{n - 1}]  # the last state, then what it depends on in each row below
+        for _ in range(N):
+            rows.append({j for t in rows[-1] for j in range(max(0, t - t % T - M), t + 1)})
+        used = {(token, N - k) for k, row in enumerate(rows) for token in row}
+        *_, unused, segment, cached = (set(zip(x, y)) for _, x, y in lines_of(panel))
+        assert segment == {(t, k) for t, k in used if t >= n - T} and segment | cached == used
+        assert unused == {(t, k) for t in range(n) for k in range(N + 1)} - used
+        assert f"depends on {len(rows[-1])} tokens" in panel.get_title()
+        assert len(rows[-1]) == lesson_2.reach(N, T, M) + 1
 
 
 def test_lesson_3_has_the_four_terms_scaled_and_masked(axes):
@@ -65,15 +78,15 @@ def test_lesson_3_has_the_four_terms_scaled_and_masked(axes):
 
 
 @pytest.mark.parametrize("lesson, trainer, shows", [
-    (lesson_1, lesson_1, ["window_losses"]), (lesson_2, lesson_2, ["bits_per_token"]),
-    (lesson_3, lesson_2, ["bits_per_token", "draw_terms"]),
-    (lesson_4, lesson_2, ["bits_per_token"]), (lesson_5, lesson_2, ["bits_per_token"])],
+    (lesson_1, lesson_1, ["window_losses"]), (lesson_2, lesson_2, ["lane_losses"]),
+    (lesson_3, lesson_2, ["lane_losses", "draw_terms"]),
+    (lesson_4, lesson_2, ["lane_losses"]), (lesson_5, lesson_2, ["lane_losses"])],
     ids="12345")
 def test_a_main_trains_on_train_and_evaluates_on_valid(lesson, trainer, shows, monkeypatch, axes):
-    """A test split does not even exist: nothing reads it.  Lesson 5 trains nothing."""
+    """There is no test split that could be read.  Lessons 4 and 5 train nothing."""
     read, corpus = set(), SimpleNamespace(
         vocab=bytes(range(128)), train=torch.ones(700_000), valid=torch.full((300_000,), 2.0))
-    results = {"window_losses": torch.ones(6250, 32), "bits_per_token": 1.0}
+    results = {"window_losses": torch.ones(6250, 32), "lane_losses": torch.ones(32, 64)}
     monkeypatch.setattr(lesson_1, "load", lambda name: corpus)
     monkeypatch.setattr(lesson_5, "with_vocabulary", lambda *_: corpus)
     monkeypatch.setattr(lesson_4, "show_cost", lambda lengths: None)
@@ -82,5 +95,5 @@ def test_a_main_trains_on_train_and_evaluates_on_valid(lesson, trainer, shows, m
         monkeypatch.setattr(owner, name, lambda model, tokens, *rest, name=name, **more: (
             read.add((name, *tokens.unique().tolist())), results.get(name))[1])
     lesson.main()
-    trained = set() if lesson is lesson_5 else {("fit", 1)}
+    trained = set() if lesson in (lesson_4, lesson_5) else {("fit", 1)}
     assert read == {(name, 2) for name in shows} | trained

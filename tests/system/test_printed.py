@@ -52,9 +52,15 @@ def differing(told, printed):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LESSONS[:-1])
 def test_a_lesson_prints_what_it_says(name, monkeypatch, tmp_path, capsys):
-    """Words and exact numbers are equal, others near; its figure is drawn."""
-    monkeypatch.setattr(import_module("01_vanilla_segments"), "RUNS", tmp_path / "runs")
+    """Words and exact numbers are equal, others near; its figures are drawn."""
+    lesson_1, shown = import_module(LESSONS[0]), []
+    draw = lesson_1.show_by_position
+    monkeypatch.setattr(lesson_1, "show_by_position", lambda curves, *given: (
+        shown.extend(curves.values()), draw(curves, *given)))
+    monkeypatch.setattr(lesson_1, "RUNS", tmp_path / "runs")
     import_module(name).main()
+    if name == LESSONS[0]:
+        assert shown == [pytest.approx(import_module(LESSONS[2]).LESSON_1, abs=BITS)]
     printed = capsys.readouterr().out.splitlines()
     assert differing(block((ROOT / f"{name}.py").read_text()), printed) == []
     for figure in re.findall("figure: runs/(.*)", "\n".join(printed)):
@@ -62,12 +68,16 @@ def test_a_lesson_prints_what_it_says(name, monkeypatch, tmp_path, capsys):
         assert (ROOT / "figures" / figure).is_file(), "the READMEs show a copy"
 
 
-def test_a_lesson_begins_its_thread_with_the_lines_of_the_one_before():
+def test_a_lesson_repeats_the_losses_of_the_lesson_before():
     """Its BEFORE is what that lesson prints; the slow test compares the block with the run."""
-    thread = []
-    for name in LESSONS[:4]:
-        text, before = (ROOT / f"{name}.py").read_text(), thread
-        thread = [line for line in block(text) if line.startswith("   lesson ")]
-        assert thread[: len(before)] == before and len(thread) > len(before)
-        repeated = getattr(import_module(name), "BEFORE", {})
+    losses = []
+    for name in LESSONS[:3]:
+        lines, before = block((ROOT / f"{name}.py").read_text()), losses
+        losses = [line for line in lines if re.fullmatch(r"   lesson \d: \D+ \d\.\d\d", line)]
+        assert losses[: len(before)] == before and len(losses) > len(before)
+        module = import_module(name)
+        repeated = getattr(module, "BEFORE", {})
         assert [f"   {key:38} {loss:.2f}" for key, loss in repeated.items()] == before
+    shown = " ".join(f"{loss:.2f}" for loss in (*module.LESSON_1[:4], module.LESSON_1[-1]))
+    (line,) = (line for line in lines if line.endswith(shown))
+    assert line in block((ROOT / f"{LESSONS[0]}.py").read_text())
