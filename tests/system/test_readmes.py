@@ -1,6 +1,7 @@
 """What the READMEs name exists: links, figures, files, commands, flags, models, exercises."""
 import re
 import shlex
+from textwrap import indent
 
 import pytest
 
@@ -80,6 +81,20 @@ def test_each_figure_is_shown():
     texts = "".join(path.read_text(encoding="utf-8") for path in READMES)
     assert not [path.name for path in (ROOT / "figures").iterdir()
                 if not re.search(rf"figures/{path.name}[)\"]", texts)]
+
+
+def test_the_front_page_shows_lesson_5_as_it_is():
+    """Its code block is a part of the lesson."""
+    (block,) = re.findall(r"```python\n(.+?)```", READMES[0].read_text(encoding="utf-8"), re.S)
+    assert indent(block, "    ") in (ROOT / "05_full_model.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)
+def test_no_line_of_code_has_to_be_scrolled(path):
+    """GitHub shows 97 characters of a code block."""
+    text = path.read_text(encoding="utf-8")
+    fenced = "".join(re.findall(r"```\w*\n(.+?)```", text, re.S)).splitlines()
+    assert not [line for line in fenced + re.findall(r"^ {4}(.+)$", text, re.M) if len(line) > 97]
 
 
 def test_each_question_of_the_lessons_has_an_answer():

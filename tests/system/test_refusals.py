@@ -162,7 +162,7 @@ X, PAST = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, 8)
     ({"mem_len": -1}, "mem_len must be at least 0, got -1"),
     *(({"init_std": std}, f"init_std must be above 0 and finite, got {std}")
       for std in (0.0, float("nan"), float("inf")))], ids=str)
-def test_sizes_that_fit_no_model_are_refused(change, words):
+def test_sizes_that_fit_no_model_are_rejected(change, words):
     """NumPy numbers are accepted, for example a vocabulary size that was counted with NumPy."""
     assert words in refusal(replace, SMALL, **change)
     replace(SMALL, vocab_size=np.int64(11), dropout=np.float32(0.5), cutoffs=[3])
