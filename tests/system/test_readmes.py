@@ -23,7 +23,7 @@ SOURCES = "--nnodes --nproc-per-node --max-restarts --shutdown-timeout --index-u
 
 def code_in(text):
     """Return what is in `code`, and the indented lines without what explains them."""
-    spans = re.findall(r"`([^`]+)`", text)
+    spans = re.findall(r"`([^`]+)`", re.sub(r"```.+?```", "", text, flags=re.DOTALL))
     blocks = re.findall(r"^ {4}(.+)$", text.replace("\\\n", " "), re.MULTILINE)
     short = re.search(r'^ +P="(.+?)"', text, re.MULTILINE)  # is written $P below
     blocks = [line.replace("$P", short[1]) if short else line for line in blocks]
