@@ -266,7 +266,7 @@ def main():
 if __name__ == "__main__":
     main()
 
-# Ask yourself (answers: tests/course/answers.md, which your teacher has)
+# Ask yourself (answers: tests/course/answers.md; not in a student edition)
 #   1. Why does the loss fall within a segment, although all positions share weights?
 #   2. Position 0 predicts from one byte.  Could it beat a table of byte-pair counts?
 # Change and watch

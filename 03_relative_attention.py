@@ -23,7 +23,7 @@ formulas vectors are columns; in lesson 2 and in code they are rows):
   * U_j, the key's position, becomes R_(i-j), its distance, again as a fixed sinusoid.
     Content and distance are projected separately: now k_j = W_kE E_j; W_kR is new.
   * W_q U_i, the query's own position, is replaced by a vector that each head learns
-    for all queries: u in (c), v in (d).  Higher layers have h in place of E, and R.
+    for all queries: u in (c), v in (d).  Higher layers use h instead of E; R stays.
 
 In code i indexes the segment's queries, j all keys: query i is key m + i, and the
 distance is m + i - j.  For T = 3 queries, m = 2 memory keys (a dot: the future):
@@ -261,7 +261,7 @@ def main():
 if __name__ == "__main__":
     main()
 
-# Ask yourself (answers: tests/course/answers.md, which your teacher has)
+# Ask yourself (answers: tests/course/answers.md; not in a student edition)
 #   1. Which terms change if only the query's token changes?  Which if only the key's?
 #   2. How does row i of term (d) relate to row i + 1?
 # Change and watch

@@ -121,7 +121,7 @@ def test_flops_equal_torchs_count():
     *((f"--dataset {name}", [f" on {name}, vocabulary {source.vocab_size:,}\n"])
       for name, source in corpora.SOURCES.items())])
 def test_a_dry_run_fetches_nothing(flags, words, tmp_path, monkeypatch, capsys):
-    """It fetches no vocabulary either; it reads a text of the user's."""
+    """It fetches no vocabulary either; it reads the user's text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("urllib.request.urlopen", None)
     (tmp_path / "notes.txt").write_text("abc" * 40)
