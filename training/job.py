@@ -112,7 +112,7 @@ def open_job(path, make, resume=False):
         if ranks.RANK == 0:
             is_new = not path.is_dir()  # asked only once, since another run may create it soon
             if not is_new:
-                if not (path / "lock").exists():
+                if checkpoint.fcntl and not (path / "lock").exists():
                     rejected.callback((path / "lock").unlink)
                 stack.enter_context(checkpoint.lock(path))
                 stack.enter_context(rejected)  # unlinks while the lock is still held
