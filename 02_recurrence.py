@@ -40,11 +40,11 @@ the code adds to lesson 1's.
 import math
 from importlib import import_module
 
+from support.progress import progress
+
 import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
-
-from support.progress import progress
 
 lesson_1 = import_module("01_vanilla_segments")  # `import` takes no leading digit
 BUDGET = lesson_1.BUDGET

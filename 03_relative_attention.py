@@ -40,12 +40,12 @@ New letters, the paper's:  R (K, D), where row n encodes distance n; W_kE, W_kR,
 import math
 from importlib import import_module
 
+from support.corpora import decode
+
 import numpy as np
 import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
-
-from support.corpora import decode
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_2 = import_module("02_recurrence")

@@ -41,11 +41,11 @@ K - 1 (in lesson 3 distance 0).  The score is still a matrix of T * K elements.
 import timeit
 from importlib import import_module
 
+from support.progress import progress
+
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-
-from support.progress import progress
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_2 = import_module("02_recurrence")

@@ -35,14 +35,14 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
+from support import validate
+from support.adaptive_softmax import AdaptiveSoftmax, float32_at_least
+from support.corpora import decode, encode, load, with_vocabulary
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-
-from support import validate
-from support.adaptive_softmax import AdaptiveSoftmax, float32_at_least
-from support.corpora import decode, encode, load, with_vocabulary
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_2 = import_module("02_recurrence")
