@@ -231,6 +231,9 @@ def replace_parts(model):
 
 # ---- inference ----------------------------------------------------------------------------------
 
+BLOCK = 64  # queries that attend at a time
+
+
 class Memory:
     """The memory of a Reader: keys and values of the last m positions, and distance keys."""
 
@@ -285,6 +288,17 @@ class Reader:
         R = lesson_5.distance_encoding(n, c.d_model, c.clamp_len, like.device).to(like)
         return [layer.attention.heads(layer.attention.W_kR(R)) for layer in self.model.layers]
 
+    def in_blocks(self, T, m, device):
+        """Yield, for each block of queries, its slice, the slice of the keys that it may see, and
+        the mask: with same_length 64 queries see M + 64 keys, not M + T.
+        """
+        M, same_length = self.config.mem_len, self.config.same_length
+        for start in range(0, T, BLOCK):
+            t, end = min(BLOCK, T - start), m + min(start + BLOCK, T)
+            first = max(0, m + start - M) if same_length else 0
+            mask = lesson_5.attention_mask(t, end - first - t, M, same_length, device)
+            yield slice(start, start + t), slice(first, end), mask
+
     @torch.no_grad()
     def __call__(self, x, memory=None, y=None, last_only=False):
         """Return logits (B, T, V) or, with y, losses (B, T), and the memory, as the model."""
@@ -293,9 +307,8 @@ class Reader:
         h = model.embedding(x) * math.sqrt(c.d_model)  # (B, T, D)
         m = min(memory.past[0][0].shape[2], c.mem_len) if memory else 0
         k_R = self.distance_keys(memory, m + T, T, h)
-        mask = lesson_5.attention_mask(T, m, c.mem_len, c.same_length, x.device)
         u, v = (bias.expand(c.n_layer, -1, -1) for bias in (model.u, model.v))
-        past = []
+        past, blocks = [], list(self.in_blocks(T, m, x.device))
         for n, layer in enumerate(model.layers):
             a = layer.attention
             q, *new = (a.heads(W(h)) for W in (a.W_q, a.W_kE, a.W_v))  # (B, H, T, C) each
@@ -303,7 +316,9 @@ class Reader:
                 new = [torch.cat([old[:, :, -m:], now], dim=2)  # (B, H, K, C)
                        for old, now in zip(memory.past[n], new)]
             past.append([z[:, :, max(0, m + T - c.mem_len) :] for z in new])
-            out = a.attend(q, *new, k_R[n][:, -m - T :], u[n], v[n], mask)
+            out = torch.cat([a.attend(
+                q[:, :, queries], *(z[:, :, seen] for z in new), k_R[n][:, -mask.shape[1] :],
+                u[n], v[n], mask) for queries, seen, mask in blocks], dim=1)
             h = layer.norm_1(h + a.W_o(out))
             h = layer.norm_2(h + layer.W_2(layer.relu(layer.W_1(h))))
         memory = Memory(model, B, past, k_R, c.clamp_len)

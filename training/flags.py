@@ -231,7 +231,7 @@ def exit_status(program, act, *arguments):
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate" in str(error):
             return report(program, "out of memory: a smaller model, batch, segment or memory of "
                           "evaluation needs less; train.py --micro-batch needs less for the same "
-                          "steps, and --dry-run estimates what training needs")
+                          "steps")
         if ranks.lost(error):
             return report(program, "another rank has exited, so this one also exits")
         raise

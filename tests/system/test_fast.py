@@ -1,4 +1,4 @@
-"""The optimized implementation equals lesson 5, forward and backward, and is used only where it does.
+"""The optimized form equals lesson 5, forward and backward, and is used only where it does.
 
 Lesson 5, which its own tests compare with the formulas, is the oracle here.
 """
@@ -85,10 +85,12 @@ def test_a_model_with_replaced_parts_gives_the_same_numbers_and_gradients(name, 
 
 # ---- the Reader ---------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("with_losses", [True, False])
+@pytest.mark.parametrize("block, with_losses", [
+    (fast.BLOCK, True), (fast.BLOCK, False), (1, True), (3, True), (4, True)])
 @pytest.mark.parametrize("name, B", CASES)
-def test_a_reader_gives_the_models_numbers(name, B, with_losses):
-    """Many calls in a row, of all lengths, before and after the memory is full."""
+def test_a_reader_gives_the_models_numbers(name, B, block, with_losses, monkeypatch):
+    """Many calls in a row, of all lengths, before and after the memory is full, in any blocks."""
+    monkeypatch.setattr(fast, "BLOCK", block)
     model = model_of(CONFIGS[name])
     pieces = torch.randint(11, (B, sum(CUTS))).split(CUTS, dim=1)
     for i, (slow, quick) in enumerate(zip(
@@ -272,7 +274,7 @@ def test_an_edit_takes_effect_as_without_the_optimized_form(name, tmp_path, monk
     reader, out = edited.prepare(model), capsys.readouterr().out
     is_replaced = type(model.layers[0].attention) is not lesson.RelativeAttention
     assert is_replaced == (name == "comment")
-    as_written = name in ("pre-norm", "u for v", "memory")  # all else a Reader takes from the lesson
+    as_written = name in ("pre-norm", "u for v", "memory")  # a Reader uses the lessons' other parts
     assert (reader is model) == as_written
     assert out.startswith(AS_WRITTEN if as_written else "" if is_replaced else TRAINING)
     assert out.count("\n") == (not is_replaced)
