@@ -12,6 +12,7 @@ Nothing is ever lost: a lesson is copied to tests/course/pristine before its fir
 attempt of yours is appended to runs/attempts.txt before it is overwritten.  Git is not needed.
 """
 import argparse
+import ast
 import difflib
 import shutil
 import sys
@@ -34,6 +35,9 @@ EDITION = """*.py .gitignore LICENSE requirements.txt support/*.py training/*.py
     tests/course/diagnosis.py tests/course/exercises.py tests/course/lessons.py
     tests/course/mistakes*.py tests/course/oracles.py tests/course/rules.py
     tests/course/stand_ins.py""".split()
+# the modules that a lesson can import when it is graded
+HANDED_IN = {*sys.stdlib_module_names, "numpy", "torch", "matplotlib", "support", "training",
+             *LESSONS}
 FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # PLAIN replaces FAST there
 
 
@@ -160,10 +164,15 @@ def show_list():
 
 
 def submit(name):
-    """Pack the lesson files of this folder into NAME.zip, which grade.py reads."""
+    """Pack the lesson files of this folder into NAME.zip, which grade.py reads.  Raises ValueError
+    if one of them imports a file that would be missing there."""
     path = Path(f"{name}.zip")
     if path.exists():
         raise ValueError(f"{path} is there already; move it away, or take another name")
+    for file in LESSONS:
+        if unknown := imports_of(ROOT / f"{file}.py") - HANDED_IN:
+            raise ValueError(f"{file}.py imports {min(unknown)}, which is neither in the archive "
+                             "nor in the course; move its code into the lesson")
 
     def pack(target):
         with zipfile.ZipFile(target, "w") as archive:
@@ -172,6 +181,25 @@ def submit(name):
 
     write_atomically(path, pack)
     print(f"{path} holds your {len(LESSONS)} lesson files: hand it in as it is")
+
+
+def imports_of(path):
+    """Return the names of the modules that a lesson imports; none if it has a syntax error."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        print(f"{lessons.sentence(error, path)}; so this lesson gets no points")
+        return set()
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module or ".")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names += [argument.value for argument in node.args[:1]
+                      if isinstance(argument, ast.Constant)]
+    return {name.split(".")[0] for name in names}
 
 
 def write_edition(folder, exam, blank_ones):

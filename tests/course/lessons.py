@@ -143,9 +143,7 @@ def sentence(error, path):
     """Say in one line why a lesson file cannot be imported."""
     if isinstance(error, SyntaxError):  # includes TabError and text that is not UTF-8
         line, message = error.lineno, error.msg
-        if "null bytes" in message:
-            message += "; save the file as UTF-8"
-        elif "'utf-8' codec" in message:
+        if "'utf-8' codec" in message:  # Python reports another line
             text = path.read_bytes().decode(errors="replace")
             line = text[: text.index("\ufffd")].count("\n") + 1
             message = "this line is not UTF-8 text; save the file as UTF-8"

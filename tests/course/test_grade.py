@@ -11,6 +11,7 @@ import textwrap
 
 import pytest
 
+import blank
 import grade
 from course import lessons
 from course.exercises import BY_NAME, EXERCISES, LESSONS
@@ -251,10 +252,24 @@ def test_a_row_has_the_files_that_count_and_those_left_out(files, wanted, tmp_pa
 @pytest.mark.parametrize("data, words", [
     ((lesson(FIVE)[:999] + "# caf\xe9\n" + lesson(FIVE)[999:]).encode("latin-1", "replace"),
      f"line {lesson(FIVE)[:999].count(chr(10)) + 1}: SyntaxError in Python 3.*: this line is not"),
-    ("x = 1".encode("utf-16"), "null bytes; save the file as UTF-8"),
-    (b"x = 1\n\nif x:\n", "line 3: IndentationError in Python 3.")], ids=["latin", "16", "indent"])
+    (b"x = 1\n\nif x:\n", "line 3: IndentationError in Python 3.")], ids=["latin", "indent"])
 def test_a_broken_file_has_the_line_and_the_graders_python(data, words, tmp_path):
     (tmp_path / "mine.py").write_bytes(data)
     with pytest.raises(SyntaxError) as caught:
         lessons.load("mine", tmp_path / "mine.py")
     assert re.search(words, lessons.sentence(caught.value, tmp_path / "mine.py"))
+
+
+@pytest.mark.parametrize("line", ["from my_helpers import shift", "def f():\n    import scipy.special",
+                                  "m = importlib.import_module('mine')"])
+def test_what_a_submission_would_lack_is_not_packed(line, tmp_path, monkeypatch):
+    """Otherwise pytest passes here, and the lesson is broken when it is graded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(blank, "ROOT", tmp_path)
+    for file in LESSONS:
+        (tmp_path / f"{file}.py").write_text(lesson(file))
+    blank.submit("whole")
+    (tmp_path / f"{FOUR}.py").write_text(line)
+    assert f"{FOUR}.py imports" in refusal(blank.submit, "anna") and not list(tmp_path.glob("a*"))
+    (tmp_path / f"{FOUR}.py").write_text("def rel_shift(:\n")
+    blank.submit("broken")
