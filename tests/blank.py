@@ -35,9 +35,6 @@ EDITION = """*.py .gitignore LICENSE requirements.txt support/*.py training/*.py
     tests/course/diagnosis.py tests/course/exercises.py tests/course/lessons.py
     tests/course/mistakes*.py tests/course/oracles.py tests/course/rules.py
     tests/course/stand_ins.py""".split()
-# the modules that a lesson can import when it is graded
-HANDED_IN = {*sys.stdlib_module_names, "numpy", "torch", "matplotlib", "support", "training",
-             *LESSONS}
 FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # PLAIN replaces FAST there
 
 
@@ -169,8 +166,9 @@ def submit(name):
     path = Path(f"{name}.zip")
     if path.exists():
         raise ValueError(f"{path} is there already; move it away, or take another name")
+    known = {*sys.stdlib_module_names, *LESSONS, *"numpy torch matplotlib support training".split()}
     for file in LESSONS:
-        if unknown := imports_of(ROOT / f"{file}.py") - HANDED_IN:
+        if unknown := imports_of(ROOT / f"{file}.py") - known:
             raise ValueError(f"{file}.py imports {min(unknown)}, which is neither in the archive "
                              "nor in the course; move its code into the lesson")
 
@@ -186,19 +184,15 @@ def submit(name):
 def imports_of(path):
     """Return the names of the modules that a lesson imports; none if it has a syntax error."""
     try:
-        tree = ast.parse(path.read_bytes())
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError) as error:
         print(f"{lessons.sentence(error, path)}; so this lesson gets no points")
         return set()
-    names = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names.append(node.module or ".")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            names += [argument.value for argument in node.args[:1]
-                      if isinstance(argument, ast.Constant)]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "." for node in nodes if isinstance(node, ast.ImportFrom)]
+    names += [given.value for node in nodes if isinstance(node, ast.Call)
+              and "import_module" in ast.unparse(node.func)
+              for given in node.args[:1] if isinstance(given, ast.Constant)]
     return {name.split(".")[0] for name in names}
 
 

@@ -39,24 +39,19 @@ def renamed(file):
     return re.sub(r"def forward(?=\(self, h, memory, R)", "def my_forward", text)
 
 
-# a loop that no exception ends
+# a loop that no exception ends, a child that outlives its parent, a hook that passes every test
 SWALLOWS = """import time
 while True:
-    try:
-        time.sleep(0.01)
-    except BaseException:
-        pass
+    try: time.sleep(0.01)
+    except BaseException: pass
 """
 CHILD = """import os, pathlib, time
 if os.fork() == 0:
     pathlib.Path('{mark}').write_text(str(os.getpid()))
-    time.sleep(600)
-    os._exit(0)"""
-# a hook that lets every test pass
+    time.sleep(600)"""
 CHEATS = """import pytest
 @pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    return True
+def pytest_pyfunc_call(pyfuncitem): return True
 """
 BLANK = 'raise NotImplementedError(\n    "rel_shift is blank: write it here")'
 # name of the submission -> its files; its points; words of its sentences
@@ -260,7 +255,7 @@ def test_a_broken_file_has_the_line_and_the_graders_python(data, words, tmp_path
     assert re.search(words, lessons.sentence(caught.value, tmp_path / "mine.py"))
 
 
-@pytest.mark.parametrize("line", ["from my_helpers import shift", "def f():\n    import scipy.special",
+@pytest.mark.parametrize("line", ["from my_helpers import shift", "def f(): import scipy.special",
                                   "m = importlib.import_module('mine')"])
 def test_what_a_submission_would_lack_is_not_packed(line, tmp_path, monkeypatch):
     """Otherwise pytest passes here, and the lesson is broken when it is graded."""
