@@ -33,10 +33,11 @@ def lesson(file, **bodies):
 
 
 def renamed(file):
-    """Return a shipped lesson in which these functions and classes have other names."""
-    names = r"lanes|segments|sinusoid|rel_shift|sample_top_k|RelativeAttention"
-    text = re.sub(rf"\b(def|class) ({names})\b", r"\1 my_\2", lessons.pristine(file))
-    return re.sub(r"def forward(?=\(self, h, memory, R)", "def my_forward", text)
+    """Return a shipped lesson in which some functions have other names."""
+    names = r"lanes|segments|sinusoid|rel_shift|attend|sample_top_k"
+    text = re.sub(rf"\bdef ({names})\b", r"def my_\1", lessons.pristine(file))
+    before, layer, after = text.partition("class Layer(")
+    return before + layer + after.replace("def forward", "def my_forward", file == FIVE)
 
 
 # a loop that no exception ends, a child that outlives its parent, a hook that passes every test
