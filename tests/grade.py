@@ -133,16 +133,20 @@ def take_lessons(row):
             for path, member in ((name / member, member) for member in archive.namelist()):
                 if lessons.NAME.fullmatch(path.name) and not lessons.is_hidden(path):
                     content[path] = archive.read(member)
-    row.used = f"nothing graded of: {', '.join(map(str, row.files))}"
+    row.used = f"graded: none; left out: {listed(row.left_out + list(row.files))}"
     chosen = lessons.choose_lessons(content, row.name)
-    def shown(path):
-        return str(path.with_name(row.files[path].name) if path in row.files else path)
     used = {part for path in chosen.values() for part in (path, *path.parents)}
-    left_out = row.left_out + [shown(path) for path in content if path not in used and (
+    left_out = [path for path in content if path not in used and (
         path in row.files or path.parent in used)]  # an archive, not each file in it
-    row.used = f"graded: {', '.join(map(shown, chosen.values()))}" + "; left out: " * bool(
-        left_out) + ", ".join(left_out[:9] + ["..."] * (len(left_out) > 9))
+    taken, left_out = ([path.with_name(row.files[path].name) if path in row.files else path
+                        for path in paths] for paths in (chosen.values(), left_out))
+    row.used = f"graded: {listed(taken)}; left out: {listed(row.left_out + left_out)}"
     return {lesson: content[path] for lesson, path in chosen.items()}
+
+
+def listed(paths):
+    """Return the first paths as text."""
+    return ", ".join([*map(str, paths[:9]), *["..."] * (len(paths) > 9)]) or "none"
 
 
 async def run_rules(folder, names):
