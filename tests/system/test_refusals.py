@@ -86,7 +86,6 @@ REFUSED = {  # program: command line, words of the sentence
         ("nowhere", "does not exist"), ("short.txt", "is a file"),
         ("none", "holds no submission"), ("project", "the folder of one student"),
         (". --cvs x", "--cvs"), ("", "SUBMISSIONS"),
-        (". --seconds few", "--seconds"), (". --seconds 3", "12 seconds are needed"),
         (". --only lanes,raech", "did you mean reach?"),
         (". --csv nowhere/a.csv", "--csv nowhere/a.csv"), (". --csv none", "is a folder")],
     "when_memory_pays": [  # table6 and table8 have the same flags
