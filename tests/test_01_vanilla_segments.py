@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from course import oracles
-from course.rules import same
+from course.compare import same
 
 
 # ---- exercise lanes -----------------------------------------------------------------------------

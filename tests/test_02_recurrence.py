@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from course import oracles, stand_ins
-from course.rules import same
+from course.compare import same
 
 
 # ---- exercise update_memory ---------------------------------------------------------------------
