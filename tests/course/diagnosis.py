@@ -53,19 +53,22 @@ def alike(mine, theirs):
 def misconception(rule, function, mine):
     """Return the sentence of the mistake with the same result as this function, or "".
 
-    If several mistakes have the same result, the one that agrees in most of the other rules is
-    chosen.  If the shipped function also breaks this rule, the lesson was edited elsewhere, and no
-    mistake fits.
+    A mistake does not fit if it breaks a rule that this function passes.  If several fit, the one
+    that agrees in most rules is chosen.  If the shipped function also breaks this rule, the lesson
+    was edited elsewhere, and no mistake fits.
     """
     shipped = mistakes.function_from(rule.exercise, solution(BY_NAME[rule.exercise]))
     if is_plain(mine) or isinstance(mine, WrongKind) or error_of(rule, shipped) is not None:
         return ""
     found = [mistake for mistake in mistakes.mistakes_for(rule.exercise)
              if mistake.sentence and alike(mine, error_of_mistake(rule, mistake))]
-    if len({mistake.sentence for mistake in found}) > 1:
-        all_mine = [(other, error_of(other, function)) for other in rules_of(rule.exercise)]
-        found.sort(key=lambda mistake: -sum(
-            alike(error, error_of_mistake(other, mistake)) for other, error in all_mine))
+    if not found:
+        return ""
+    all_mine = [(other, error_of(other, function)) for other in rules_of(rule.exercise)]
+    found = [mistake for mistake in found if all(
+        error or not error_of_mistake(other, mistake) for other, error in all_mine)]
+    found.sort(key=lambda mistake: -sum(
+        alike(error, error_of_mistake(other, mistake)) for other, error in all_mine))
     return found[0].sentence if found else ""
 
 
