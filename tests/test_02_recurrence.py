@@ -100,7 +100,8 @@ def test_a_single_query_sees_all_keys(causal_mask):
     assert same(causal_mask(1, 4), [[0, 0, 0, 0, 0]])
 
 
-@pytest.mark.parametrize("T, m", [(1, 0), (2, 1), (5, 3), (3, 3), (2, 6), (4, 9), (7, 1)])
+@pytest.mark.parametrize("T, m", [
+    (1, 0), (2, 1), (5, 3), (3, 3), (2, 6), (4, 9), (7, 1), (2, 2099)])
 def test_masks_of_other_sizes(causal_mask, T, m):
     """The mask is (T, m + T) for any T and m."""
     assert same(causal_mask(T, m), ~oracles.visible_entries(T, m))

@@ -168,8 +168,9 @@ def test_only_the_last_micro_batch_synchronizes_gradients(train_step):
     where last is True for the last one: several ranks synchronize gradients once per step."""
     model = Ledger()
     step(train_step, model, past(), micro_batch=1)
-    assert model.synced == [False, True] and model.backward_in == [("no_sync", False),
-                                                                   ("no_sync", True)]
+    blocks = [("no_sync", False), ("no_sync", True)]
+    assert model.synced == [False, True] and model.backward_in == blocks and [
+        block for call in model.calls for block in call.open if block in blocks] == blocks
 
 
 def test_without_a_memory_the_model_gets_none(train_step):
@@ -281,7 +282,7 @@ def read(evaluate, model=None, tokens=TOKENS, eval_segment=3, eval_mem_len=1, **
     ledger = model.model if isinstance(model, OpaqueReader) else model
     tokens = torch.as_tensor(tokens, dtype=torch.uint8)
 
-    def progress(items, label, total=None):
+    def progress(items, label, total=None, size=None):
         asked.append((label, total))
         return items
 

@@ -45,6 +45,7 @@ TABLE["distance_encoding"] = (
     ("clamp_len = 0 means no clamp, but here every distance became 0",
      (CLAMP, "    distance = distance.clamp(max=max(clamp_len, 0))\n")),
     ("a negative clamp_len means no clamp, as 0 does", ("clamp_len > 0", "clamp_len != 0")),
+    ("test_far_distances_are_exact", ("-1, -1, ", "-1, -1, dtype=torch.bfloat16, ")),
     ("test_R_is_on_the_device", (", device=device)", ")")),
 )
 TABLE["relative_attention"] = (
@@ -140,7 +141,16 @@ TABLE["sample_top_k"] = (
      ("best / temperature", "best * temperature")),
     ("the temperature has no effect: divide the logits by it before the softmax (after it, it "
      "cancels)", ("best / temperature", "best")),
+    ("test_no_seed_is_set", ("    best, tokens", "    torch.manual_seed(0)\n    best, tokens")),
+    ("test_no_seed_is_set",
+     ("generator=generator)", "generator=generator or torch.Generator().manual_seed(0))")),
+    ("test_without_a_generator_torch_s_own_is_used",
+     ("    best, tokens", "    generator = generator or torch.Generator()\n"
+      "    generator.seed()\n    best, tokens")),
     ("test_the_same_seed_samples_the_same_tokens", (", generator=generator)", ")")),
+    ("test_only_the_given_generator_is_used",
+     ("    best, tokens", "    if generator:\n        torch.manual_seed(torch.initial_seed())\n"
+      "    best, tokens")),
     ("test_tokens_are_int64",
      ("tokens.gather(-1, choice)", "tokens.gather(-1, choice).float()")),
     ("the logits are divided in place: make a new tensor",
@@ -164,6 +174,8 @@ TABLE["generate"] = (
      ("torch.cat(tokens, dim=1)", "torch.stack(tokens[1:], dim=1)")),
     ("for no tokens return a tensor (B, 0): torch.cat needs at least one tensor",
      ("[prompt[:, :0]]", "[]")),
+    ("test_generate_sets_no_seed",
+     ("    memory = None", "    torch.manual_seed(torch.initial_seed())\n    memory = None")),
     ("test_without_temperature_and_generator", ("temperature=1.0", "temperature=0.8")),
     ("test_top_k_is_40_or_the_whole_vocabulary",
      ("min(top_k, model.config.vocab_size)", "1 * top_k")),

@@ -45,6 +45,13 @@ TABLE["train_step"] = (
     ("you changed the old memory in place: a step without an update must still return it",
      ("    optimizer.step()\n", "    optimizer.step()\n    if memory:\n"
       f"        memory[0].copy_({MEMORY}[0])\n")),
+    ("test_only_the_last_micro_batch_synchronizes_gradients",  # the forward pass is outside
+     ("        with ranks.no_sync(model, last=lanes.stop == len(x)):\n"
+      "            with machine.autocast(recipe, x.device.type):  # bf16 products\n"
+      f"                losses, part_memory = {CALL}\n",
+      "        with machine.autocast(recipe, x.device.type):\n"
+      f"            losses, part_memory = {CALL}\n"
+      "        with ranks.no_sync(model, last=lanes.stop == len(x)):\n")),
     ("test_a_non_finite_step_also_returns_three_results", ("return loss, norm, memory", "return")),
     ("you return the new memory of a step without an update: return the old one",
      ("return loss, norm, memory", f"return loss, norm, {MEMORY}")),

@@ -89,7 +89,8 @@ def run(rule, function):
 
 def reset():
     """Set the same seed for every test, so that none depends on earlier ones."""
-    torch.default_generator.manual_seed(0)  # only the CPU's, which is a hundred times faster
+    # only the CPU's, which is a hundred times faster; no student writes this number
+    torch.default_generator.manual_seed(8_675_120_309_417)
 
 
 def sentence_of(rule):
