@@ -2,6 +2,7 @@
 rule is broken by a mistake, and unusual correct solutions pass.
 """
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -178,3 +179,17 @@ def test_a_difference_is_found_and_described(got, wanted, text):
     assert same([torch.nan, 1.0], [torch.nan, 1.0])
     with pytest.raises(Differs, match=re.escape(text)):
         same(got, wanted)
+
+
+@pytest.mark.parametrize("page", ["README.md", "tests/README.md"])
+def test_the_quoted_failure_and_rule_are_real(page):
+    """Each quoted line is in the message for a wrong row, or in the rule's source."""
+    wrong = next(mistake for mistake in mistakes.mistakes_for("rel_shift")
+                 if mistake.sentence.startswith("the rows went to the right"))
+    rule, message = judge("rel_shift", wrong.function())
+    quoted = re.findall(r"^ *(rel_shift: the rows.*?)\n(?:\n|```|hint)|^( *def test_row_i.*?)\n\n",
+                        (lessons.ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    known = " ".join((message + inspect.getsource(rule.function)).split())
+    lines = "\n".join(a + b for a, b in quoted).splitlines()
+    assert len(lines) >= 5
+    assert not [line for line in lines if " ".join(line.split(" ...")[0].split()) not in known]
