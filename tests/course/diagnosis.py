@@ -22,6 +22,7 @@ from course.rules import FAILURES, place_of, rules_of, run, sentence_of
 SECONDS = 5  # the limit for the comparison with all mistakes
 
 
+@cache
 def error_of(rule, function):
     """Run a rule, and return its error, or None if it holds.  Raises TimeoutError when the time
     for all comparisons is over."""
@@ -34,7 +35,6 @@ def error_of(rule, function):
     return None
 
 
-@cache
 def error_of_mistake(rule, mistake):
     """Return the error of a rule with this mistake in place of the exercise, or None."""
     return error_of(rule, mistake.function())
@@ -42,9 +42,9 @@ def error_of_mistake(rule, mistake):
 
 def alike(mine, theirs):
     """Return whether two errors have the same type and text; ANY in a mistake's result equals any
-    number.  All plain asserts are alike."""
-    if type(mine) is not type(theirs) or is_plain(mine):
-        return is_plain(mine) and is_plain(theirs)
+    number."""
+    if type(mine) is not type(theirs):
+        return False
     words = [re.findall(r"[^\s\[\]]+", str(error)) for error in (mine, theirs)]
     return len(words[0]) == len(words[1]) and all(
         a == b or b.startswith(str(mistakes.ANY)) for a, b in zip(*words))
@@ -53,9 +53,9 @@ def alike(mine, theirs):
 def misconception(rule, function, mine):
     """Return the sentence of the mistake with the same result as this function, or "".
 
-    A mistake does not fit if it breaks a rule that this function passes.  If several fit, the one
-    that agrees in most rules is chosen.  If the shipped function also breaks this rule, the lesson
-    was edited elsewhere, and no mistake fits.
+    A mistake does not fit if it breaks a rule that this function passes, or if it has another
+    result in most of the broken rules.  If several fit, the one that agrees most is chosen.  If the
+    shipped function also breaks this rule, the lesson was edited elsewhere, and no mistake fits.
     """
     shipped = mistakes.function_from(rule.exercise, solution(BY_NAME[rule.exercise]))
     if is_plain(mine) or isinstance(mine, WrongKind) or error_of(rule, shipped) is not None:
@@ -65,11 +65,18 @@ def misconception(rule, function, mine):
     if not found:
         return ""
     all_mine = [(other, error_of(other, function)) for other in rules_of(rule.exercise)]
-    found = [mistake for mistake in found if all(
-        error or not error_of_mistake(other, mistake) for other, error in all_mine)]
-    found.sort(key=lambda mistake: -sum(
-        alike(error, error_of_mistake(other, mistake)) for other, error in all_mine))
-    return found[0].sentence if found else ""
+
+    def agreement(mistake):
+        """Return the share of equal results in the rules that either function breaks."""
+        both = [(error, error_of_mistake(other, mistake)) for other, error in all_mine]
+        if any(theirs and not error for error, theirs in both):
+            return 0
+        broken = [alike(error, theirs) for error, theirs in both
+                  if error and not (is_plain(error) and is_plain(theirs))]
+        return sum(broken) / len(broken)
+
+    best = max(found, key=agreement)
+    return best.sentence if agreement(best) >= 0.5 else ""
 
 
 def is_plain(error):
@@ -89,6 +96,10 @@ def diagnose(rule, function, error):
                 sentence = misconception(rule, function, error)
         except TimeoutError:
             pass
+    if "rejected" in rule.name and isinstance(error, AssertionError):  # the function's own
+        sentence = "you use assert, which raises an AssertionError; use `if` and `raise ValueError`"
+    if isinstance(error, EOFError) or "reading from stdin" in str(error):
+        sentence = "you call input(): work with the arguments instead"
     lines = [sentence or asked]
     if isinstance(error, WrongKind):
         lines = [str(error)]
