@@ -67,13 +67,13 @@ def misconception(rule, function, mine):
     all_mine = [(other, error_of(other, function)) for other in rules_of(rule.exercise)]
 
     def agreement(mistake):
-        """Return the share of equal results in the rules that either function breaks."""
+        """Return the share of equal results, or 0 if only the mistake breaks some rule."""
         both = [(error, error_of_mistake(other, mistake)) for other, error in all_mine]
         if any(theirs and not error for error, theirs in both):
             return 0
         broken = [alike(error, theirs) for error, theirs in both
                   if error and not (is_plain(error) and is_plain(theirs))]
-        return sum(broken) / len(broken)
+        return sum(broken) / max(1, len(broken))
 
     best = max(found, key=agreement)
     return best.sentence if agreement(best) >= 0.5 else ""
