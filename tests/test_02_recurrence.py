@@ -121,8 +121,8 @@ def test_the_mask_is_on_the_device(causal_mask):
 # ---- exercise reach -----------------------------------------------------------------------------
 
 def test_one_layer(reach):
-    """In one layer, the last token of a segment sees T - 1 tokens back to the segment's start, and
-    the M tokens before that start."""
+    """One layer: the last token of a segment sees T - 1 tokens back to the segment's start, and the
+    M tokens before that start."""
     assert same(reach(N=1, T=5, M=10), 14)
 
 
