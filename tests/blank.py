@@ -32,7 +32,8 @@ WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
 # need the answers are in tests/course and say so
 EDITION = """*.py .gitignore LICENSE requirements.txt support/*.py training/*.py pretrained/*
     tests/conftest.py tests/helpers.py tests/blank.py tests/test_*.py
-    tests/course/diagnosis.py tests/course/exercises.py tests/course/lessons.py
+    tests/course/compare.py tests/course/diagnosis.py tests/course/exercises.py
+    tests/course/lessons.py
     tests/course/mistakes*.py tests/course/oracles.py tests/course/rules.py
     tests/course/stand_ins.py""".split()
 FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # PLAIN replaces FAST there
