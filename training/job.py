@@ -86,12 +86,11 @@ def read_corpus(recipe, data_dir, saved=None, similar=False):
 def find_checkpoint(path, resume):
     """Return the content of the checkpoint to resume from; None for a new run.
 
-    After a restart by torchrun its own run also resumes.  ValueError if a new run would overwrite
-    another one, or if there is none to resume.
+    ValueError if a new run would overwrite another one, or if there is none to resume.
     """
-    last, before, has_run = path / "checkpoint.pt", path / "previous.pt", any(path.glob("*.pt"))
-    if not resume and not (has_run and ranks.is_own_restart()):
-        if has_run:
+    last, before = path / "checkpoint.pt", path / "previous.pt"
+    if not resume:
+        if any(path.glob("*.pt")):
             raise ValueError(f"{path} holds a run already: resume it with --resume, or use another "
                              "folder with --out")
         return None
@@ -129,7 +128,6 @@ def open_job(path, make, resume=False):
                 raise ValueError(f"{path} is in use by another run: name another with --out")
             path.mkdir(parents=True)
             stack.enter_context(checkpoint.lock(path))
-        ranks.note_begin()
         job.log.open(job)
         stack.enter_context(job.log.file)
         yield job

@@ -19,13 +19,11 @@ if not os.environ.get("WORLD_SIZE", "1").isdigit():
     sys.exit(f"the variable WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, not a number: unset it")
 COUNT = int(os.environ.get("WORLD_SIZE", 1))
 RANK = int(os.environ.get("RANK", 0)) if COUNT > 1 else 0
-launch = None  # the store of torchrun, which is the same for all its restarts
 
 
 def join(device):
     """Connect to the other ranks; from here on only rank 0 prints.  ValueError if they are missing.
     """
-    global launch
     if COUNT == 1:
         return
     if device == "cuda":
@@ -34,21 +32,11 @@ def join(device):
             raise ValueError(f"there are {gpus} GPUs on this machine, so rank {gpu} here has none; "
                              f"start torchrun with --nproc-per-node={gpus}")
         torch.cuda.set_device(gpu)
-    patience = timedelta(minutes=2)  # until all are there
+    # nccl is for gradients, gloo for numbers on the CPU; ranks may have to wait for hours while rank
+    # 0 fetches a corpus or evaluates
     try:
-        # the store still has the addresses of ranks from before a restart, so each start uses
-        # keys with a prefix of its own
-        launch, *_ = next(dist.rendezvous("env://", timeout=patience))
-        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
-        store = dist.PrefixStore(f"start {restarts}", launch)
-        store.set(f"rank {RANK} is here", "")
-        store.wait([f"rank {other} is here" for other in range(COUNT)], patience)
-        # the others may have to wait for hours while rank 0 fetches a corpus or evaluates, and
-        # nccl (for gradients; gloo is for numbers on the CPU) uses the store in its first call
-        hours = timedelta(hours=2)
-        store.set_timeout(hours)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", store=store,
-                                rank=RANK, world_size=COUNT, timeout=hours)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+                                timeout=timedelta(hours=2))
     except RuntimeError as error:
         raise ValueError(f"the {COUNT} ranks cannot connect: {error}") from None
     if RANK > 0:
@@ -72,17 +60,6 @@ def end(status):
 def lost(error):
     """Return whether an error means that the connection to another rank broke."""
     return COUNT > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
-
-
-def note_begin():
-    """Record for restarts by this torchrun that its run has begun: it was not rejected."""
-    if launch and RANK == 0:
-        launch.set("the run has begun", "")
-
-
-def is_own_restart():
-    """Return whether an earlier start by this torchrun (--max-restarts) has begun the run."""
-    return launch is not None and launch.check(["the run has begun"])
 
 
 def my_lanes(B):

@@ -15,7 +15,7 @@ READMES = [ROOT / name for name in ("README.md", "training/README.md", "tests/RE
                                     "experiments/tuning.md", "pretrained/README.md",
                                     ".github/CONTRIBUTING.md")]
 # with the flags of torchrun and pip
-SOURCES = "--nnodes --nproc-per-node --max-restarts --shutdown-timeout --index-url" + "".join(
+SOURCES = "--nnodes --nproc-per-node --shutdown-timeout --index-url" + "".join(
     path.read_text(encoding="utf-8") for pattern in (
         "*.py", "training/*.py", "experiments/*.py", "tests/[bcg]*.py", "tests/system/[cf]*.py")
     for path in ROOT.glob(pattern))
