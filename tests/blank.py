@@ -29,11 +29,11 @@ from support.files import write_atomically
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
 # the content of the student edition: files that students open show no solution, and files that
 # need the answers are in tests/course and say so
-EDITION = """*.py .gitignore LICENSE requirements.txt support/*.py training/*.py pretrained/*
+EDITION = """*.py .gitignore LICENSE pytest.ini requirements.txt support/*.py training/*.py pretrained/*
     tests/conftest.py tests/helpers.py tests/blank.py tests/test_*.py
-    tests/course/diagnosis.py tests/course/exercises.py tests/course/lessons.py
-    tests/course/mistakes*.py tests/course/oracles.py tests/course/rules.py
-    tests/course/stand_ins.py""".split()
+    tests/course/__init__.py tests/course/diagnosis.py tests/course/exercises.py
+    tests/course/lessons.py tests/course/mistakes*.py tests/course/oracles.py
+    tests/course/rules.py tests/course/stand_ins.py""".split()
 FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # PLAIN replaces FAST there
 
 

@@ -1,6 +1,7 @@
 """A run that is killed at any write and resumed equals an uninterrupted run, bit for bit."""
 import os
 import shutil
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 import torch
 
 from system.kills import Killed, kill_at, runs_differ
-from system.small_runs import no_curve_and_no_flush, run, text, train
+from system.conftest import run
 from training.log import Log
 
+train = import_module("train")
 WRITES = [(os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "mkdir"), (torch, "save"),
           (Log, "line")]
 FLAGS = ["--steps", "6", "--eval-every", "4", "--segment", "16", "--dropout", "0.2", "--plain",

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from system.kills import differences, runs_differ
-from system.small_runs import TINY, again, no_curve_and_no_flush, text
+from system.conftest import TINY, again
 from training import checkpoint, log, presets, ranks
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
@@ -47,7 +47,7 @@ def on_ranks(count, tmp_path, act):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = get_context("forkserver")  # a clean process that imports this file once
-    context.set_forkserver_preload(["test_ranks"])
+    context.set_forkserver_preload([__name__])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # lets it find this file
         ensure_running()
@@ -218,7 +218,7 @@ def test_resuming_on_as_many_ranks_is_exact(count, how, statuses, step, text, tm
 KILLER = f"""
 import os, signal, sys
 sys.path[:] = {sys.path}
-from test_ranks import ranks, whole_run
+from {__name__} import ranks, whole_run
 kill_at = 9 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0
 ranks.end(whole_run(sys.argv[1:], kill_at, on_rank=1, number=signal.SIGKILL))
 """

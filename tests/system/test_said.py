@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from system.small_runs import no_curve_and_no_flush, run, text
+from system.conftest import run
 from training import checkpoint, fast, log, presets
 from training.job import State
 
