@@ -20,7 +20,7 @@ def project(tmp_path, monkeypatch):
     (root / "tests").mkdir(parents=True)
     (root / "tests" / "grade.py").touch()  # else it would be the student edition
     for file in LESSONS:
-        (root / f"{file}.py").write_text(lessons.pristine(file))
+        blank.write_whole(root / f"{file}.py", lessons.pristine(file))
     monkeypatch.setattr(blank, "ROOT", root)
     monkeypatch.chdir(tmp_path)
     return root
@@ -40,9 +40,9 @@ def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys):
     before = content_of(project)
     for exercise in EXERCISES:
         path = project / f"{exercise.file}.py"
-        old, _ = find(path.read_text(), exercise.function)
+        old, _ = find(path.read_bytes(), exercise.function)
         assert blank.main([exercise.name]) == 0
-        text, blanked = path.read_text(), content_of(project)
+        text, blanked = lessons.text_of(path), content_of(project)
         node, first = find(text, exercise.function)
         stub = " ".join(line.strip(" #") for line in text.splitlines()[first - 1:node.end_lineno])
         assert exercise.task in stub and max(map(len, text.splitlines())) <= 88
@@ -64,7 +64,7 @@ def test_an_attempt_is_never_destroyed(project, capsys):
     for i, act in enumerate((["rel_shift"], ["--undo", "rel_shift"])):
         blank.main(["rel_shift"])
         stub = blank.Lesson(BY_NAME["rel_shift"]).body
-        path.write_text(path.read_text().replace(stub, f"    return x + {i}\n"))
+        blank.write_whole(path, lessons.text_of(path).replace(stub, f"    return x + {i}\n"))
         assert blank.main(act) == 0
         assert "runs/attempts.txt" in capsys.readouterr().out
     assert path.read_bytes() == shipped, "the solution came back, not an attempt"

@@ -37,7 +37,7 @@ def test_the_edition_leaves_out_what_is_not_for_students(edition):
     assert not [name for name in found if re.search(
         r"^(experiments|figures)/|^tests/(maths|system|experiments|classroom|grade|README|teaching)"
         r"|course/(test_|right|plain_reader|answers)", name)]
-    assert (edition / blank.FAST).read_text() == (ROOT / blank.PLAIN).read_text()
+    assert (edition / blank.FAST).read_bytes() == (ROOT / blank.PLAIN).read_bytes()
 
 
 def squeezed(text):
@@ -62,7 +62,7 @@ def test_no_telling_line_of_a_solution_is_in_what_students_read(edition, exercis
 
 def test_its_readme_is_the_students_page(edition):
     """Every file that the page names exists, and the page names nothing for teachers."""
-    text = (edition / "README.md").read_text()
+    text = (edition / "README.md").read_text(encoding="utf-8")
     for path in re.findall(r"[\w./]+\.(?:py|txt|md)\b|\b(?:tests|support|training)/[\w/]*", text):
         assert (edition / path).exists() or (edition / "tests" / path).exists(), path
     assert "pip install" in text and "grade.py" not in text and "experiments" not in text
@@ -74,7 +74,8 @@ def run(folder, *command, **environment):
     """Run python with these arguments -> (exit status, its output in one line, its last line)."""
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, text=True, timeout=600, capture_output=True,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment})
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+             **environment})
     out = done.stdout + done.stderr
     assert "Traceback" not in out
     return done.returncode, " ".join(out.split()), out.strip().splitlines()[-1]
@@ -86,9 +87,9 @@ def pytest_in(folder, *flags, **environment):
 
 def edit(path, old, new):
     """Replace a text that occurs once in the file."""
-    text = path.read_text()
+    text = lessons.text_of(path)
     assert text.count(old) == 1, old
-    path.write_text(text.replace(old, new))
+    blank.write_whole(path, text.replace(old, new))
 
 
 def solve(folder, name, old="", new=""):
@@ -96,8 +97,8 @@ def solve(folder, name, old="", new=""):
     exercise = BY_NAME[name]
     lesson = blank.Lesson(exercise, folder / f"{exercise.file}.py")
     body = lessons.solution(exercise).split(":\n", 1)[1].replace(old, new)
-    lesson.path.write_text(lesson.before + textwrap.indent(textwrap.dedent(body), lesson.indent)
-                           + lesson.after)
+    body = textwrap.indent(textwrap.dedent(body), lesson.indent)
+    blank.write_whole(lesson.path, lesson.before + body + lesson.after)
 
 
 def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
@@ -195,7 +196,7 @@ def test_xl_code_judges_the_files_of_somebody_else(tmp_path):
     project, theirs, other = copy_of_project(tmp_path), tmp_path / "anna", tmp_path / "tmp"
     theirs.mkdir(), other.mkdir()
     for file in ("02_recurrence", "04_rel_shift"):
-        (theirs / f"{file}.py").write_text(ROAMS + lessons.pristine(file))
+        blank.write_whole(theirs / f"{file}.py", ROAMS + lessons.pristine(file))
     edit(theirs / "02_recurrence.py", "    j = torch", "    while True: pass\n    j = torch")
     roams = textwrap.indent(ROAMS, "    ")
     edit(theirs / "02_recurrence.py", "    joined = ", f"{roams}    joined = ")

@@ -61,8 +61,8 @@ def test_words_follow_the_official_rule(tmp_path):
     """
     corpus, every = words(tmp_path, *(strange_text(seed).encode() for seed in range(3))), []
     for name in ("train", "valid", "test"):
-        wanted = [word for line in open(tmp_path / name, encoding="utf-8")
-                  for word in (*line.strip().split(), "<eos>")]
+        with open(tmp_path / name, encoding="utf-8") as file:
+            wanted = [word for line in file for word in (*line.strip().split(), "<eos>")]
         assert [corpus.vocab[i] for i in getattr(corpus, name).tolist()] == wanted
         every += wanted
     counts = Counter(every)
