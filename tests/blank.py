@@ -20,17 +20,16 @@ import textwrap
 import zipfile
 from pathlib import Path
 
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # support/ is there
 from course import lessons
 from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
-
-sys.path.insert(1, str(ROOT))  # support/ is there
 from support.files import write_atomically
 
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
 # the content of the student edition: files that students open show no solution, and files that
 # need the answers are in tests/course and say so
-EDITION = """*.py .gitignore LICENSE pytest.ini requirements.txt support/*.py training/*.py pretrained/*
-    tests/conftest.py tests/helpers.py tests/blank.py tests/test_*.py
+EDITION = """*.py .gitignore LICENSE pytest.ini requirements.txt support/*.py training/*.py
+    pretrained/* tests/conftest.py tests/helpers.py tests/blank.py tests/test_*.py
     tests/course/__init__.py tests/course/diagnosis.py tests/course/exercises.py
     tests/course/lessons.py tests/course/mistakes*.py tests/course/oracles.py
     tests/course/rules.py tests/course/stand_ins.py""".split()
@@ -118,6 +117,12 @@ def is_student_edition():
     return not (ROOT / "tests" / "grade.py").exists()
 
 
+def drop_kept(kept, path):
+    """Delete the kept text of a lesson that is equal to it."""
+    if kept.exists() and lessons.text_of(kept) == lessons.text_of(path):
+        kept.unlink()
+
+
 def blank(name):
     """Replace the body of an exercise with its task."""
     exercise = exercise_called(name)
@@ -125,9 +130,14 @@ def blank(name):
     if lesson.is_blank():
         print(f"{exercise.name} is blank already, in {lesson.path.name}")
     else:
-        if not kept.exists() and not is_student_edition():
-            lessons.keep_pristine(exercise.file, ROOT)
-        lesson.write(lesson.stub())
+        is_first = not kept.exists() and not is_student_edition()
+        try:
+            if is_first:
+                lessons.keep_pristine(exercise.file, ROOT)
+            lesson.write(lesson.stub())
+        finally:  # if the disk is full, the lesson is not blank
+            if is_first:
+                drop_kept(kept, lesson.path)
         print(f"{exercise.function} in {lesson.path.name} is blank now: {exercise.idea}")
     print(f"write it (about {exercise.lines} lines), then run:  pytest -k {exercise.name}")
 
@@ -140,8 +150,7 @@ def undo(name):
         why = "this is the student edition" if is_student_edition() else "it was not blanked here"
         raise ValueError(f"{exercise.name}: {why}, so there is nothing to restore")
     lesson.write(Lesson(exercise, kept).body)
-    if lessons.text_of(kept) == lessons.text_of(lesson.path):
-        kept.unlink()
+    drop_kept(kept, lesson.path)
     print(f"{exercise.function} in {lesson.path.name} is as it was before it was blanked")
 
 

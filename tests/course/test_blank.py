@@ -85,14 +85,25 @@ def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
 
 
 def test_a_full_disk_loses_nothing(project, capsys, monkeypatch):
-    """The lesson is always complete, and an edition that cannot be finished leaves no files."""
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
+    """A failed blank leaves no files, whichever flush fails, and --undo works after a later one.
+    The lesson is always complete, and an edition that cannot be finished leaves no files."""
+    flush, left = os.fsync, [0]
 
-    before = (project / "04_rel_shift.py").read_bytes()
+    def full(number):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        flush(number)
+
+    (project / "tests/course/pristine").mkdir(parents=True)
+    before = content_of(project)
     monkeypatch.setattr(os, "fsync", full)
-    assert "No space left" in failure(capsys, "rel_shift")
-    assert (project / "04_rel_shift.py").read_bytes() == before
-    assert not list(project.rglob("*.part"))
+    for left[0] in range(3):  # of the kept text, its folder and the lesson
+        assert "No space left" in failure(capsys, "rel_shift")
+        assert content_of(project) == before
+    left[0] = 9
+    assert blank.main(["rel_shift"]) == blank.main(["--undo", "rel_shift"]) == 0
+    assert content_of(project) == before
+    left[0] = 0
     assert "No such file" in failure(capsys, "--all", "students")
     assert [path.name for path in Path().iterdir()] == ["project"]
