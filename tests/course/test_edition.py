@@ -1,6 +1,7 @@
 """Test the student edition: it reveals no solution by accident, and its messages are correct."""
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -101,9 +102,21 @@ def solve(folder, name, old="", new=""):
     blank.write_whole(lesson.path, lesson.before + body + lesson.after)
 
 
+OF_A_PARENT = "[pytest]\naddopts = --collect-only\npython_files = mine_*.py\n"
+RERUNS = """from _pytest.runner import runtestprotocol
+def pytest_runtest_protocol(item, nextitem):
+    runtestprotocol(item, log=False, nextitem=nextitem)
+    item._initrequest()
+"""
+
+
 def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
     """A broken rule shows the values that it compared, but no mistake is identified.  The other
-    exercises are solved."""
+    exercises are solved.  Settings of the parent folder, modules with the names of ours, a plugin
+    that runs each test twice, and pytest in a subfolder change no result."""
+    (tmp_path / "pytest.ini").write_text(OF_A_PARENT)
+    (tmp_path / "course.py").write_text("raise SystemExit('the wrong file')\n")
+    (tmp_path / "reruns.py").write_text(RERUNS)
     folder = tmp_path / "exam"
     assert blank.main(["--all", str(folder), "--exam", "--only", "layer, reach"]) == 0
     assert not list(folder.rglob("pristine")) + list(folder.rglob("mistakes_*"))
@@ -111,14 +124,24 @@ def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
         lesson = blank.Lesson(BY_NAME[name], folder / f"{BY_NAME[name].file}.py")
         assert lesson.is_blank() == (name in ("layer", "reach"))
     solve(folder, "reach", "return T - 1 - token", "return T - token")
-    status, out, _ = pytest_in(folder, "-k", "reach")
+    shutil.copy(tmp_path / "course.py", folder)
+    status, out, _ = pytest_in(folder / "tests" / "course", "..", "-k", "reach", "-p", "reruns",
+                               "--import-mode=importlib", PYTHONPATH=str(tmp_path))
     assert status == 1 and "reach: One layer: the last token" in out and "expected got" in out
     assert run(folder, "tests/blank.py", "reach")[0] == 0
     assert not list(folder.rglob("pristine")), "an attempt is not a solution"
     assert "return T - token" in (folder / "runs" / "attempts.txt").read_text()
     edit(folder / "02_recurrence.py", "def reach(N, T, M):", "def reach(N, T, M)")
-    status, _, last = pytest_in(folder)
+    status, _, last = pytest_in(folder / "tests" / "course")
     assert status == 4 and last.startswith("ERROR: 02_recurrence.py, line")
+    for flag in ("-O", "-OO"):
+        status, out, last = run(folder, flag, "tests/blank.py", "--list")
+        assert status == 1 and out == last and "run python without -O" in last
+
+
+def test_no_test_is_named_by_an_address(request):
+    """With several processes, as with pytest -n, each must find the same names."""
+    assert not [item for item in request.session.items if " at 0x" in item.nodeid]
 
 
 @pytest.mark.slow
@@ -195,6 +218,7 @@ def test_xl_code_judges_the_files_of_somebody_else(tmp_path):
     called, does not change the project or its surroundings."""
     project, theirs, other = copy_of_project(tmp_path), tmp_path / "anna", tmp_path / "tmp"
     theirs.mkdir(), other.mkdir()
+    (tmp_path / "pytest.ini").write_text(OF_A_PARENT)
     for file in ("02_recurrence", "04_rel_shift"):
         blank.write_whole(theirs / f"{file}.py", ROAMS + lessons.pristine(file))
     edit(theirs / "02_recurrence.py", "    j = torch", "    while True: pass\n    j = torch")
