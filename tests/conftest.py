@@ -150,7 +150,7 @@ def pytest_sessionfinish(session):
     yield  # the summary of pytest
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if session.config.option.collectonly or session.exitstatus == pytest.ExitCode.INTERRUPTED or (
-            session.items and not any(map(exercise_of, session.items))):
+            session.items and not any(map(exercise_of, session.items))) or reporter is None:
         return  # no exercise is judged after Ctrl-C: it may be an endless loop
     lines = [f"code under test: {path}" for path in lessons.under_test.values() if XL_CODE]
     if only_rules.cache_info().currsize and only_rules():  # called only if there are other tests
