@@ -1,13 +1,16 @@
 """Test blank.py in this process on a copy of the lessons: it never loses a student's work."""
 import ast
+import json
 import os
+import re
+import zipfile
 from pathlib import Path
 
 import pytest
 
 import blank
 from course import lessons
-from course.exercises import BY_NAME, EXERCISES, LESSONS, find
+from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
 from helpers import content_of
 
 pytestmark = pytest.mark.usefixtures("needs_shipped_solutions")
@@ -70,6 +73,22 @@ def test_an_attempt_is_never_destroyed(project, capsys):
     assert path.read_bytes() == shipped, "the solution came back, not an attempt"
     assert (project / "runs" / "attempts.txt").read_text() == (
         "rel_shift\n    return x + 0\nrel_shift\n    return x + 1\n")
+
+
+def test_colabs_notebook_packs_what_the_student_wrote(project, capsys):
+    """Its cells run from top to bottom.  The student wrote nothing, and all but one exercise hold
+    the shipped solution, so --submit lists these."""
+    cells = json.loads((ROOT / "tests/classroom/colab.ipynb").read_bytes())["cells"]
+    code = "".join(line for cell in cells if cell["cell_type"] == "code"
+                   for line in [*cell["source"], "\n"])
+    for command in re.findall(r"^!python tests/blank.py (.*)$", code, re.MULTILINE):
+        assert blank.main(command.split()) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    ours = ", ".join(name for name in BY_NAME if name != "reach")
+    assert said.endswith(f"{len(EXERCISES) - 1} of {len(EXERCISES)} exercises hold the shipped "
+                         f"solution or were never blanked here: {ours}")
+    with zipfile.ZipFile("me.zip") as archive:
+        assert b"reach is blank" in archive.read("02_recurrence.py")
 
 
 def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
