@@ -27,7 +27,7 @@ from course.exercises import BY_NAME, EXERCISES, LESSONS
 from course.rules import exercise_of
 
 XL_CODE = os.environ.get("XL_CODE")
-first_failures = {}  # exercise -> the pytest item of its first broken rule
+first_failures = {}  # exercise -> pytest's item of its first broken rule
 
 
 def pytest_addoption(parser, pluginmanager):
@@ -72,8 +72,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Let -m rule and -k select rules, and leave out those of exercises that are not tested.  Leave
-    out all other tests if only rules run."""
+    """Let -m rule and -k select rules, and leave out what is not tested."""
     names = {exercise.name for exercise in rules.counted()} & set(chosen(config) or BY_NAME)
     kept = []
     for item in items:
@@ -94,8 +93,7 @@ def same_random_numbers():
 
 @pytest.fixture
 def needs_shipped_solutions():
-    """Skip tests that compare bits or words with the shipped solutions: other correct ones may
-    round differently or print other words."""
+    """Skip a test of bits or words, because another correct solution may round or print others."""
     if lessons.in_work():
         pytest.skip("compares with the shipped solutions: blank.py --undo restores them")
 

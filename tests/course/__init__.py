@@ -2,5 +2,4 @@
 import sys
 
 if not __debug__:
-    sys.exit("assertions are off, so nothing can be judged: run python without -O, and unset "
-             "PYTHONOPTIMIZE")
+    sys.exit("without assertions nothing can be judged: run python without -O or PYTHONOPTIMIZE")

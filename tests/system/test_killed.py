@@ -1,7 +1,6 @@
 """A run that is killed at any write and resumed equals an uninterrupted run, bit for bit."""
 import os
 import shutil
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from system.kills import Killed, kill_at, runs_differ
 from system.conftest import run
 from training.log import Log
 
-train = import_module("train")
 WRITES = [(os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "mkdir"), (torch, "save"),
           (Log, "line")]
 FLAGS = ["--steps", "6", "--eval-every", "4", "--segment", "16", "--dropout", "0.2", "--plain",
@@ -38,9 +36,9 @@ def test_killed_at_any_write_and_resumed(seconds, stride, text, tmp_path, monkey
     written, and the newest checkpoint may be damaged.  The text restarts within the run, which is
     saved every two steps, around a validation, and at the end.
     """
-    monkeypatch.setattr(train, "finish", lambda job, flags: None)  # is slow and writes nothing
+    monkeypatch.setattr("train.finish", lambda job, flags: None)  # is slow and writes nothing
     clock = count(step=seconds)  # for steps and validations; one of 4 seconds is saved afterwards
-    monkeypatch.setattr(train.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr("train.time.perf_counter", lambda: next(clock))
     flags = [*FLAGS, "--save-minutes", f"{1.5 * seconds / 60}"]
     whole = tmp_path / "whole"
     assert run(text, whole, *flags) == 0

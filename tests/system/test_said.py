@@ -55,8 +55,7 @@ draw = log.draw  # no_curve_and_no_flush replaces log.draw for the runs below
 
 def test_the_curve_shows_both_losses_over_the_tokens(tmp_path, monkeypatch):
     """The folder may have any name: $ starts a formula in a title, and fonts lack many signs."""
-    name = os.fsdecode("$\\frac$ 記憶".encode())  # as a locale without these signs reads it
-    path, drawn = tmp_path / name / "metrics.tsv", []
+    path, drawn = tmp_path / os.fsdecode("$\\frac$ 記憶".encode()) / "metrics.tsv", []
     path.parent.mkdir()
     path.write_text("# python train.py\nstep\n10\t1000000\t5\t0.1\t1\t3.5\t4\t0\t\n"
                     "20\t2000000\t9\t\t\t\t\t\t3.25\n30\t3000000\t9\t0.1\t1\t2.5\t4\t0\t\n")
