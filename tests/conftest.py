@@ -65,10 +65,11 @@ def only_rules():
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Ignore files that are not needed, because a blank lesson may make their import fail."""
+    """Ignore what has no rules, because a blank or broken lesson may make its import fail."""
     files = {BY_NAME[name].test_file for name in chosen(config) or BY_NAME}
-    is_other = collection_path.name.startswith("test_") and collection_path.stem not in files
-    return True if is_other and (chosen(config) or only_rules()) else None  # pytest decides
+    is_other = collection_path.stem not in files and (
+        chosen(config) or collection_path.name.startswith("test_") and only_rules())
+    return True if is_other else None  # pytest decides
 
 
 def pytest_collection_modifyitems(config, items):
