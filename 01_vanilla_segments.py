@@ -23,13 +23,13 @@ feed-forward network.  Losses are in nats; bits = nats / ln 2.
 import math
 from pathlib import Path
 
+from support.corpora import load
+from support.progress import progress
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-
-from support.corpora import load
-from support.progress import progress
 
 RUNS = Path(__file__).resolve().parent / "runs"  # where figures go
 TRAIN, VALID = 518_000, 200_000  # bytes to train on (enough for 500 steps), to evaluate
@@ -266,7 +266,7 @@ def main():
 if __name__ == "__main__":
     main()
 
-# Ask yourself (answers: tests/course/answers.md, which your teacher has)
+# Ask yourself (answers: tests/course/answers.md; not in a student edition)
 #   1. Why does the loss fall within a segment, although all positions share weights?
 #   2. Position 0 predicts from one byte.  Could it beat a table of byte-pair counts?
 # Change and watch

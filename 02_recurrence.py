@@ -40,11 +40,11 @@ the code adds to lesson 1's.
 import math
 from importlib import import_module
 
+from support.progress import progress
+
 import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
-
-from support.progress import progress
 
 lesson_1 = import_module("01_vanilla_segments")  # `import` takes no leading digit
 BUDGET = lesson_1.BUDGET
@@ -285,7 +285,7 @@ def main():
 if __name__ == "__main__":
     main()
 
-# Ask yourself (answers: tests/course/answers.md, which your teacher has)
+# Ask yourself (answers: tests/course/answers.md; not in a student edition)
 #   1. Why does a layer cache its input, and not its output?
 #   2. Gradients stop at the boundary.  How can W_k and W_v learn to use the memory?
 #   3. Could a two-layer model detect the swap at position j?  By which hidden states?

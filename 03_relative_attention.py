@@ -23,7 +23,7 @@ formulas vectors are columns; in lesson 2 and in code they are rows):
   * U_j, the key's position, becomes R_(i-j), its distance, again as a fixed sinusoid.
     Content and distance are projected separately: now k_j = W_kE E_j; W_kR is new.
   * W_q U_i, the query's own position, is replaced by a vector that each head learns
-    for all queries: u in (c), v in (d).  Higher layers have h in place of E, and R.
+    for all queries: u in (c), v in (d).  Higher layers use h instead of E; R stays.
 
 In code i indexes the segment's queries, j all keys: query i is key m + i, and the
 distance is m + i - j.  For T = 3 queries, m = 2 memory keys (a dot: the future):
@@ -40,12 +40,12 @@ New letters, the paper's:  R (K, D), where row n encodes distance n; W_kE, W_kR,
 import math
 from importlib import import_module
 
+from support.corpora import decode
+
 import numpy as np
 import torch
 import torch.nn as nn
 from matplotlib.figure import Figure
-
-from support.corpora import decode
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_2 = import_module("02_recurrence")
@@ -261,7 +261,7 @@ def main():
 if __name__ == "__main__":
     main()
 
-# Ask yourself (answers: tests/course/answers.md, which your teacher has)
+# Ask yourself (answers: tests/course/answers.md; not in a student edition)
 #   1. Which terms change if only the query's token changes?  Which if only the key's?
 #   2. How does row i of term (d) relate to row i + 1?
 # Change and watch

@@ -41,11 +41,11 @@ K - 1 (in lesson 3 distance 0).  The score is still a matrix of T * K elements.
 import timeit
 from importlib import import_module
 
+from support.progress import progress
+
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-
-from support.progress import progress
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_2 = import_module("02_recurrence")
@@ -224,7 +224,7 @@ def main():
 if __name__ == "__main__":
     main()
 
-# Ask yourself (answers: tests/course/answers.md, which your teacher has)
+# Ask yourself (answers: tests/course/answers.md; not in a student edition)
 #   1. For T = 1 the shift does nothing.  Why is that correct?
 #   2. Why must distances descend along the keys?  Try the drawing with ascending ones.
 #   3. With T = 4 and m = 2: how many cells are leftovers, and does m change that?
@@ -243,7 +243,7 @@ if __name__ == "__main__":
 #     loops = gather = pad-reshape-drop, bit for bit: 16 of 16 shapes
 #     scores by the shift against lesson 3's: 2e-15
 #     untrained model, bits per byte: 6.873414 for all pairs, 6.873414 by the shift
-# This is rounding error: the shift is a faster way to the same score, and so to the
+# 2e-15 is rounding error: the shift is a faster way to the same score, and so to the
 # same loss, before training and after it.
 #
 #     distance vectors to project; time of a forward and backward pass:

@@ -35,14 +35,14 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
+from support import validate
+from support.adaptive_softmax import AdaptiveSoftmax, float32_at_least
+from support.corpora import decode, encode, load, with_vocabulary
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-
-from support import validate
-from support.adaptive_softmax import AdaptiveSoftmax, float32_at_least
-from support.corpora import decode, encode, load, with_vocabulary
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_2 = import_module("02_recurrence")
@@ -353,15 +353,15 @@ def main():
 if __name__ == "__main__":
     main()
 
-# Ask yourself (answers: tests/course/answers.md, which your teacher has)
-#   1. Why are R and the mask made once for all layers, but the memory for each?
+# Ask yourself (answers: tests/course/answers.md; not in a student edition)
+#   1. Why are R and the mask computed once for all layers, but a memory for each?
 #   2. With same_length, T = 96 and M = 16: how many keys does query 90 see, and which?
 #   3. What would go wrong if generate passed the whole text again in each call?
 # Change and watch
 #   1. Give each query one key fewer with same_length: which printed lines change?
 #   2. Replace h[:, :0] with h.new_zeros(len(h), c.mem_len, c.d_model).
 #      Which case of show_effect_of_segment_length is no longer rounding error?
-#   3. Clamp at 127 instead of 383: what does the loss at M = 1024 tell about distances?
+#   3. Clamp at 127 instead of 383: what does the loss at M = 1024 tell you about them?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
 #     losses with T = 4, 16 and 96 differ from those with T = 1 by up to

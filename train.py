@@ -18,19 +18,16 @@ In this file `recipe` holds the data and training settings, `config` the model's
 rank is one of several processes that train one model together, one per GPU.
 """
 import math
-import os
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 
-# let idle threads sleep instead of spinning; torch reads this on import
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+from support import corpora
+from support.progress import progress
 
 import torch
 
-from support import corpora
-from support.progress import progress
 from training import checkpoint, estimate, fast, log, machine, ranks
 from training.flags import (
     adapt_to_vocabulary, choose_folder, choose_model, exit_status, find_folder, parse,
@@ -196,7 +193,7 @@ def fit(job):
     (wrapped, with several ranks), job.reader for evaluation (None: no validation).
     """
     recipe, state = job.recipe, job.state
-    with Stop() as stop:  # Ctrl-C and SIGTERM wait for the end of a step
+    with Stop() as stop:  # Ctrl-C, SIGTERM and SIGHUP wait for the end of a step
         while True:
             validate_and_save(job, stop)
             done = fraction_done(recipe, state)
@@ -212,7 +209,7 @@ def fit(job):
             loss, norm, state.memory = train_step(
                 job.learner, job.optimizer, x, y, state.memory, recipe)
             # all ranks use the slowest rank's time, and stop after the same step
-            seconds = stop.agree(time.perf_counter() - start)
+            seconds = job.without_pause(stop.agree(time.perf_counter() - start))
             state.record_step(x, math.isfinite(loss + norm), seconds)
             done = fraction_done(recipe, state)
             job.log.training(state, recipe, rate, loss, norm, done)
@@ -242,7 +239,7 @@ def train(flags, device):
                   flags.resume) as job:
         if number := fit(job):
             print(f"\nstopped after step {job.state.step:,}, saved; continue with\n"
-                  f"  python train.py --resume --out {path}")
+                  f"  python train.py --resume --out {log.quote(str(path))}")
             return 128 + number
         finish(job, flags)
     return 0
@@ -280,6 +277,8 @@ def evaluate_or_sample(flags, device):
     name, _, typed = choose_model(flags, device)
     saved = checkpoint.to_evaluate(find_folder(flags, name, typed))
     recipe = restore_recipe(flags, saved)
+    if flags.eval_only or "text" in flags.typed:  # ValueError if the run's was another
+        corpus = read_corpus(recipe, flags.data_dir, saved, similar=True)
     reader = fast.prepare(load_model(saved, device), recipe.plain)
     print(f"{saved.path}: step {saved['state']['step']:,}")
     if flags.sample is not None:
@@ -287,7 +286,6 @@ def evaluate_or_sample(flags, device):
         tokens = torch.cat([prompt, sample(reader, prompt, recipe, flags)])
         print(corpora.decode(tokens, saved["vocab"]))
     if flags.eval_only:
-        corpus = read_corpus(recipe, flags.data_dir, saved, similar=True)
         dtype = machine.choose_dtype(recipe, reader.config, device)
         recipe = replace(recipe, dtype=dtype)
         print(test_line(reader, corpus, recipe))

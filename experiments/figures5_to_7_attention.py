@@ -1,4 +1,4 @@
-"""Figures 5, 6 and 7 of the paper (appendix D): where a trained model looks, and what makes it.
+"""Figures 5 to 7 of the paper (appendix D): where a model attends, and which terms cause it.
 
 A query's attention is a probability for each of the M + 1 keys that it sees, at the distances 0
 (itself) to M.  The average over many queries says how far back a head looks.

@@ -2,8 +2,8 @@
 
     python experiments/official_weights.py model.bin --model wt103-large
 
-A model is the published one if the published weights give the published number.  The official code
-(and its port to `transformers`, now retired, with the prefix `transformer.`) has other names:
+Our model is the published one if the published weights reach the published score.  The official
+code (and its port to `transformers`, now retired, with the prefix `transformer.`) has other names:
 
     theirs                                        ours
     layers.n.dec_attn.qkv_net.weight (3 HC, D)    W_q, W_kE, W_v

@@ -1,4 +1,4 @@
-"""Tables 6, 7 and 10 of the paper: what recurrence, encoding and loss are worth.
+"""Tables 6, 7 and 10 of the paper: the effects of recurrence, encoding and loss.
 
     table 6     nine models of the same width and depth, on text with long dependencies
     table 7     three of them on text without: its lines shuffled (the paper: One Billion Word), so

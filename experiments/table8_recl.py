@@ -1,8 +1,8 @@
 """Table 8 of the paper, figures 3 and 4: how long is the context that a model makes use of?
 
-Where the loss stops falling is unfair to a model that is good with few tokens already.  The
-relative effective context length, RECL (section 4.3, appendix C), measures each model of a group
-against the best of the group at the shorter context, where that is worst.
+The point where the loss stops falling is an unfair measure for a model that is already good with
+few tokens.  The relative effective context length, RECL (section 4.3, appendix C), measures each
+model of a group against the best of the group at the shorter context, where that is worst.
 With l_i(c, t) = -ln p_i(x_t | the c tokens before), in nats:
 
     b(c, t)    = min_i l_i(c, t)                          the best model's loss at context c

@@ -1,1 +1,11 @@
-"""Parts that the lessons use but do not teach: text, adaptive softmax, checks, progress."""
+"""Parts that the lessons use but do not teach; to import them first prepares the process."""
+import os
+import sys
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # torch's idle threads sleep and do not spin
+os.environ.pop("MPLBACKEND", None)  # a notebook's may be missing here; we only write files
+sys.excepthook = lambda kind, *rest: (  # Ctrl-C prints no traceback, even during an import
+    sys.stderr.write("stopped\n") if kind is KeyboardInterrupt else sys.__excepthook__(kind, *rest))
+sys.stdout, sys.stderr = (z or open(os.devnull, "w") for z in (sys.stdout, sys.stderr))  # >&-
+if hasattr(sys.stdout, "reconfigure"):  # a notebook's stream has no such method
+    sys.stdout.reconfigure(errors="replace")  # for symbols that the terminal lacks

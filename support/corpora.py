@@ -94,7 +94,7 @@ def read(name, root):
     if Path(name).is_file():
         return split(Path(name).read_bytes(), Path(name).name), Path(name).name
     if Path(name).is_absolute():  # as --text gives it
-        raise ValueError(f"there is no file {name}")
+        raise ValueError(f"there is no file {name} (a folder or a pipe must be saved as a file)")
     known = ["stdlib", *SOURCES, "copies"]
     raise ValueError(f"{name!r} is neither a file that exists nor one of {', '.join(known)}"
                      f"{validate.did_you_mean(name, known)}")

@@ -13,7 +13,7 @@ def write_atomically(path, fill, mode="wb", backup=None):
     temporary = Path(f"{path}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with open(temporary, mode) as file:
+        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())  # the content is on the disk before the name is

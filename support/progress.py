@@ -11,7 +11,7 @@ def progress(items, label, total=None, size=None):
     printed in MB.  A file or a pipe, where no line can be overwritten, gets one every ten seconds.
     With several processes (torchrun) only rank 0 prints.
     """
-    terminal = sys.stderr.isatty()
+    terminal = getattr(sys.stderr, "isatty", bool)()  # False if the stream has no isatty
     every = 0.5 if terminal else 10
     shown, done, line = time.monotonic(), 0, ""
     try:

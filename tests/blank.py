@@ -12,6 +12,7 @@ Nothing is ever lost: a lesson is copied to tests/course/pristine before its fir
 attempt of yours is appended to runs/attempts.txt before it is overwritten.  Git is not needed.
 """
 import argparse
+import ast
 import difflib
 import shutil
 import sys
@@ -30,9 +31,9 @@ WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
 # need the answers are in tests/course and say so
 EDITION = """*.py .gitignore LICENSE pytest.ini requirements.txt support/*.py training/*.py
     pretrained/* tests/conftest.py tests/helpers.py tests/blank.py tests/test_*.py
-    tests/course/__init__.py tests/course/diagnosis.py tests/course/exercises.py
-    tests/course/lessons.py tests/course/mistakes*.py tests/course/oracles.py
-    tests/course/rules.py tests/course/stand_ins.py""".split()
+    tests/course/__init__.py tests/course/compare.py tests/course/diagnosis.py
+    tests/course/exercises.py tests/course/lessons.py tests/course/mistakes*.py
+    tests/course/oracles.py tests/course/rules.py tests/course/stand_ins.py""".split()
 FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # PLAIN replaces FAST there
 
 
@@ -180,10 +181,16 @@ def shipped_exercises():
 
 
 def submit(name):
-    """Pack the lesson files of this folder into NAME.zip, which grade.py reads."""
+    """Pack the lesson files of this folder into NAME.zip, which grade.py reads.  Raises ValueError
+    if one of them imports a file that would be missing there."""
     path = Path(f"{name}.zip")
     if path.exists():
         raise ValueError(f"{path} is there already; move it away, or take another name")
+    known = {*sys.stdlib_module_names, *LESSONS, *"numpy torch matplotlib support training".split()}
+    for file in LESSONS:
+        if unknown := imports_of(ROOT / f"{file}.py") - known:
+            raise ValueError(f"{file}.py imports {min(unknown)}, which is neither in the archive "
+                             "nor in the course; move its code into the lesson")
 
     def pack(target):
         with zipfile.ZipFile(target, "w") as archive:
@@ -195,6 +202,21 @@ def submit(name):
     if ours := [] if is_student_edition() else shipped_exercises():
         print(*textwrap.wrap(f"{len(ours)} of {len(EXERCISES)} exercises hold the shipped solution "
                              f"or were never blanked here: {', '.join(ours)}", WIDTH), sep="\n")
+
+
+def imports_of(path):
+    """Return the names of the modules that a lesson imports; none if it has a syntax error."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError) as error:
+        print(f"{lessons.sentence(error, path)}; so this lesson gets no points")
+        return set()
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "." for node in nodes if isinstance(node, ast.ImportFrom)]
+    names += [given.value for node in nodes if isinstance(node, ast.Call)
+              and "import_module" in ast.unparse(node.func)
+              for given in node.args[:1] if isinstance(given, ast.Constant)]
+    return {name.split(".")[0] for name in names}
 
 
 def write_edition(folder, exam, blank_ones):

@@ -153,8 +153,8 @@ def pytest_sessionfinish(session):
         return  # no exercise is judged after Ctrl-C: it may be an endless loop
     lines = [f"code under test: {path}" for path in lessons.under_test.values() if XL_CODE]
     if only_rules.cache_info().currsize and only_rules():  # called only if there are other tests
-        lines.append("only rules ran: the other tests follow when all exercises in this folder "
-                     "are solved")
+        lines.append("only rules ran" + (": the other tests follow when all exercises in this "
+                                         "folder are solved") * (not XL_CODE))
     for word in session.config.option.keyword.split() if not session.items else ():
         if word not in BY_NAME and (close := difflib.get_close_matches(word, BY_NAME, 1, 0.5)):
             lines.append(f"no exercise is called {word}; did you mean {close[0]}?")

@@ -5,14 +5,12 @@
     python tests/grade.py submissions/ --csv grades.csv    also a file, with all sentences
     python tests/grade.py anna/ --gradescope results.json  one student, in Gradescope's form
 
-submissions/ contains one folder per student, with lesson files or with the archive that blank.py
---submit packs, or one such archive per student.  It may also be the flat download of a learning
-platform (smithanna_123_456_04_rel_shift-1.py), where the last upload of each lesson counts.  Only
-the six lesson files are read, and only what a student handed in can score points.
+submissions/ contains a folder or a .zip archive for each student, or it is the flat download of
+Canvas, Moodle or Blackboard.  Only the last copy of each lesson file is read.  If file names do not
+tell two students apart, nothing is graded; one folder for each student always works.
 
-For each submission, pytest runs the rules in a process that imports these files instead of ours, in
-a temporary folder, with limits on time, memory and file size.  If that process hangs or dies, the
-exercise that it was testing gets no point, and another process grades the remaining exercises.
+If the process of a student hangs or dies, the exercise that it was testing gets no point, and
+another process grades the remaining exercises.
 This guards against accidents, not against a determined attacker: read what looks odd.
 """
 import argparse
@@ -22,292 +20,265 @@ import io
 import json
 import os
 import re
-import shutil
-import signal
 import sys
 import tempfile
-import time
 import zipfile
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from subprocess import DEVNULL
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from subprocess import DEVNULL, STDOUT
 
 from blank import Parser, exercises_called, write_whole
 from course import lessons
 from course.exercises import BY_NAME, LESSONS, ROOT
 
-NAMES = list(BY_NAME)
 DISCLAIMER = __doc__.strip().splitlines()[-1]
-MARKS = {"solved": "1", "blank": "b", "failing": "0", "missing": "-"}
-FLAT = re.compile(  # a platform's file name; an archive needs two numbers in it
-    r"(?P<who>[^_]+)_(LATE_)?((?P<id>\d+)_)?((?P<upload>\d+)_)?"
-    rf"(.*?(?P<lesson>{'|'.join(LESSONS)}){lessons.COPY}?\.py|(?(upload).*\.zip|(?!)))")
+SECONDS = 60  # without a result, after which a process is killed; a rule has ten of CPU time
+MARKS = {"solved": "1", "blank": "b", "failing": "0", "missing": "-", "refused": "-"}
+REMEDY = "put the files of each student into a folder"
+PLATFORMS = (  # the file names of Canvas, Moodle and Blackboard
+    r"(?P<who>[^_\s]+_(LATE_)?\d+|anon_(LATE_)?[^_]+)_\d{3,}_(?P<date>)(?P<file>.+)",
+    r"(?P<who>.+_\d+)_assignsubmission_[a-z]+_(?P<date>)(?P<file>.+)",
+    r"(?P<who>.+)_attempt_(?P<date>\d+(-\d+){5})_(?P<file>.+)")
 
 
 @dataclass
 class Row:
-    """The result of one submission."""
+    """One submission and its result."""
 
     name: str
-    found: dict  # exercise -> (a key of MARKS, the message for its author)
-    error: str = ""  # why nothing could be graded
+    files: dict  # path, as lessons.choose_lessons needs it -> place
+    left_out: list = field(default_factory=list)  # names of files that do not count
+    used: str = ""  # the names of the files that count, and of those that do not
+    found: dict = field(default_factory=dict)  # exercise -> (a key of MARKS, a message)
 
-    def points(self):
-        """Return the score as a sentence: 3 of 18 exercises solved."""
-        return f"{self.marks().count('1')} of {len(self.found)} exercises solved"
-
-    def marks(self):
-        """Return one letter per exercise."""
-        return [MARKS[state] for state, _ in self.found.values()]
-
-    def sentences(self):
-        """Return the first sentence of each message; exercises with the same cause share one."""
-        found = {"": self.error} if self.error else {}
+    def cells(self):
+        """Return the cells of a table: the name, the points, one letter per exercise, the
+        sentences, the files.  Exercises with the same cause share a sentence."""
+        marks = [MARKS[state] for state, _ in self.found.values()]
+        found = {}
         for state, message in self.found.values():
-            if state == "failing":
+            if state in ("failing", "refused"):
                 sentence = printable(message.split("\n  ")[0])  # without the lines below it
                 found.setdefault(sentence.split(": ", 1)[-1], sentence)
-        blank = [name for name, (state, _) in self.found.items() if state == "blank"]
-        if blank:
+        if blank := [name for name, (state, _) in self.found.items() if state == "blank"]:
             found["blank"] = f"blank: {', '.join(blank)}"
-        return list(found.values()) or [self.points()]
+        points = marks.count("1")
+        found = found or {"": f"{points} of {len(marks)} exercises solved"}
+        return self.name, points, *marks, " | ".join(found.values()), self.used
 
-
-# ---- one submission -----------------------------------------------------------------------------
 
 def printable(text):
     """Return the text as one line without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-async def run_rules(folder, names, seconds):
-    """Run the rules of these exercises on folder/lessons, and return the notes of the process and
-    how it ended.  It is killed if it adds no note for this many seconds.
-    """
-    report = folder / "report"
-    report.write_text("")
-    environment = os.environ | {
-        "XL_CODE": str(folder / "lessons"), "XL_REPORT": str(report), "TMPDIR": str(folder),
-        "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": ""}
-    process = await asyncio.create_subprocess_exec(
-        # ini files and conftest.py in parent folders are ignored, and only tests/ is collected
-        sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ROOT, "--confcutdir", ROOT,
-        "-k", " or ".join(names), ROOT / "tests", cwd=folder, env=environment, stdin=DEVNULL,
-        stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
-    size, end = 0, time.monotonic() + 4 * seconds  # importing torch is not the student's time
-    try:
-        while process.returncode is None and time.monotonic() < end:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(process.wait(), 0.5)
-            if size != report.stat().st_size:
-                size, end = report.stat().st_size, time.monotonic() + seconds
-        status = process.returncode
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)  # and every process that it has started
-            else:  # Windows
-                process.kill()
-        await process.wait()
-    how = f"still running after {seconds} seconds" if status is None else (
-        f"ended the process (status {status})")  # -n: by signal n
-    notes = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
-    if not notes:
-        raise ImportError(f"no rule could run: is all of requirements.txt installed for "
-                          f"{sys.executable}? ({how})")
-    return notes, how
+def by_student(paths):
+    """Return {student: Row} of files in one folder, with the last copy of each; student "" has the
+    files that no platform has named.  Raises ValueError if two could be of two students."""
+    def parsed(path):
+        match = next(filter(None, (re.fullmatch(form, path.name) for form in PLATFORMS)), None)
+        if not match:
+            return "", "", path.name
+        name, copy = lessons.split_copy(match["file"])
+        return match["who"].replace("_LATE", ""), (match["date"], copy), name
+    rows = {}
+    for path in sorted(paths, key=lambda path: (*parsed(path)[:2], path)):
+        who, age, name = parsed(path)
+        row = rows.setdefault(who, Row(printable(who), {}))
+        if earlier := row.files.get(PurePath(name)):
+            if parsed(earlier)[1] == age:
+                raise ValueError(f"{earlier.name} and {path.name} may be of two students; {REMEDY}")
+            row.left_out.append(earlier.name)
+        row.files[PurePath(name)] = path
+    return rows
 
 
-async def judged(folder, names, seconds):
-    """Return {exercise: (state, message)} of the lesson files in folder/lessons."""
-    found = {}
-    todo = [name for name in names if (folder / "lessons" / f"{BY_NAME[name].file}.py").exists()]
-    while todo:
-        notes, how = await run_rules(folder, todo, seconds)
-        found |= {z["exercise"]: (z["state"], z["message"] or f"{z['exercise']}: solved")
-                  for z in notes if "exercise" in z}
-        at_fault = [name for name in todo if name not in found][:1]
-        if "importing" in notes[-1]:
-            file = notes[-1]["importing"]
-            (folder / "lessons" / f"{file}.py").unlink()
-            at_fault, how = [n for n in todo if BY_NAME[n].file == file], f"{file}.py: {how}"
-        found |= {name: ("failing", f"{name}: {how}") for name in at_fault}
-        todo = [name for name in todo if name not in found]
-    return found
+def submission(place):
+    """Return the Row of one student's folder or archive."""
+    return Row(printable(place.name), lessons.visible_files(place) if place.is_dir() else {
+        PurePath(place.name): place})
 
 
-def unpacked(submission, folder):
-    """Return the folder with a submission's files: `folder`, into which its archive is unpacked, or
-    the submission itself if it contains lesson files or no archive.  The last copy of several
-    archives counts.  Raises ValueError if it is damaged."""
-    archives = sorted(submission.rglob("*.zip"), key=lessons.copy_number)
-    if submission.suffix == ".zip":
-        archives = [submission]
-    elif any(map(lessons.lesson_of, submission.rglob("*.py"))) or not archives:
-        return submission
-    try:
-        with zipfile.ZipFile(archives[-1]) as archive:
-            names = [name for name in archive.namelist() if lessons.lesson_of(Path(name))]
-            archive.extractall(folder, names)
-    except zipfile.BadZipFile:
-        raise ValueError(f"{archives[-1].name} is damaged; pack it again") from None
-    return folder
-
-
-async def grade(submission, names, seconds):
-    """Return the row of one submission."""
-    row = Row(printable(submission.name), {
-        name: ("missing", f"{name}: not handed in") for name in names})
-    try:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-            folder = Path(temporary).resolve()
-            (folder / "lessons").mkdir()
-            (folder / "archive").mkdir()
-            found = lessons.find_lessons(unpacked(submission, folder / "archive"))
-            for lesson, path in found.items():
-                shutil.copyfile(path, folder / "lessons" / f"{lesson}.py")
-            row.found |= await judged(folder, names, seconds)
-    except ImportError:
-        raise  # otherwise every student would get 0 points
-    except Exception as error:  # of any kind: the other students must be graded
-        row.error = str(error) or type(error).__name__
-    return row
-
-
-# ---- the class ----------------------------------------------------------------------------------
-
-def find_submissions(folder, sorted_into):
-    """Return the submissions by name; the files of a flat download are copied into one folder per
-    student in `sorted_into`.
-
-    Raises ValueError if there is none, or if this is the folder of one student.
-    """
+def find_submissions(folder):
+    """Return the rows of a class by name.  Raises ValueError if there is no submission, or if it
+    is unclear whose a file is."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {what}; name the folder that holds the submissions")
-    there = sorted(path for path in folder.iterdir() if not lessons.is_hidden(path.name))
-    if any(path.name.removesuffix(".py") in LESSONS and path.is_file() for path in there):
-        raise ValueError(f"{folder} holds lesson files, so it is the folder of one student; name "
-                         "the folder above it")
-    flat = {path: match for path in there if (match := FLAT.fullmatch(path.name))}
-    found = [path for path in there if path not in flat]
-
-    def upload(path):
-        return int(flat[path]["upload"] or 0), lessons.copy_number(path)
-    for path in sorted(flat, key=upload):  # the last one overwrites earlier ones
-        own = sorted_into / "_".join(filter(None, flat[path].group("who", "id")))
-        own.mkdir(exist_ok=True)
-        lesson = flat[path]["lesson"]
-        shutil.copyfile(path, own / (f"{lesson}.py" if lesson else "all.zip"))
-        # an archive that cannot be unpacked is reported when it is graded
-        with suppress(Exception), tempfile.TemporaryDirectory() as place:
-            for name, file in lessons.find_lessons(unpacked(path, Path(place))).items():
-                shutil.copyfile(file, own / f"{name}.py")
-        found.append(own)
-    if not found:
-        raise ValueError(f"{folder} holds no submission; put a folder for each student into it")
-    return sorted(set(found), key=lambda path: path.name)
+    there = sorted(path for path in folder.iterdir()
+                   if not lessons.is_hidden(path.relative_to(folder)))
+    rows = by_student(path for path in there if path.is_file())
+    others = rows.pop("", Row("", {})).files.values()
+    rows = [*rows.values(), *map(submission, filter(Path.is_dir, there))]
+    for path in others:
+        if path.suffix.lower() == ".zip":
+            rows.append(submission(path))
+        elif re.search(r"\.(py|ipynb|tar|t?gz|xz|bz2|rar|7z)(\.txt)?$", path.name.lower()):
+            raise ValueError(f"it is unclear whose file {path.name} is; {REMEDY}, and name the "
+                             "folder that holds all of them, not the folder of one student")
+        else:
+            print(f"{path.name} is not a submission", file=sys.stderr)
+    if not rows:
+        raise ValueError(f"{folder} holds no submission; {REMEDY}")
+    return sorted(rows, key=lambda row: row.name)
 
 
-async def grade_all(submissions, names, seconds):
-    """Return the rows in the order of the submissions; print progress on stderr."""
-    free = asyncio.Semaphore(min(8, os.cpu_count() or 1))  # each needs a core and 0.7 GB
+def take_lessons(row):
+    """Return {lesson: its bytes}, and note in the row which files count and which do not."""
+    content = {}
+    for name, place in row.files.items():
+        content[name] = place.read_bytes() if lessons.NAME.fullmatch(name.name) else None
+        with suppress(Exception), zipfile.ZipFile(place) as archive:  # others are left out
+            for path, member in ((name / member, member) for member in archive.namelist()):
+                if lessons.NAME.fullmatch(path.name) and not lessons.is_hidden(path):
+                    content[path] = archive.read(member)
+    row.used = f"graded: none; left out: {listed(row.left_out + list(row.files))}"
+    chosen = lessons.choose_lessons(content, row.name)
+    used = {part for path in chosen.values() for part in (path, *path.parents)}
+    left_out = [path for path in content if path not in used and (
+        path in row.files or path.parent in used)]  # an archive, not each file in it
+    taken, left_out = ([path.with_name(row.files[path].name) if path in row.files else path
+                        for path in paths] for paths in (chosen.values(), left_out))
+    row.used = f"graded: {listed(taken)}; left out: {listed(row.left_out + left_out)}"
+    return {lesson: content[path] for lesson, path in chosen.items()}
 
-    async def one(submission):
+
+def listed(paths):
+    """Return the first paths as text."""
+    return ", ".join([*map(str, paths[:9]), *["..."] * (len(paths) > 9)]) or "none"
+
+
+async def run_rules(folder, names):
+    """Run the rules of these exercises on folder/lessons; return the notes of the process and
+    how it ended."""
+    report, output = folder / "report", folder / "output"
+    report.write_text("")
+    environment = os.environ | {
+        "XL_CODE": str(folder / "lessons"), "XL_REPORT": str(report), "TMPDIR": str(folder),
+        "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": "",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    with open(output, "w") as stdout:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pytest", "-c", ROOT / "pytest.ini", "--confcutdir", ROOT,
+            "-k", " or ".join(names), ROOT / "tests", cwd=folder, env=environment,
+            stdin=DEVNULL, stdout=stdout, stderr=STDOUT, start_new_session=True)
+    size, silence, how = 0, 0, f"still running after {SECONDS} seconds"
+    try:
+        while silence < SECONDS and process.returncode is None:
+            with suppress(asyncio.TimeoutError):
+                how = f"ended the process (status {await asyncio.wait_for(process.wait(), 1)})"
+            before, size = size, report.stat().st_size
+            silence = silence + 1 if size == before else 0
+    finally:
+        with suppress(OSError):  # with every process that it has started
+            getattr(os, "killpg", os.kill)(process.pid, 9)
+        await process.wait()
+    notes = [json.loads(line) for line in report.read_text("utf-8").splitlines()]
+    if not any("imported" in note for note in notes):  # pytest says why
+        how = ": ".join([how, *output.read_text(errors="replace").strip().splitlines()[-1:]])
+    return notes, how
+
+
+async def judged(files, names):
+    """Return {exercise: (state, message)} for lesson files, {lesson: bytes}."""
+    found = {}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary).resolve()
+        (folder / "lessons").mkdir()
+        for lesson, data in files.items():
+            (folder / "lessons" / f"{lesson}.py").write_bytes(data)
+        while todo := [n for n in names if n not in found and BY_NAME[n].file in files]:
+            notes, how = await run_rules(folder, todo)
+            found |= {z["exercise"]: (z["state"], z["message"] or f"{z['exercise']}: solved")
+                      for z in notes if "exercise" in z}
+            at_fault = [name for name in todo if name not in found]
+            file = notes[-1].get("importing") if notes else None
+            if files.pop(file, None) is not None:  # the process ended while it imported this file
+                (folder / "lessons" / f"{file}.py").unlink()
+                at_fault = [name for name in at_fault if BY_NAME[name].file == file]
+                how = f"{file}.py: {how}"
+            elif any("imported" in note for note in notes):
+                at_fault = at_fault[:1]
+            found |= {name: ("failing", f"{name}: {how}") for name in at_fault}
+    return found
+
+
+async def grade_all(rows, names):
+    """Grade these submissions, as many at a time as there are cores; print progress on stderr.
+    Raises OSError if our own lessons do not pass here, because then no student's could."""
+    ours = {file: lessons.pristine(file).encode() for file in LESSONS}
+    for state, message in (await judged(ours, names)).values():
+        if state != "solved":
+            raise OSError("nothing was graded, because our own solutions fail; are all packages of "
+                          f"requirements.txt installed for {sys.executable}? {printable(message)}")
+    free = asyncio.Semaphore(os.cpu_count() or 1)  # each needs a core and 0.7 GB
+
+    async def grade(row):
         async with free:
-            row = await grade(submission, names, seconds)
+            row.found = {name: ("missing", f"{name}: not handed in") for name in names}
+            try:
+                row.found |= await judged(take_lessons(row), names)
+            except Exception as error:  # of any kind: the other students must be graded
+                row.found = dict.fromkeys(names, ("refused", str(error) or repr(error)))
         print(row.name, file=sys.stderr, flush=True)
-        return row
-    return await asyncio.gather(*map(one, submissions))
+    await asyncio.gather(*map(grade, rows))
 
 
 def table(rows):
-    """Return the table as text: marks and a sentence per submission, then the legend."""
-    names = list(rows[0].found)
-    numbers = "".join(f"{i:3}" for i in range(1, len(names) + 1))
-    lines = [f"{'submission':<30} {'points':>6} {numbers}"]
-    for row in rows:
-        marks = row.marks()
-        points = f"{marks.count('1')}/{len(names)}"
-        lines.append(f"{row.name:<30} {points:>6} " + "".join(f"{mark:>3}" for mark in marks))
-        lines.append(f"    {row.sentences()[0]}")
-    legend = ", ".join(f"{i}={name}" for i, name in enumerate(names, 1))
-    lines += ["", "1 solved, 0 incorrect, b blank, - not handed in", legend, DISCLAIMER]
-    return "\n".join(lines)
-
-
-def gradescope(row):
-    """Return the content of Gradescope's results.json: one test of one point per exercise."""
-    tests = [{"name": name, "score": float(state == "solved"), "max_score": 1.0,
-              "output": message, "visibility": "visible"}
-             for name, (state, message) in row.found.items()]
-    return {"output": row.error or row.points(), "visibility": "visible", "tests": tests}
+    """Return the table as text: marks and two sentences per submission, then the legend."""
+    numbers = "".join(f"{number:>3}" for number in range(1, len(rows[0].found) + 1))
+    lines = [f"{'submission':<30} points {numbers}"]
+    for name, points, *marks, sentences, used in (row.cells() for row in rows):
+        lines += [f"{name:<30} {points:>6} " + "".join(f"{mark:>3}" for mark in marks),
+                  f"    {sentences.split(' | ')[0]}", f"    {used}"]
+    legend = ", ".join(f"{i}={name}" for i, name in enumerate(rows[0].found, 1))
+    return "\n".join([*lines, "", "1 solved, 0 incorrect, b blank, - not handed in", legend,
+                      DISCLAIMER])
 
 
 def as_csv(rows):
-    """Return the rows as CSV; a cell that a spreadsheet would run as a formula begins with '."""
-    def text(cell):
-        return f"'{cell}" if cell.startswith(tuple("=+-@")) else cell
+    """Return the rows as CSV; a text that a spreadsheet would run as a formula begins with '."""
     file = io.StringIO(newline="")
     writer = csv.writer(file)
-    writer.writerow(["submission", "points", *rows[0].found, "sentences"])
+    writer.writerow(["submission", "points", *rows[0].found, "sentences", "files"])
     for row in rows:
-        marks = row.marks()
-        writer.writerow([text(row.name), marks.count("1"), *marks,
-                         text(" | ".join(row.sentences()))])
+        writer.writerow(f"'{cell}" if re.match(r"[=+@-].", str(cell)) else cell
+                        for cell in row.cells())
     return file.getvalue()
 
 
-def parse(argv):
-    """Parse the command line.  Raises ValueError with one sentence."""
-    parser = Parser(prog="grade.py", description=__doc__, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="folder of the class")
-    parser.add_argument("--only", metavar="NAME,NAME", help="grade only these exercises")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table to FILE")
-    parser.add_argument("--gradescope", type=Path, metavar="FILE",
-                        help="grade one student's folder or archive; write results.json")
-    parser.add_argument("--seconds", type=int, metavar="S", default=30,
-                        help="without a result, after which an exercise counts as endless "
-                        "(default: 30)")
-    given = parser.parse_args(argv)
-    if given.seconds < 12:
-        raise ValueError(f"--seconds {given.seconds}: at least 12 seconds are needed")
-    if given.csv and (given.csv.is_dir() or not given.csv.parent.is_dir()):
-        raise ValueError(f"--csv {given.csv} is a folder, or its folder does not exist; choose a "
-                         "file in an existing folder")
-    given.names = [exercise.name for exercise in exercises_called(given.only)]
-    return given
-
-
-def grade_one(given):
-    """Grade one student's submission, and always write Gradescope's file."""
-    row = asyncio.run(grade(given.folder, given.names, given.seconds))
-    write_whole(given.gradescope, json.dumps(gradescope(row), indent=1))
-    print(row.error or row.points())
-
-
-def grade_class(given):
-    """Print the table of a class, and write --csv."""
-    with tempfile.TemporaryDirectory() as temporary:
-        submissions = find_submissions(given.folder, Path(temporary))
-        rows = asyncio.run(grade_all(submissions, given.names, given.seconds))
-    print(table(rows))
-    if given.csv:
-        write_whole(given.csv, as_csv(rows))
+def gradescope(rows):
+    """Return Gradescope's results.json of the only row: one test of one point per exercise."""
+    tests = [{"name": name, "score": float(state == "solved"), "max_score": 1.0,
+              "output": message, "visibility": "visible"}
+             for name, (state, message) in rows[0].found.items()]
+    return json.dumps({"output": rows[0].used, "visibility": "visible", "tests": tests}, indent=1)
 
 
 def main(argv=None):
     """Grade, and return the exit status: 0, 1 after an error, 130 after Ctrl-C."""
     try:
-        given = parse(argv)
-        if given.gradescope:
-            grade_one(given)
-        else:
-            grade_class(given)
+        parser = Parser(prog="grade.py", description=__doc__, allow_abbrev=False,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="folder of the class")
+        parser.add_argument("--only", metavar="NAME,NAME", help="grade only these exercises")
+        parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table to FILE")
+        parser.add_argument("--gradescope", type=Path, metavar="FILE",
+                            help="grade one student's folder or archive; write results.json")
+        given = parser.parse_args(argv)
+        names = [exercise.name for exercise in exercises_called(given.only)]
+        if given.csv and (given.csv.is_dir() or not given.csv.parent.is_dir()):
+            raise ValueError(f"--csv {given.csv} is a folder, or its folder does not exist; choose "
+                             "a file in an existing folder")
+        rows = [submission(given.folder)] if given.gradescope else find_submissions(given.folder)
+        asyncio.run(grade_all(rows, names))
+        print(table(rows))
+        for path, text in (given.gradescope, gradescope), (given.csv, as_csv):
+            if path:
+                write_whole(path, text(rows))
         return 0
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError) as error:
         print(f"grade.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from course import oracles, stand_ins
-from course.rules import same
+from course.compare import same
 
 
 # ---- exercise update_memory ---------------------------------------------------------------------
@@ -100,7 +100,8 @@ def test_a_single_query_sees_all_keys(causal_mask):
     assert same(causal_mask(1, 4), [[0, 0, 0, 0, 0]])
 
 
-@pytest.mark.parametrize("T, m", [(1, 0), (2, 1), (5, 3), (3, 3), (2, 6), (4, 9), (7, 1)])
+@pytest.mark.parametrize("T, m", [
+    (1, 0), (2, 1), (5, 3), (3, 3), (2, 6), (4, 9), (7, 1), (2, 2099)])
 def test_masks_of_other_sizes(causal_mask, T, m):
     """The mask is (T, m + T) for any T and m."""
     assert same(causal_mask(T, m), ~oracles.visible_entries(T, m))
@@ -120,21 +121,21 @@ def test_the_mask_is_on_the_device(causal_mask):
 # ---- exercise reach -----------------------------------------------------------------------------
 
 def test_one_layer(reach):
-    """One layer: the last token of a segment sees T - 1 tokens back to the segment's start, and M
-    further."""
+    """One layer: the last token of a segment sees T - 1 tokens back to the segment's start, and the
+    M tokens before that start."""
     assert same(reach(N=1, T=5, M=10), 14)
 
 
 def test_each_layer_continues_where_the_previous_one_ended(reach):
-    """Each layer goes back to the start of the segment that the previous layer reached, and M
-    further."""
+    """Each further layer begins at the farthest token reached so far: it goes back to the start of
+    that token's segment, and M tokens further."""
     assert same(reach(N=2, T=4, M=4), 11)
 
 
 @pytest.mark.parametrize("N, T, M, tokens", [(3, 5, 2, 16), (2, 4, 6, 17), (2, 7, 3, 16)])
 def test_memory_that_ends_inside_a_segment(reach, N, T, M, tokens):
-    """If M is not a multiple of T, a layer ends inside a segment: the next layer first goes back to
-    that segment's start."""
+    """If M is not a multiple of T, the farthest token is inside a segment: a further layer first
+    goes back to that segment's start."""
     assert same(reach(N, T, M), tokens)
 
 
@@ -166,26 +167,30 @@ Y = torch.tensor([[1, 1, 2, 0, 0],
                   [2, 2, 1, 0, 1]])
 
 
+def test_each_token_is_read_once(stream_losses):
+    """Segments have T tokens, and the last one has the rest: 5 tokens are 2, 2 and 1. The result is
+    (B, n), one loss for each token."""
+    model = stand_ins.CountingModel()
+    losses = stream_losses(model, X, Y, 2)
+    no_cell = torch.zeros(2, 5, dtype=torch.bool)  # compare the shape only
+    assert same(losses, torch.zeros(2, 5), no_cell) and same(model.lengths, [2, 2, 1])
+
+
+def test_the_first_segment_has_no_memory(stream_losses):
+    """The first call gets None as its memory: nothing, not zeros, and not the memory of a text that
+    was read before."""
+    model = stand_ins.CountingModel()
+    for _ in range(2):  # two calls each
+        stream_losses(model, X, Y, 3)
+    assert model.memories[0] is None and model.memories[2] is None
+
+
 @pytest.mark.parametrize("T", [2, 3, 5, 1])
 def test_the_memory_is_passed_on(stream_losses, T):
     """The segments are read in order, and each call of the model gets the memory that the previous
     call returned. The losses of all tokens are returned, (B, n)."""
     losses = stream_losses(stand_ins.CountingModel(), X, Y, T)
     assert same(losses, oracles.recalled(X, Y, T), None, 1e-9)
-
-
-def test_the_first_segment_has_no_memory(stream_losses):
-    """The first call gets None as its memory: nothing, not zeros."""
-    model = stand_ins.CountingModel()
-    stream_losses(model, X, Y, 3)
-    assert model.memories[0] is None
-
-
-def test_each_token_is_read_once(stream_losses):
-    """Segments have T tokens, and the last one has the rest: 5 tokens are 2, 2 and 1."""
-    model = stand_ins.CountingModel()
-    stream_losses(model, X, Y, 2)
-    assert same(model.lengths, [2, 2, 1])
 
 
 def test_the_losses_keep_their_gradient(stream_losses):

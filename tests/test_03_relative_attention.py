@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from course import oracles
-from course.rules import same
+from course.compare import same
 
 # T, M: one token, no memory, memory longer and shorter than a segment, K odd and even
 SHAPES = [(1, 0), (1, 4), (4, 0), (3, 2), (2, 5), (5, 3), (3, 3), (2, 6)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from course import oracles
-from course.rules import same
+from course.compare import same
 from helpers import gradients
 
 # T, m: one token, no memory, T = m, memory longer and shorter than a segment, K odd and even

@@ -14,7 +14,8 @@ import torch
 import torch.nn as nn
 
 from course import oracles
-from course.rules import replaced, same
+from course.compare import same
+from course.rules import replaced
 from course.stand_ins import Adder, Constant, Greedy, Mix, Multiply, on_the_device
 from helpers import gradients
 
@@ -58,7 +59,8 @@ def test_with_M_0_a_query_sees_itself(attention_mask):
 
 @pytest.mark.parametrize("same_length", [True, False])
 @pytest.mark.parametrize("T, m, M", [
-    (6, 2, 4), (3, 2, 2), (4, 3, 3), (4, 0, 3), (7, 3, 3), (1, 3, 3), (5, 4, 2), (2, 6, 6)])
+    (6, 2, 4), (3, 2, 2), (4, 3, 3), (4, 0, 3), (7, 3, 3), (1, 3, 3), (5, 4, 2), (2, 6, 6),
+    (2, 2099, 2099)])
 def test_masks_of_other_lengths(attention_mask, T, m, M, same_length):
     """The same holds for any T, m and M: M is the limit, m is the current length of the memory."""
     seen = oracles.visible_entries(T, m, M + 1 if same_length else None)
@@ -113,10 +115,16 @@ def test_other_distances(distance_encoding, K, D, clamp_len):
     assert same(oracles.distances_in(R), oracles.clamped_distances(K, clamp_len))
 
 
+def test_far_distances_are_exact(distance_encoding):
+    """Distances above 256 are also exact: half precision (bfloat16, float16) rounds them."""
+    R = encoded(distance_encoding, 2100, 4)
+    assert same(R, oracles.unit_circle(range(2099, -1, -1), 4), tolerance=1e-9)
+
+
 @pytest.mark.parametrize("clamp_len", [0, 2])
 def test_R_is_on_the_device(distance_encoding, clamp_len):
     """R is on `device`, and so are the distances: sinusoid computes on their device."""
-    with replaced(lesson_1, sinusoid=lambda z, D: z[:, None].expand(-1, D) * 1.0):
+    with replaced(lesson_1, sinusoid=lambda position, D: position[:, None].expand(-1, D) * 1.0):
         assert on_the_device(lambda device: distance_encoding(5, 4, clamp_len, device=device))
 
 
@@ -387,10 +395,20 @@ def test_rows_are_sampled_separately(sample_top_k):
     assert len(sample_top_k(torch.zeros(100, 3), 3).unique()) > 1
 
 
-def draws(sample_top_k, seed):
-    """Sample fifty tokens with a generator of this seed."""
+def draws(sample_top_k, seed=None):
+    """Sample fifty tokens with a generator of this seed, or without a generator."""
     logits = torch.linspace(-1, 1, 450).sin().view(50, 9)
-    return sample_top_k(logits, 5, 1.0, torch.Generator().manual_seed(seed))
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return sample_top_k(logits, 5, 1.0, generator)
+
+
+def test_without_a_generator_torch_s_own_is_used(sample_top_k):
+    """Without a `generator`, torch's own one is used as it is. The function sets no seed: two calls
+    differ, and the caller's torch.manual_seed determines the tokens."""
+    state = torch.get_rng_state()
+    first, second = draws(sample_top_k), draws(sample_top_k)
+    torch.set_rng_state(state)
+    assert draws(sample_top_k).equal(first) and not second.equal(first)
 
 
 def test_the_same_seed_samples_the_same_tokens(sample_top_k):
@@ -404,7 +422,8 @@ def test_another_seed_samples_other_tokens(sample_top_k):
 
 
 def test_only_the_given_generator_is_used(sample_top_k):
-    """With a `generator`, torch's own generator is not used."""
+    """With a `generator`, torch's own generator is not used, and gets no seed."""
+    torch.rand(1)  # otherwise its own seed, set again, would change nothing
     before = torch.get_rng_state()
     draws(sample_top_k, 3)
     assert torch.get_rng_state().equal(before)
@@ -496,6 +515,14 @@ def test_top_k_is_40_or_the_whole_vocabulary(generate, V, asked, top_k):
     draw = Greedy()
     run(generate, Adder(V), [[1, 2, 3]], 1, *asked, draw=draw)
     assert draw.given[0][0] == top_k
+
+
+def test_generate_sets_no_seed(generate):
+    """A caller may set a seed, but generate does not: torch's own generator is left alone."""
+    torch.rand(1)  # otherwise its own seed, set again, would change nothing
+    before = torch.get_rng_state()
+    run(generate, Adder(), [[1, 2, 3]], 2)
+    assert torch.get_rng_state().equal(before)
 
 
 def test_the_prompt_is_not_changed(generate):

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from course import oracles
-from course.rules import replaced, same
+from course.compare import same
+from course.rules import replaced
 from course.stand_ins import Descent, Ledger, Recorded, OneLargeLoss, OpaqueReader
 from training import machine, presets, ranks
 
@@ -167,8 +168,9 @@ def test_only_the_last_micro_batch_synchronizes_gradients(train_step):
     where last is True for the last one: several ranks synchronize gradients once per step."""
     model = Ledger()
     step(train_step, model, past(), micro_batch=1)
-    assert model.synced == [False, True] and model.backward_in == [("no_sync", False),
-                                                                   ("no_sync", True)]
+    blocks = [("no_sync", False), ("no_sync", True)]
+    assert model.synced == [False, True] and model.backward_in == blocks and [
+        block for call in model.calls for block in call.open if block in blocks] == blocks
 
 
 def test_without_a_memory_the_model_gets_none(train_step):
@@ -244,8 +246,8 @@ def test_non_finite_values_are_returned_as_they_are(train_step, bad, loss, norm)
 
 @pytest.mark.parametrize("others, moved", [(9.0, True), (math.nan, False)])
 def test_the_loss_is_the_mean_over_the_ranks(train_step, others, moved):
-    """Check and return ranks.mean(loss), a float: if the loss is not finite on one rank, no rank
-    makes the step."""
+    """Check and return ranks.mean(loss), the mean over the ranks: if the loss is not finite on one
+    rank, no rank makes the step."""
     model = Ledger(others=others)
     loss = first(step(train_step, model, past()))
     assert same([loss, float(weights(model).ne(1).any())], [others, float(moved)])
@@ -280,7 +282,7 @@ def read(evaluate, model=None, tokens=TOKENS, eval_segment=3, eval_mem_len=1, **
     ledger = model.model if isinstance(model, OpaqueReader) else model
     tokens = torch.as_tensor(tokens, dtype=torch.uint8)
 
-    def progress(items, label, total=None):
+    def progress(items, label, total=None, size=None):
         asked.append((label, total))
         return items
 
@@ -295,13 +297,13 @@ def test_the_mean_over_all_predictions(evaluate):
     """Return the sum of all predictions' losses (in nats, from the model), divided by their number.
     Each segment, of evaluation_segment_length(recipe), is read with the memory of the previous
     one."""
-    assert same(read(evaluate), 49 / 7, tolerance=1e-9)
+    assert same(read(evaluate), 49 / 7, tolerance=1e-5)
 
 
 def test_a_second_evaluation_returns_the_same(evaluate):
     """Each evaluation starts without a memory (None): earlier evaluations have no effect."""
     model = Ledger()
-    assert same([read(evaluate, model), read(evaluate, model)], [7.0, 7.0], tolerance=1e-9)
+    assert same([read(evaluate, model), read(evaluate, model)], [7.0, 7.0], tolerance=1e-5)
 
 
 @pytest.mark.parametrize("n, T", [(24, 5), (23, 11), (13, 1), (9, 50), (16, 5), (2, 4)])
@@ -309,7 +311,7 @@ def test_other_texts_and_segments(evaluate, n, T):
     """The same holds for any n and T = evaluation_segment_length(recipe): one token per segment,
     all in one segment, a last segment that is shorter or not."""
     tokens = [i * i % 11 for i in range(n)]
-    assert same(read(evaluate, None, tokens, 1, T), oracles.mean_loss(tokens, T), tolerance=1e-9)
+    assert same(read(evaluate, None, tokens, 1, T), oracles.mean_loss(tokens, T), tolerance=1e-5)
 
 
 def test_the_result_is_a_float(evaluate):
@@ -350,7 +352,8 @@ def test_there_are_no_gradients(evaluate):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_evaluation_is_also_under_autocast(evaluate, device):
-    """Call the model inside `with autocast(recipe, device.type):`, where device is the model's."""
+    """Call the model inside `with machine.autocast(recipe, device.type):`, where device is
+    model.u.device."""
     model = Ledger().to(device)  # meta: a device without numbers, in the place of a GPU
     with suppress(Recorded):
         read(evaluate, model)

@@ -36,7 +36,10 @@ class Batches:
     def lanes(self):
         """Return the text as B lanes, (B, L + 1)."""
         if self.corpus.separator is None:
-            return lesson_1.lanes(self.corpus.train, self.recipe.batch).to(self.device)
+            try:
+                return lesson_1.lanes(self.corpus.train, self.recipe.batch).to(self.device)
+            except ValueError as error:
+                raise ValueError(f"--batch {self.recipe.batch}: {error}") from None
         return SentenceLanes(self.corpus.train, self.recipe.batch, self.corpus.separator,
                              self.recipe.seed, self.epoch)
 

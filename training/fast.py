@@ -1,37 +1,33 @@
-"""The optimized implementation of lesson 5's model: faster, equal results (test_fast.py).
+"""The optimized form of lesson 5's model, where it gives the lessons' numbers (test_fast.py).
 
     model = TransformerXL(config)
     reader = prepare(model)                 the model now trains faster
     model.eval()
     loss, memory = reader(x, memory, y)     called like the model, without gradients
 
-What you read is what runs: `prepare` replaces only the text of the lessons that the
-tests have compared, and only in models of exactly those classes.  After an edit of a
-lesson, or with a part replaced, the model runs as it is written there.
+What you read is what runs.  `prepare` compares: a small model of the same class and a Reader of it
+must give the same losses and logits.  After an edit that changes them, or with a part replaced, the
+model runs as it is written.  The training half below replaces only the text that the tests have
+compared; comments and docstrings do not count.
 
-Training.  Attention reads and writes its (T, K) scores once for each operation that
-computes, shifts, scales or masks them.  So the shift is a view, the scale is applied to q
-(T * C elements instead of T * K), sum and mask work in place, and the heads come first:
-one product serves all lanes of a head.  No gradient is computed for the memory's rows.
-Dropout takes 16 random bits per element.
+Training.  Attention reads and writes its (T, K) scores once for each operation that computes,
+shifts, scales or masks them.  So the shift is a view, the scale is applied to q (T * C elements
+instead of T * K), sum and mask work in place, and the heads come first: one product serves all
+lanes of a head.  No gradient is computed for the memory's rows.  Dropout takes 16 random bits per
+element.
 
-Inference.  Lesson 5 caches hidden states, and each call projects all K = m + T of them
-to keys and values, since in training W_kE and W_v learn from all.  Without gradients
-these projections never change, so a Reader caches keys and values instead, and the
-distance keys.  They are in a buffer with room at its end: most calls write their T and
-copy nothing.  With M = 4, for a first call of 4 tokens and later calls of 2:
-
-    [a a a a . . . .]    memory 1, returned by call 1, is a a a a
-    [a a a a b b . .]    call 2 writes after them; memory 2 is the last 4, a a b b
-    [a a a a b b c c]    call 3; after it, without room, the last 4 move to a new buffer
-
-A returned memory never changes: a second call with memory 1 (to continue one text twice)
-finds the room taken, and copies its M into a new buffer.  Arrays are in the order in which
-products read them, which matters most for a single token.
+Inference.  Lesson 5 caches hidden states, and each call projects all K = m + T of them to keys and
+values, since in training W_kE and W_v learn from all.  Without gradients these projections never
+change, so a Reader computes each once and caches it, and so it does with the distance keys.  All
+else, the score, the mask, the encoding, is the lessons' own.
 """
 import hashlib
 import inspect
+import io
 import math
+import textwrap
+import tokenize
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
@@ -45,64 +41,107 @@ lesson_1 = import_module("01_vanilla_segments")
 lesson_2 = import_module("02_recurrence")
 lesson_4 = import_module("04_rel_shift")
 lesson_5 = import_module("05_full_model")
+say_once = cache(print)  # a line that was printed before is not printed again
 
-# ---- what may be replaced -----------------------------------------------------------
+# ---- what may be replaced -----------------------------------------------------------------------
 
-# of the text that test_fast.py has compared; when that text changes the test prints this
-COMPARED = "3edb87c922d5904af83d3645b4be0c18a4c4948b434941c870d91f5910a2074c"
+# of the code that test_fast.py has compared; when that code changes the test prints this
+COMPARED = "47b8714cb2c447e3c8071f7a5c1997f795b19c59cdecf1491ad81dc6a8f434f4"
 
 
-def checksum_of_lessons():
-    """Return the SHA-256 of the lessons' text that is replaced or relied on here: functions, and
-    classes with their present methods.
+def prepare(model, plain=False):
+    """Replace parts of the model, so that it trains faster, and return a Reader of it.
+
+    Return the model itself, unchanged, if plain, or (then a line says so) if a Reader of its class
+    gives other numbers, or its modules are not those that its class makes.
     """
-    parts = (lesson_1.sinusoid, lesson_2.update_memory, lesson_4.rel_shift,
-             lesson_4.relative_score, lesson_5.attention_mask, lesson_5.distance_encoding,
-             lesson_5.RelativeAttention, lesson_5.Layer, lesson_5.TiedEmbedding,
-             lesson_5.TransformerXL)
-    text = "".join(inspect.getsource(z) for part in parts for z in (
-        part, *filter(inspect.isfunction, vars(part).values())))
-    return hashlib.sha256(text.encode()).hexdigest()
+    if plain:
+        return model
+    if not (is_as_made(model) and agrees(model)):
+        say_once("the model runs as it is written, since training/fast.py would not give its "
+                 "numbers: slower to train and evaluate, several times slower to sample")
+        return model
+    if type(model) is lesson_5.TransformerXL and checksum_of_lessons() == COMPARED:
+        replace_parts(model)
+    else:
+        say_once("training runs as the lessons are written, since training/fast.py does not know "
+                 "this code: slower")
+    return Reader(model)
 
 
-def is_lesson_5s(model):
-    """Return whether the model is what lesson 5 builds from its config, before or after
-    `replace_parts`: modules of the same classes and sizes, with the same numbers of
-    parameters, hooks, own methods, ...  Dropout rates and dtypes may differ.
+@torch.no_grad()
+def agrees(model):
+    """Return whether a small model of this class and a Reader of it give the same numbers."""
+    c, bands = model.config, len(model.config.cutoffs)
+    small = lesson_5.Config(
+        11 + 2 * bands, n_layer=2, d_model=2 * max(3, c.div_val**bands), n_head=3, d_head=4,
+        d_inner=7, mem_len=5, cutoffs=tuple(range(4, 4 + 3 * bands, 3)), div_val=c.div_val,
+        tie_projections=c.tie_projections, untie_r=c.untie_r)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        try:
+            model = type(model)(small).double().eval()
+            for weight in model.parameters():
+                nn.init.normal_(weight, std=0.5)
+            for change in ({}, {"same_length": True}, {"clamp_len": 3}):
+                model.config, past, cached = replace(small, **change), None, None
+                for x in torch.randint(small.vocab_size, (4, 2, 3)):
+                    for y, last_only in ((None, True), (None, False), (x, False)):
+                        out, memory = model(x, past, y, last_only)
+                        found, new = Reader(model)(x, cached, y, last_only)
+                        if not torch.allclose(out, found, rtol=0, atol=1e-9):
+                            return False
+                    past, cached = memory, new
+        except Exception:  # another constructor, parts with other names, ...
+            return False
+    return True
+
+
+def is_as_made(model):
+    """Return whether the model's modules are what its class makes from its config, before or after
+    `replace_parts`: the same classes and sizes, with the same numbers of parameters, hooks, own
+    methods, ...  Dropout rates and dtypes may differ.
     """
     def describe(model):  # extra_repr has sizes, eps, whether there is a bias, ...
         return [(name, type(z), isinstance(z, (nn.Dropout, nn.ParameterList)) or z.extra_repr(),
                  {key: len(value) if isinstance(value, dict) else type(value)
                   for key, value in vars(z).items()}) for name, z in model.named_modules()]
 
-    with torch.device("meta"):  # sizes without numbers
-        made = lesson_5.TransformerXL(model.config)
+    try:
+        with torch.device("meta"):  # sizes without numbers
+            made = type(model)(model.config)
+    except TypeError:  # another constructor
+        return False
     return describe(model) in (describe(made), describe(replace_parts(made)))
 
 
-say_once = cache(print)  # a line that was printed before is not printed again
-
-
-def prepare(model, plain=False):
-    """Replace parts of the model, so that it trains faster, and return a Reader of it.
-
-    Return the model itself, unchanged, if plain, or (then a line says so) if the lessons'
-    text or the model is not what was compared.
+def checksum_of_lessons():
+    """Return the SHA-256 of the lessons' code that training replaces, of all but its comments and
+    docstrings: functions, and classes with their present methods.
     """
-    if plain:
-        return model
-    if checksum_of_lessons() != COMPARED:
-        reason = "lesson 5 (or an earlier one) was edited"
-    elif not is_lesson_5s(model):
-        reason = "the model is not exactly lesson 5's (another class or module, or a hook)"
-    else:
-        return Reader(replace_parts(model))
-    say_once(f"{reason}, so the model runs as it is written there: slower to train and evaluate, "
-             "several times slower to sample")
-    return model
+    parts = (lesson_1.sinusoid, lesson_2.update_memory, lesson_4.rel_shift,
+             lesson_4.relative_score, lesson_5.attention_mask, lesson_5.distance_encoding,
+             lesson_5.RelativeAttention, lesson_5.Layer, lesson_5.TiedEmbedding,
+             lesson_5.TransformerXL)
+    text = "".join(code_of(textwrap.dedent(inspect.getsource(z))) for part in parts for z in (
+        part, *filter(inspect.isfunction, vars(part).values())))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-# ---- attention, for both ------------------------------------------------------------
+def code_of(text):
+    """Return Python text without comments and docstrings, and with { } for its blocks."""
+    kept, before = [], tokenize.NEWLINE
+    blocks = {tokenize.INDENT: "{", tokenize.DEDENT: "}"}
+    for kind, string, *_ in tokenize.generate_tokens(io.StringIO(text).readline):
+        if kind in (tokenize.COMMENT, tokenize.NL):
+            continue
+        if kind != tokenize.STRING or before not in (tokenize.NEWLINE, tokenize.INDENT):
+            kept.append(blocks.get(kind, string.strip()))  # all but a docstring
+        before = kind
+    return " ".join(filter(None, kept))
+
+
+# ---- training: attention, dropout ---------------------------------------------------------------
 
 def shift_padded(x):
     """Shift the rows of a product that already has lesson 4's extra cell in front of each.
@@ -138,19 +177,10 @@ def attend(q_u, q_v, k, value, k_R, mask, dropout):
     return dropout(score.softmax(-1)) @ value
 
 
-# ---- training: attention, dropout ---------------------------------------------------
-
-class Attention(nn.Module):
-    """Lesson 5's attention, optimized, with the modules and parameter names of the original.
-
-    It uses the weights of W_q, W_kE and W_v without calling these modules.
+class Attention(lesson_5.RelativeAttention):
+    """Lesson 5's attention, optimized.  It uses the weights of W_q, W_kE and W_v without calling
+    these modules.
     """
-
-    def __init__(self, attention):
-        super().__init__()
-        self.H, self.C = attention.H, attention.C
-        for name, child in attention.named_children():  # W_q ... W_o, dropout_attention
-            setattr(self, name, child)
 
     def forward(self, h, memory, R, u, v, mask):
         """Return lesson 5's result, from one product for h and one for memory."""
@@ -187,144 +217,36 @@ class Dropout(nn.Dropout):
 
 
 def replace_parts(model):
-    """Replace lesson 5's attention and dropouts by those above; return the model.
+    """Give lesson 5's attentions and dropouts the classes above; return the model.
 
-    Parameters and the keys of the state dict stay; a second call changes nothing.
+    Modules, parameters and the keys of the state dict stay; a second call changes nothing.
     """
-    for module in model.modules():  # parents first, so the new attention is visited too
-        for name, child in module.named_children():
-            if type(child) is nn.Dropout:
-                setattr(module, name, Dropout(child.p))
-            elif type(child) is lesson_5.RelativeAttention:
-                setattr(module, name, Attention(child))
-    return model.train(model.training)  # also the new parts
+    for module in model.modules():
+        if type(module) is nn.Dropout:
+            module.__class__ = Dropout
+        elif type(module) is lesson_5.RelativeAttention:
+            module.__class__ = Attention
+    return model
 
 
-# ---- inference ----------------------------------------------------------------------
+# ---- inference ----------------------------------------------------------------------------------
 
-BLOCK = 64  # queries that attend at a time: with same_length they see M + 64 keys
-
-
-class ReadLayer:
-    """A layer for inference: one matrix for q, k and v; the scale in q, u and v."""
-
-    def __init__(self, layer, u, v, dtype):
-        self.layer, self.attention, self.dtype = layer, layer.attention, dtype
-        a, scale = layer.attention, 1 / math.sqrt(layer.attention.C)
-        qkv = torch.cat([scale * a.W_q.weight, a.W_kE.weight, a.W_v.weight])
-        self.W_qkv, self.W_o, self.W_1, self.W_2 = (self.matrix(weight) for weight in (
-            qkv, a.W_o.weight, layer.W_1.weight, layer.W_2.weight))
-        self.b_1, self.b_2 = layer.W_1.bias.to(dtype), layer.W_2.bias.to(dtype)
-        self.u, self.v = scale * u[:, None, None], scale * v[:, None, None]
-
-    def matrix(self, weight):
-        """Transpose (out, in) -> (in, out), with the longer rows contiguous: a single row of
-        h, as in generation, is multiplied up to twice as fast, others no slower.
-        """
-        weight = weight.to(self.dtype).t()
-        return weight.contiguous() if weight.shape[0] <= weight.shape[1] else weight
-
-    def project_distances(self, R):
-        """Return the distance keys (H, C, K) of R (K, D)."""
-        k_R = R @ self.attention.W_kR.weight.to(self.dtype).t()  # (K, H * C)
-        return k_R.unflatten(-1, (self.attention.H, -1)).permute(1, 2, 0).contiguous()
-
-    def read(self, h, keys, values, k_R, blocks):
-        """Return the layer's output (B * T, D) for h (B * T, D).
-
-        keys (H, B, C, K), values (H, B, K, C): those of h are written to their ends.
-        """
-        H, B, C, _ = keys.shape
-        qkv = (h.to(self.dtype) @ self.W_qkv).view(B, -1, 3, H, C)
-        q, k, value = qkv.permute(2, 3, 0, 1, 4)  # (H, B, T, C)
-        T = q.shape[2]
-        keys[..., -T:], values[..., -T:, :] = k.mT, value
-        q_u, q_v = (q + self.u).to(self.dtype), (q + self.v).to(self.dtype)
-        out = torch.cat([attend(
-            q_u[:, :, queries], q_v[:, :, queries], keys[..., seen].mT, values[..., seen, :],
-            k_R[..., -mask.shape[1] - 1 :].mT, mask, nn.Identity())
-            for queries, seen, mask in blocks], dim=2)  # (H, B, T, C)
-        out = out.permute(1, 2, 0, 3).reshape(B * T, H * C)
-        h = self.layer.norm_1(h + out @ self.W_o)
-        inner = torch.addmm(self.b_1, h.to(self.dtype), self.W_1).relu_()
-        return self.layer.norm_2(h + torch.addmm(self.b_2, inner, self.W_2))
-
-
-class Buffer:
-    """Keys (N, H, B, C, room) and values (N, H, B, room, C), filled from the front."""
-
-    def __init__(self, config, B, room, like):
-        shape = config.n_layer, config.n_head, B
-        self.keys = like.new_empty(*shape, config.d_head, room)
-        self.values = like.new_empty(*shape, room, config.d_head)
-        self.room, self.filled = room, 0
+BLOCK = 64  # queries that attend at a time
 
 
 class Memory:
-    """The memory of a Reader: a position in a buffer of keys and values, k_R of each
-    layer, and the layers that made them.
+    """The memory of a Reader: keys and values of the last m positions, and distance keys."""
 
-        positions    [ ... | m of the past | T new | room ]
-                           end - K                end         K = m + T
-    """
-
-    def __init__(self, model, past, h):
-        """Make room for the T positions of h (B, T, D) after the last M of past."""
-        config, (B, T, _) = model.config, h.shape
-        M, kind = config.mem_len, h.device.type
-        self.model, self.lanes, self.clamp_len = model, B, config.clamp_len
-        if past:
-            self.layers = past.layers
-        else:
-            cast = torch.is_autocast_enabled(kind)
-            dtype = torch.get_autocast_dtype(kind) if cast else h.dtype
-            u, v = (z.expand(config.n_layer, -1, -1) for z in (model.u, model.v))
-            self.layers = [ReadLayer(*z, dtype) for z in zip(model.layers, u, v)]
-        like = self.layers[0].W_qkv
-        self.m = min(past.next_m, M) if past else 0
-        self.K = self.m + T
-        self.next_m = min(self.K, M)  # positions that the next call may see
-        if past and past.end == past.buffer.filled <= past.buffer.room - T:
-            self.buffer, self.end = past.buffer, past.end + T
-        else:  # with room for next_m more: a full memory is copied once per M positions
-            self.buffer, self.end = Buffer(config, B, self.K + self.next_m, like), self.K
-            if self.m:
-                kept = slice(past.end - self.m, past.end)
-                self.buffer.keys[..., : self.m] = past.buffer.keys[..., kept]
-                self.buffer.values[..., : self.m, :] = past.buffer.values[..., kept, :]
-        self.buffer.filled = self.end
-        if past and past.clamp_len == self.clamp_len and past.count > self.K:
-            self.k_R, self.count = past.k_R, past.count
-        else:  # all distances that a call can need in this buffer
-            self.count = min(self.buffer.room, M + T) + 1
-            R = lesson_5.distance_encoding(
-                self.count, config.d_model, config.clamp_len, h.device).to(like)
-            self.k_R = [z.project_distances(R) for z in self.layers]
-        self.blocks = list(self.in_blocks(T))
-
-    def of_layer(self, n):
-        """Return layer n's keys, values and k_R, and the blocks."""
-        here = slice(self.end - self.K, self.end)
-        return (self.buffer.keys[n, ..., here], self.buffer.values[n, ..., here, :],
-                self.k_R[n], self.blocks)
-
-    def in_blocks(self, T):
-        """Yield for each block of t queries their slice, the slice of the k keys that they
-        may see, and the mask (t, k).
-        """
-        M, same_length = self.model.config.mem_len, self.model.config.same_length
-        for start in range(0, T, BLOCK):
-            t, end = min(BLOCK, T - start), self.m + min(start + BLOCK, T)
-            first = max(0, self.m + start - M) if same_length else 0
-            mask = lesson_5.attention_mask(
-                t, end - first - t, M, same_length, self.model.u.device)
-            yield slice(start, start + t), slice(first, end), mask
+    def __init__(self, model, lanes, past, k_R, clamp_len):
+        self.model, self.lanes = model, lanes
+        self.past = past  # N pairs (k, value), each (B, H, m, C)
+        self.k_R, self.clamp_len = k_R, clamp_len  # N tensors (H, n, C), made with this clamp_len
 
 
 class Reader:
     """Lesson 5's model in eval mode with cached keys and values, called like the model.
 
-    Its memory is opaque, and has copies of the weights: after they change begin with None.
+    Its memory is opaque.  After the weights change begin with None.
     """
 
     def __init__(self, model):
@@ -351,22 +273,55 @@ class Reader:
         if self.model.training:
             raise ValueError("a Reader needs eval mode, since it caches what dropout would "
                              "change; call eval() first")
-        fits = isinstance(memory, Memory) and (memory.model, memory.lanes) == (self.model, len(x))
-        if not (memory is None or fits):
-            raise ValueError("memory must be None or what a Reader of this model has returned "
-                             f"for {len(x)} lanes, got {validate.describe(memory)}")
+        if memory is not None and not (isinstance(memory, Memory) and memory.model is self.model):
+            raise ValueError("memory must be None or what a Reader of this model has returned, "
+                             f"got {validate.describe(memory)}")
+        if memory is not None and memory.lanes != len(x):
+            raise ValueError(f"memory has {memory.lanes} lanes, x has {len(x)}")
+
+    def distance_keys(self, memory, K, T, like):
+        """Return k_R of each layer, (H, n, C), for n >= K distances: the cached ones if they do."""
+        c = self.config
+        if memory and memory.clamp_len == c.clamp_len and memory.k_R[0].shape[1] >= K:
+            return memory.k_R
+        n = max(K, min(c.mem_len + T, 2 * K))
+        R = lesson_5.distance_encoding(n, c.d_model, c.clamp_len, like.device).to(like)
+        return [layer.attention.heads(layer.attention.W_kR(R)) for layer in self.model.layers]
+
+    def in_blocks(self, T, m, device):
+        """Yield, for each block of queries, its slice, the slice of the keys that it may see, and
+        the mask: with same_length 64 queries see M + 64 keys, not M + T.
+        """
+        M, same_length = self.config.mem_len, self.config.same_length
+        for start in range(0, T, BLOCK):
+            t, end = min(BLOCK, T - start), m + min(start + BLOCK, T)
+            first = max(0, m + start - M) if same_length else 0
+            mask = lesson_5.attention_mask(t, end - first - t, M, same_length, device)
+            yield slice(start, start + t), slice(first, end), mask
 
     @torch.no_grad()
     def __call__(self, x, memory=None, y=None, last_only=False):
         """Return logits (B, T, V) or, with y, losses (B, T), and the memory, as the model."""
         self.check(x, memory, y)
-        model = self.model
-        h = model.embedding(x) * math.sqrt(model.config.d_model)  # (B, T, D)
-        memory, shape, h = Memory(model, memory, h), h.shape, h.flatten(0, 1)
-        with torch.autocast(x.device.type, enabled=False):  # the weights are cast
-            for n, layer in enumerate(memory.layers):
-                h = layer.read(h, *memory.of_layer(n))
-        h = h.view(shape)
+        model, c, (B, T) = self.model, self.config, x.shape
+        h = model.embedding(x) * math.sqrt(c.d_model)  # (B, T, D)
+        m = min(memory.past[0][0].shape[2], c.mem_len) if memory else 0
+        k_R = self.distance_keys(memory, m + T, T, h)
+        u, v = (bias.expand(c.n_layer, -1, -1) for bias in (model.u, model.v))
+        past, blocks = [], list(self.in_blocks(T, m, x.device))
+        for n, layer in enumerate(model.layers):
+            a = layer.attention
+            q, *new = (a.heads(W(h)) for W in (a.W_q, a.W_kE, a.W_v))  # (B, H, T, C) each
+            if m:
+                new = [torch.cat([old[:, :, -m:], now], dim=2)  # (B, H, K, C)
+                       for old, now in zip(memory.past[n], new)]
+            past.append([z[:, :, max(0, m + T - c.mem_len) :] for z in new])
+            out = torch.cat([a.attend(
+                q[:, :, queries], *(z[:, :, seen] for z in new), k_R[n][:, -mask.shape[1] :],
+                u[n], v[n], mask) for queries, seen, mask in blocks], dim=1)
+            h = layer.norm_1(h + a.W_o(out))
+            h = layer.norm_2(h + layer.W_2(layer.relu(layer.W_1(h))))
+        memory = Memory(model, B, past, k_R, c.clamp_len)
         if y is not None:
             return model.embedding.losses(h, y), memory
         return model.embedding.logits(h[:, -1:] if last_only else h), memory

@@ -106,6 +106,8 @@ def parse(argv, description):
         default = f" (default: {z.default})" if z.type in (int, float) and z.default else ""
         add_flag(group, z, z.metadata["help"] + default)
     values = vars(parser.parse_args(argv))
+    for key in (key for key, value in values.items() if value == ""):
+        raise ValueError(f"{flag(key)} is empty: give it a value, or leave it out")
     if "cutoffs" in values:
         values["cutoffs"] = tuple(values["cutoffs"])
     if "text" in values:
@@ -222,13 +224,14 @@ def exit_status(program, act, *arguments):
     except BrokenPipeError:  # as with `| head`
         return 141  # 128 + SIGPIPE, as in a shell
     except OSError as error:
-        return report(program, f"{error}; what was saved before is complete: make room and resume, "
-                      "or use another folder with --out")
+        room = "what was saved before is complete: make room and resume, or "
+        return report(program, f"{error}; {room * ('No space' in str(error))}use another folder "
+                      "with --out")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate" in str(error):
             return report(program, "out of memory: a smaller model, batch, segment or memory of "
                           "evaluation needs less; train.py --micro-batch needs less for the same "
-                          "steps, and --dry-run estimates what training needs")
+                          "steps")
         if ranks.lost(error):
             return report(program, "another rank has exited, so this one also exits")
         raise

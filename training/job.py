@@ -4,11 +4,13 @@
         job.model, job.optimizer, job.batches, ...      everything that the loop uses
         job.save()                                      a resumed run continues from here
 
-Stop, at the end, lets Ctrl-C and SIGTERM end a run between two steps.
+Stop, at the end, lets Ctrl-C, SIGTERM and SIGHUP end a run between two steps.
 """
 import math
 import os
 import signal
+import sys
+from collections import deque
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -22,6 +24,7 @@ from training.log import Log
 from training.optimizers import OPTIMIZERS
 
 lesson_5 = import_module("05_full_model")
+HANG_UP = getattr(signal, "SIGHUP", 0)  # the terminal was closed; Windows has no such signal
 
 
 @dataclass
@@ -74,9 +77,9 @@ def read_corpus(recipe, data_dir, saved=None, similar=False):
                   "a file that is in both is in the same split of both\n"
                   f"bytes left out, since the model's vocabulary lacks them: {before - after}")
             return kept
-        raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it "
-                         f"has changed since ({len(saved['vocab'])} symbols then, "
-                         f"{len(corpus.vocab)} now); restore it, or train in another folder")
+        raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it is "
+                         f"another one, or it has changed since ({len(saved['vocab'])} symbols "
+                         f"then, {len(corpus.vocab)} now); restore it, or train in another folder")
     return corpus
 
 
@@ -105,21 +108,29 @@ def open_job(path, make, resume=False):
     make(saved) builds the Job from the content of a checkpoint or, from None, a new Job.
     """
     with ExitStack() as stack:
-        saved = None
+        saved, rejected = None, ExitStack()
         if ranks.RANK == 0:
-            if path.is_dir():
+            is_new = not path.is_dir()  # asked only once, since another run may create it soon
+            if not is_new:
+                if checkpoint.fcntl and not (path / "lock").exists():
+                    rejected.callback((path / "lock").unlink)
                 stack.enter_context(checkpoint.lock(path))
+                stack.enter_context(rejected)  # unlinks while the lock is still held
             saved = find_checkpoint(path, resume)
         chosen = ranks.broadcast(saved and saved.path)  # the others read the same file
         if chosen and saved is None:
             saved = checkpoint.load(chosen)
         job = make(saved)
-        if ranks.RANK == 0 and not path.is_dir():  # a rejected run leaves no folder
-            path.mkdir(parents=True)  # FileExistsError if another run was faster
-            stack.enter_context(checkpoint.lock(path))
-        ranks.note_begin()
         job.begin(saved)
         saved = None  # frees its memory
+        rejected.pop_all()  # a rejected run leaves neither a lock nor a folder
+        if ranks.RANK == 0 and is_new:
+            if path.is_dir():
+                raise ValueError(f"{path} is in use by another run: name another with --out")
+            path.mkdir(parents=True)
+            stack.enter_context(checkpoint.lock(path))
+        ranks.note_begin()
+        job.log.open(job)
         stack.enter_context(job.log.file)
         yield job
 
@@ -144,6 +155,7 @@ class Job:
         self.reader = reader
         self.device = next(model.parameters()).device
         self.state, self.log, self.saved_at, self.on_disk = State(), Log(), 0.0, None
+        self.step_seconds = deque(maxlen=99)
         self.fixed_content = {  # the part of all checkpoints that never changes
             "format": checkpoint.FORMAT, "name": name, "config": asdict(model.config),
             "recipe": asdict(recipe), "vocab": corpus.vocab, "text": checksum(corpus)}
@@ -163,7 +175,12 @@ class Job:
         elif ranks.RANK:  # each rank draws its own dropout
             torch.manual_seed(self.recipe.seed + ranks.RANK)
         self.learner = ranks.parallel(self.model, *self.batches.segment(0))
-        self.log.open(self)
+
+    def without_pause(self, seconds):
+        """Return the seconds of a step; the median step's, if the process was suspended in it."""
+        usual = sorted(self.step_seconds or [seconds])[len(self.step_seconds) // 2]
+        self.step_seconds.append(seconds)
+        return usual if seconds > max(10, 10 * usual) else seconds
 
     def progress(self):
         """Return the two numbers by which a checkpoint differs from the one before."""
@@ -203,7 +220,7 @@ def load_model(saved, device):
 # ---- stopping -----------------------------------------------------------------------------------
 
 class Stop:
-    """Let Ctrl-C and SIGTERM end a run between two steps, so that what is saved is complete.
+    """Let Ctrl-C, SIGTERM and SIGHUP (unless nohup ignores it) end a run between two steps.
 
         with Stop() as stop:
             while not stop.number:              the signal's number, once it is agreed upon
@@ -211,19 +228,28 @@ class Stop:
                 seconds = stop.agree(seconds)   all ranks stop after the same step
 
     A second signal exits at once; the checkpoint on disk is always complete.  Several ranks may
-    get the same signal twice, from the cluster and from torchrun, so they ignore the second.
+    get the same signal twice, from the cluster and from torchrun, so they ignore the second.  A
+    second SIGHUP, from the shell, is also ignored.
     """
 
     def __enter__(self):
         self.received = self.number = 0
         self.handlers = {number: signal.signal(number, self.handle)
-                         for number in (signal.SIGINT, signal.SIGTERM)}
+                         for number in (signal.SIGINT, signal.SIGTERM, HANG_UP) if number}
+        if self.handlers.get(HANG_UP) == signal.SIG_IGN:  # as under nohup
+            signal.signal(HANG_UP, signal.SIG_IGN)
+        self.terminals = [name for n, name in ((1, "stdout"), (2, "stderr")) if os.isatty(n)]
         return self
 
     def handle(self, signal_number, frame):
         """Record a signal; exit at the second."""
-        if self.received and ranks.COUNT == 1:
+        if signal_number == HANG_UP:
+            for name in self.terminals:  # writing to a closed terminal would raise OSError
+                setattr(sys, name, open(os.devnull, "w"))
+        elif self.received and ranks.COUNT == 1:
             os._exit(128 + signal_number)
+        elif ranks.RANK == 0:  # print could be interrupted while it writes, and would fail
+            os.write(2, b"\nstopping after this step or validation; again: at once\n")
         self.received = self.received or signal_number
 
     def agree(self, seconds):

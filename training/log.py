@@ -7,6 +7,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from shlex import join, quote
 from shutil import which
 
 import torch
@@ -36,7 +37,7 @@ def test_line(nats, corpus, recipe, T):
 
 def clock(seconds):
     """Return seconds as 0:04:05."""
-    return timedelta(seconds=int(seconds))
+    return timedelta(seconds=int(min(seconds, 1e13)))  # more would overflow
 
 
 class Log:
@@ -67,10 +68,10 @@ class Log:
             return
         lines = [metrics_header(parameters, job) + "\t".join(COLUMNS) + "\n"]
         if state.step and path.exists():
-            lines = [line for line in path.read_text().splitlines(keepends=True)
+            lines = [line for line in path.read_text("utf-8").splitlines(keepends=True)
                      if line.endswith("\n") and is_known(line, state)]
         write(path, lambda file: file.writelines(lines))
-        self.file = open(path, "a", buffering=1)
+        self.file = open(path, "a", buffering=1, encoding="utf-8")
 
     def line(self, state, **values):
         """Write one line; columns without a value stay empty."""
@@ -123,7 +124,7 @@ def is_known(line, state):
 def read_metrics(path):
     """Read a metrics.tsv -> [{column: text, empty if there is no value}]."""
     return [dict(zip(COLUMNS, line.rstrip("\n").split("\t")))
-            for line in path.read_text().splitlines() if line[0].isdigit()]
+            for line in path.read_text("utf-8").splitlines() if line[0].isdigit()]
 
 
 def draw(path, corpus):
@@ -146,11 +147,12 @@ def draw(path, corpus):
 
 def metrics_header(parameters, job):
     """Return comment lines for metrics.tsv: command, commit, versions, hardware, model."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent,
-                            text=True, capture_output=True).stdout.strip() if which("git") else ""
+    git = ["git", "--git-dir", "../.git", "rev-parse", "--short", "HEAD"]  # of no folder above
+    commit = subprocess.run(git, cwd=Path(__file__).parent, text=True,
+                            capture_output=True).stdout.strip() if which("git") else ""
     hardware = torch.cuda.get_device_name() if job.device.type == "cuda" else (
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads")
-    command = " ".join(" ".join(["python", *sys.argv]).split())  # in one line
+    command = " ".join(join(["python", *sys.argv]).split())  # in one line
     is_fast = any(type(part).__module__ == "training.fast" for part in job.model.modules())
     return (f"# {command}\n# commit {commit or 'unknown'}, Python {platform.python_version()}, "
             f"torch {torch.__version__}, {job.device.type}: {hardware}\n"
@@ -161,13 +163,16 @@ def metrics_header(parameters, job):
 def print_next_steps(job, prompt, sample):
     """Print the end of a run: how the model continues a prompt, and commands to try next."""
     out, recipe, corpus = job.path, job.recipe, job.corpus
-    text = f"--text {recipe.text}" if recipe.text else f"--dataset {recipe.dataset}"
+    text = f"--text {quote(recipe.text)}" if recipe.text else f"--dataset {recipe.dataset}"
     print("--- the start of the test split; the model continues after >>>\n"
           f"{decode(prompt, corpus.vocab)}>>>{decode(sample, corpus.vocab)}\n---\n"
           f"curve: {out / 'curve.png'}\n"
-          f"try next: python train.py --sample TEXT --out {out}\n"
-          f"          python train.py {text} --model {job.name} --minutes 30 --out {out}-30    "
-          "(a new run)")
+          f"try next: python train.py --sample TEXT --out {quote(str(out))}\n"
+          f"          python train.py {text} --model {job.name} --minutes 30 "
+          f"--out {quote(f'{out}-30')}    (a new run)")
     if corpus.unit == "bpc":
-        print("compressors on the test split: " + ", ".join(
-            f"{name} {bits:.4f}" for name, bits in compressed_bits(corpus).items()))
+        try:
+            print("compressors on the test split: " + ", ".join(
+                f"{name} {bits:.4f}" for name, bits in compressed_bits(corpus).items()))
+        except MemoryError:
+            print("compressors on the test split: left out, since xz ran out of memory")

@@ -42,7 +42,8 @@ def check(settings):
         choices, least = z.metadata["choices"], z.metadata["least"]
         if z.type in (int, float) and not least <= value < math.inf:
             bound = "above 0" if least == ABOVE_0 else f"at least {least}"
-            raise ValueError(f"{name} must be {bound}, got {value}")
+            finite = " and finite" if value == math.inf else ""
+            raise ValueError(f"{name} must be {bound}{finite}, got {value}")
         if z.type is int and value > validate.MOST:
             raise ValueError(f"{name} must be at most {validate.MOST}, got {value}")
         if choices and value not in (*choices, z.default):

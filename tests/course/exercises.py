@@ -44,7 +44,8 @@ EXERCISES = (
         "one stream, B contiguous lanes", "slices, stack",
         "Split the stream into B contiguous lanes of L + 1 tokens, where L = (n - 1) // B. The "
         "last column of a lane is only a target; it is also the first column of the next lane. "
-        "Raise a ValueError if B < 1 or if the stream is too short for one input per lane.",
+        "Raise a ValueError if B < 1 or if the stream has B tokens or fewer: each lane needs an "
+        "input and its target.",
         "At which index of the stream does lane b begin, and where does it end if it contains "
         "one token more than its L inputs?"),
     Exercise(
@@ -85,18 +86,19 @@ EXERCISES = (
         "how far back N layers attend", "integer arithmetic",
         "Return how many tokens back the last token of a segment reaches through N layers. In "
         "one layer a token attends to its own segment up to itself and to the M tokens before "
-        "the start of its SEGMENT. The farthest of these tokens is in an earlier segment, where "
-        "the next layer continues.",
+        "the start of its SEGMENT. Each further layer continues in the same way from the farthest "
+        "token reached so far, which may be inside an earlier segment.",
         "Let the query's segment start at 0, so that the query is token T - 1. Which is the "
         "first token that one layer attends to? Which segment contains that token, and where "
         "does that segment start?"),
     Exercise(
         "stream_losses", "02_recurrence", "stream_losses", 6, 10, 1,
         "carrying the memory over", "a loop that carries a state",
-        "Read x (B, n) in segments of T tokens, in order. The first call of the model gets None "
-        "as its memory; each later call gets the memory that the previous call returned. Return "
-        "the losses of all tokens, (B, n): lesson_1.token_losses(logits, y) computes those of "
-        "one segment, and the last segment may be shorter.",
+        "Read x (B, n) in segments of T tokens, in order; y (B, n) holds the target of each token "
+        "of x, so split it in the same way. The first call of the model gets None as its memory; "
+        "each later call gets the memory that the previous call returned. Return the losses of all "
+        "tokens, (B, n): lesson_1.token_losses(logits, targets) computes those of one segment, and "
+        "the last segment may be shorter.",
         "model(x, memory) returns the logits and the new memory. x.split(T, dim=1) splits x into "
         "segments, and torch.cat(..., dim=1) concatenates losses along time."),
     Exercise(
@@ -104,8 +106,8 @@ EXERCISES = (
         "the score, term by term", "dot products; the lesson's table",
         "For one head, fill a NumPy array (4, T, K) with the terms (a) to (d) of the table "
         "above. Query i is key m + i with m = K - T, and its distance to key j is m + i - j; row "
-        "n of R encodes distance n. Future keys have no distance: leave NaN there, and do not "
-        "divide by sqrt(C).",
+        "n of R encodes distance n. A future key has no distance, so its four cells are NaN; do "
+        "not divide by sqrt(C).",
         "Write two loops, over i and over all j that are not in the future: 0 ... m + i. W_kR @ "
         "R[distance] occurs in two of the terms."),
     Exercise(
@@ -176,8 +178,8 @@ EXERCISES = (
         "Read the prompt (B, P) once, then one token at a time: sample_top_k samples from the "
         "logits of the LAST position, and the memory holds everything that was read before. "
         "Return only the new tokens, (B, n_tokens), also if n_tokens is 0. If the vocabulary "
-        "(model.config.vocab_size) has fewer than top_k tokens, sample from all of them; "
-        "gradients are off.",
+        "(model.config.vocab_size) has fewer than top_k tokens, sample from all of them; turn off "
+        "gradients, but not dropout, since the caller has called model.eval().",
         "Keep one variable for the next input of the model: first the prompt, then the (B, 1) "
         "token just sampled. Feeding the prompt again would process it twice: it is already in "
         "the memory."),
@@ -189,9 +191,9 @@ EXERCISES = (
         "backward() on their share of the MEAN over all lanes, both inside `with "
         "ranks.no_sync(model, last=...)`, where last is True for the last slice. The gradients, "
         "cleared before the first slice, add up: clip them to the norm recipe.clip, and update "
-        "the weights only if ranks.mean(loss), a float, and that norm are finite. Return this "
-        "loss, the norm before clipping (both floats), and the new memory of all lanes, or the "
-        "old memory if there was no update.",
+        "the weights only if ranks.mean(loss), the mean over the ranks, and that norm are finite. "
+        "Return this mean and the norm before clipping, both as floats, and the new memory of all "
+        "lanes, or the old memory if there was no update.",
         "Start without micro-batches: one call with all lanes, loss.backward(), clip, step. The "
         "model returns losses (lanes, T) and the new memory, a list of (lanes, m, D), one per "
         "layer. clip_grad_norm_ clips in place and returns the norm before clipping; loss.item() "
@@ -199,8 +201,8 @@ EXERCISES = (
     Exercise(
         "evaluate", "train", "evaluate", 11, 30, 2,
         "every token counted once", "no_grad, segments",
-        "Move the tokens to model.u.device, split them into one lane and into segments of "
-        "evaluation_segment_length(recipe), and read these in order inside `with "
+        "Move the tokens to device = model.u.device, split them into one lane and into segments "
+        "of evaluation_segment_length(recipe), and read these in order inside `with "
         "evaluating(model, recipe)`, under machine.autocast(recipe, device.type). A call "
         "model(x, memory, y) returns losses (1, T) and the new memory: sum the losses of ALL "
         "predictions in float64; the last segment may be shorter. Return the sum divided by the "

@@ -16,65 +16,79 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from course.exercises import LESSONS, ROOT, find
+from course.exercises import EXERCISES, LESSONS, ROOT, find
 from support.files import write_atomically
 
 TESTS = ROOT / "tests"
 PRISTINE = TESTS / "course" / "pristine"  # has the shipped text of every lesson that was blanked
 under_test = {file: ROOT / f"{file}.py" for file in LESSONS}  # the files that are judged
 broken = {}  # lesson -> one sentence, if it cannot be imported
+missing = set()  # names of exercises without a function
 home = None  # the temporary folder in which a submission runs, if one is under test
 MEMORY = 4 << 30  # bytes that a submission may use, beyond those of torch itself
 FILE_SIZE = 100 << 20  # the largest file that it may write, in bytes
-COPY = r"(-\d+| \(\d+\))"  # the number that a browser adds to a name that exists already
+COPY = r"(?:-\d+| ?\(\d+\))*"  # numbers added to a name by a browser or a learning platform
+NAME = re.compile(  # of a lesson file, not of its tests
+    rf"(?P<prefix>(?!test_).*[\W_])?(?P<lesson>{'|'.join(LESSONS)}){COPY}\.py", re.IGNORECASE)
 
 
 # ---- the lessons of a submission ----------------------------------------------------------------
 
-def is_hidden(name):
-    """Return whether this is not a student's work: .git, ._notes.py, __pycache__, __MACOSX."""
-    return name.startswith((".", "__"))
+def is_hidden(path):
+    """Return whether this relative path is not a student's work: .git, ._notes.py, __pycache__,
+    __MACOSX, or our solutions in pristine."""
+    return any(part.startswith((".", "__")) or part == PRISTINE.name for part in path.parts)
 
 
-def copy_number(path):
-    """Return the number that a browser or a learning platform adds to a name: 2 for x-2.py and for
-    x (2).py."""
-    found = re.search(COPY + "$", path.stem)
-    return int(found.group().strip("- ()")) if found else 0
+def visible_files(place):
+    """Return {path relative to this folder: path} of its files, except hidden ones."""
+    found = {path.relative_to(place): path for path in sorted(place.rglob("*")) if path.is_file()}
+    return {name: path for name, path in found.items() if not is_hidden(name)}
 
 
-def lesson_of(path):
-    """Return the lesson that this file contains, judging by its name, or None."""
-    stem = re.sub(COPY + "$", "", path.stem)
-    return stem if stem in LESSONS and path.suffix == ".py" else None
+def split_copy(name):
+    """Return x.py and the key (2, 1) for x (1)-2.py, the second copy on a learning platform and
+    the first one of a browser."""
+    copy, end = re.search(rf"({COPY})(\.\w+)?$", name).group(1, 0)
+    number = [re.findall(form, copy)[-1:] for form in (r"-(\d+)", r"\((\d+)")]
+    return name.removesuffix(end) + end.removeprefix(copy), tuple(int(*n) for n in number)
 
 
-def find_lessons(place):
-    """Return {lesson: path} of the lesson files in a folder, or in the only folder below it that
-    has some.  The last of several copies counts.  Raises ValueError with one sentence."""
-    place = Path(place)
-    if not place.is_dir():
-        raise ValueError(f"{place} is not a folder; unpack archives, and give the folder with the "
-                         "files of one student")
-    paths = [path for path in place.rglob("*.py")
-             if lesson_of(path) and not any(map(is_hidden, path.relative_to(place).parts))]
-    paths.sort(key=copy_number)
-    depth = min((len(path.parts) for path in paths), default=0)
-    folders = sorted({path.parent for path in paths if len(path.parts) == depth})
-    if len(folders) > 1:
-        raise ValueError(f"{place} holds lesson files in {folders[0].name}/ and in "
-                         f"{folders[1].name}/; leave one of them")
-    if not folders:
+def choose_lessons(paths, where):
+    """Return {lesson: path} of the lesson files among these relative paths: those in the only
+    folder that has some, without folders below it.  The last of several copies counts.  If no
+    name is exact, all may have the same prefix.  Raises ValueError with one sentence."""
+    matches = {path: match for path in paths if (match := NAME.fullmatch(path.name))}
+    if not matches:
         raise ValueError(
-            f"{place} holds no lesson file ({LESSONS[0]}.py, ..., {LESSONS[-1]}.py); hand in the "
-            "lesson's whole file, under its own name, with the function written in it")
-    return {lesson_of(path): path.resolve() for path in paths if path.parent == folders[0]}
+            f"{where} holds no lesson file ({LESSONS[0]}.py, ..., {LESSONS[-1]}.py); hand in the "
+            "lesson's whole file, under its own name, or a .zip archive with it")
+    found = [path for path in matches if not matches[path]["prefix"]] or list(matches)
+    # a platform's prefix ends with the number or the date of each upload
+    prefixes = {re.sub(r"LATE_|[\d-]+_$", "", matches[path]["prefix"] or "") for path in found}
+    if len(prefixes) > 1:
+        raise ValueError(f"{where} holds files of {' and of '.join(sorted(prefixes))}; put the "
+                         "files of each student into a folder")
+    depth = min(len(path.parts) for path in found)
+    folders = sorted({path.parent.as_posix() for path in found if len(path.parts) == depth})
+    if len(folders) > 1:
+        raise ValueError(f"{where} holds lesson files in {folders[0]}/ and in {folders[1]}/; leave "
+                         "one of them")
+    found = [path for path in found if len(path.parts) == depth]
+    found.sort(key=lambda path: (split_copy(path.name)[1], path.name))
+    return {matches[path]["lesson"].lower(): path for path in found}
 
 
 def take_lessons_from(place):
-    """Test the lessons of a submission, which run and write their files in a temporary folder."""
+    """Test the lessons of a submission, which run and write their files in a temporary folder.
+    Raises ValueError: one sentence."""
     global under_test, home
-    under_test = find_lessons(place)
+    if not Path(place).is_dir():
+        raise ValueError(f"{place} is not a folder; unpack archives, and give the folder with the "
+                         "files of one student")
+    files = visible_files(Path(place))
+    under_test = {lesson: files[path].resolve()
+                  for lesson, path in choose_lessons(files, place).items()}
     home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     sys.dont_write_bytecode = True
     limit_resources()
@@ -108,10 +122,11 @@ def note(**facts):
 # ---- the lessons, imported in order -------------------------------------------------------------
 
 def load(file, path):
-    """Import a lesson from this path under its own name, so that later imports return it."""
+    """Import a lesson from this path under this name, and return it, as later imports do."""
     spec = spec_from_file_location(file, path)
-    sys.modules[file] = module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[file])
+    module = sys.modules[file] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def raised(error, file):
@@ -119,14 +134,23 @@ def raised(error, file):
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
     where = f" in line {frames[-1].lineno} ({frames[-1].line})" if frames else ""
     text = " ".join(str(error).split()) or "no message"
+    folders = {path.parent for path in under_test.values()}
+    for folder in folders | {Path(home.name, "home")} if home else folders:
+        text = text.replace(f"{folder}{os.sep}", "")
     return f"{type(error).__name__}{where}: {text[:300]}"
 
 
 def sentence(error, path):
     """Say in one line why a lesson file cannot be imported."""
     if isinstance(error, SyntaxError):  # includes TabError and text that is not UTF-8
-        where = f", line {error.lineno}" if error.lineno else ""
-        return f"{path.name}{where}: {type(error).__name__}: {error.msg}"
+        line, message = error.lineno, error.msg
+        if "'utf-8' codec" in message:  # Python reports another line
+            text = path.read_bytes().decode(errors="replace")
+            line = text[: text.index("\ufffd")].count("\n") + 1
+            message = "this line is not UTF-8 text; save the file as UTF-8"
+        where = f", line {line}" if line else ""
+        python = ".".join(map(str, sys.version_info[:2]))
+        return f"{path.name}{where}: {type(error).__name__} in Python {python}: {message}"
     advice = "; the course uses numpy, torch and matplotlib only"
     return f"{path.name}: {raised(error, str(path))}" + (
         advice if isinstance(error, ModuleNotFoundError) else "")
@@ -136,17 +160,31 @@ def import_lessons(up_to=LESSONS[-1]):
     """Import the lessons up to this one.  Raises ValueError if a broken one has no replacement."""
     for file in LESSONS[: LESSONS.index(up_to) + 1]:
         note(importing=file)
-        go_home()
-        path = under_test.get(file, shipped_file(file))
-        try:
-            with time_limit(60):  # the first one imports torch
-                load(file, path)
-        except (Exception, SystemExit) as error:
-            broken[file] = sentence(error, path)
-            if path == shipped_file(file):
-                raise ValueError(broken[file]) from None
-            load(file, shipped_file(file))
+        shipped = shipped_file(file)
+        for path in dict.fromkeys([under_test.get(file, shipped), shipped]):
+            go_home()
+            try:
+                with time_limit(60):  # the first one imports torch
+                    load(file, path)
+                break
+            except (Exception, SystemExit) as error:
+                broken[file] = broken.get(file) or sentence(error, path)
+        else:
+            raise ValueError(broken[file])
+        replace_missing(file, path)
     note(imported=up_to)
+
+
+def replace_missing(file, path):
+    """Put our function, or its class, in the place of each exercise that this file lacks, because
+    rules of other exercises may need it."""
+    absent = [e for e in EXERCISES if e.file == file and not callable(function_of(e))]
+    missing.update(exercise.name for exercise in absent)
+    if absent and path != shipped_file(file):
+        ours = load(f"{file} as shipped", shipped_file(file))
+        for exercise in absent:
+            name = exercise.function.split(".")[0]
+            setattr(sys.modules[file], name, getattr(ours, name))
 
 
 @contextmanager
@@ -171,10 +209,11 @@ def time_limit(seconds):
 # ---- one function -------------------------------------------------------------------------------
 
 def function_of(exercise):
-    """Return the function under test from its lesson, or None if it is missing."""
+    """Return the function under test from its lesson, or None if it is missing.  A method that a
+    class only inherits is missing."""
     found = import_module(exercise.file)
     for part in exercise.function.split("."):
-        found = getattr(found, part, None)
+        found = getattr(found, "__dict__", {}).get(part)
     return found
 
 
@@ -182,7 +221,7 @@ def problem_of(exercise):
     """Say in one sentence why this exercise cannot be tested; return "" if it can."""
     if exercise.file in broken:
         return broken[exercise.file]
-    if callable(function_of(exercise)):
+    if exercise.name not in missing:
         return ""
     return f"there is no {exercise.function} in {exercise.file}.py; its name must stay"
 

@@ -19,6 +19,8 @@ TABLE["lanes"] = (
      "also has a target", ("(len(tokens) - 1) // B", "len(tokens) // B")),
     ("you concatenated the lanes into a single row: (B, L + 1) has one lane per row",
      ("torch.stack(", "torch.cat(")),
+    ("you use assert, which raises an AssertionError; use `if` and `raise ValueError`",
+     ("    if L < 1:\n", "    assert L >= 1\n    if False:\n")),
     ("B = 0 must raise a ValueError before anything is divided by it", (" if B > 0 else 0", "")),
     ("the lanes are columns: (B, L + 1) has one lane per row, and each has L + 1 tokens, of which "
      "the last is only a target", """
@@ -37,6 +39,17 @@ def segments(stream, T, start=0): pass
 """),
     ("use `yield`, not `return`: the segments are made one at a time",
      (YIELD, f"{X}{Y}        return x, y")),
+    ("you return a list: use `yield`, because train.py asks for one segment at a time",
+     ("    L =", "    found = []\n    L ="),
+     ("yield x, y", "found.append((x, y))\n    return found")),
+    ("you split into pieces of T + 1 columns, so each segment begins one column late: pieces "
+     "must overlap by one column", """
+def segments(stream, T, start=0):
+    for piece in stream[:, start:].long().split(T + 1, dim=1):
+        yield piece[:, :-1], piece[:, 1:]
+"""),
+    ("your loop does not end: advance by T, and stop when no input is left",
+     ("range(start, L, T)", "range(start, start + 99 * T, T)")),
     ("you split the lanes, not the columns: each segment has a piece of ALL lanes",
      (YIELD, "yield stream[t:end].long(), stream[t + 1 : end + 1].long()")),
     ("x and y are swapped: y is what follows x",

@@ -19,6 +19,8 @@ TABLE["four_terms"] = (
     ("u and v are swapped: u goes with the content, v with the position", ("u @ k[j]", "v @ k[j]"),
      ("v @ (W_kR @", "u @ (W_kR @")),
     ("you use u instead of v: (d) has its own bias", ("v @ (W_kR @", "u @ (W_kR @")),
+    ("`*` multiplies element by element; a dot product is also the sum: use @",
+     ("q[i] @ k[j]", "q[i] * k[j]")),
     ("W_kR is missing: R_d alone is not a key",
      ("q[i] @ (W_kR @ R[distance])", "q[i] @ R[distance]"),
      ("v @ (W_kR @ R[distance])", "v @ R[distance]")),

@@ -35,8 +35,10 @@ TABLE["rel_shift"] = (
      "of these rows", ("*batch, K + 1, T", "*batch, T, K + 1")),
     ("you padded a row instead of a cell: F.pad counts from the last axis, and one cell in front "
      "of each row is (1, 0)", ("(1, 0)", "(0, 0, 1, 0)")),
-    ("you padded the cell after each row; pad it in front: F.pad's (1, 0) is one cell before and "
-     "none after", ("(1, 0)", "(0, 1)")),
+    ("every row is one cell too far to the left: pad in FRONT of each row, (1, 0) in F.pad, and "
+     "drop T cells, not T + 1", ("(1, 0)", "(0, 1)")),
+    ("you padded after each row and dropped the last row: pad in front, and drop the first",
+     ("(1, 0)", "(0, 1)"), ("x[..., 1:, :]", "x[..., :-1, :]")),
     ("you drop one row of all matrices together; drop one of each: keep the leading dimensions",
      ("x.reshape(*batch, K + 1, T)", "x.reshape(-1, T)"),
      ("x[..., 1:, :].reshape(*batch, T, K)", "x[1:].reshape(*batch, T, K)")),

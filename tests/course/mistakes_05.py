@@ -10,6 +10,9 @@ TABLE["attention_mask"] = (
     ("same_length is ignored: with it keys more than M back are masked",
      ("if same_length", "if False")),
     ("keys far back are masked although same_length is off", ("if same_length", "if True")),
+    ("you apply same_length to the memory only: keys more than M back in the segment are also "
+     "masked",
+     ("(distance > M)", "((distance > M) & (j < m))")),
     ("each query sees M keys; it must see M + 1: itself and M before it; a key exactly M back is "
      "not masked", ("distance > M", "distance >= M")),
     ("each query sees M + 2 keys, one too many", ("distance > M", "distance > M + 1")),
@@ -45,6 +48,7 @@ TABLE["distance_encoding"] = (
     ("clamp_len = 0 means no clamp, but here every distance became 0",
      (CLAMP, "    distance = distance.clamp(max=max(clamp_len, 0))\n")),
     ("a negative clamp_len means no clamp, as 0 does", ("clamp_len > 0", "clamp_len != 0")),
+    ("test_far_distances_are_exact", ("-1, -1, ", "-1, -1, dtype=torch.bfloat16, ")),
     ("test_R_is_on_the_device", (", device=device)", ")")),
 )
 TABLE["relative_attention"] = (
@@ -57,12 +61,18 @@ TABLE["relative_attention"] = (
     ("only the content part is scaled: 1 / sqrt(C) covers all four terms",
      (" / math.sqrt(self.C)", ""),
      (SCORE, f"{CONTENT} / self.C ** 0.5 + lesson_4.rel_shift({POSITION})")),
+    ("(c) and (d) are not scaled: divide the whole score by sqrt(C), not q alone",
+     ("score / math", "score * 1  # math"), ("score(q, k,", "score(q / math.sqrt(self.C), k,")),
+    ("the position is missing: compute the score with relative_score(q, k, k_R, u, v)",
+     (SCORE, "q @ k.mT")),
     ("the position part is not shifted", (SCORE, f"{CONTENT} + {POSITION}")),
     ("k_R is reversed: its distances already descend", ("(q, k, k_R,", "(q, k, k_R.flip(1),")),
     ("keys and values are swapped", ("(q, k, k_R,", "(q, value, k_R,"),
      ("(probability) @ value", "(probability) @ k")),
     ("nothing is masked: queries see the future (masked_fill returns a new tensor, masked_fill_ "
      "changes the old one)", (MASKED, "score")),
+    ("you set masked scores to 0, which still gets weight: set them to -inf",
+     ('float("-inf")', "0")),
     ("the mask is inverted: visible keys are masked and masked keys are visible",
      ("(mask, float", "(~mask, float")),
     ("you set masked probabilities to 0 after the softmax: the others then do not sum to 1",
@@ -73,6 +83,9 @@ TABLE["relative_attention"] = (
      "not low enough; use masked_fill with -inf", (MASKED, "(score + mask * -1e9)")),
     ("dropout_attention is not called: apply it between the softmax and the values",
      ("self.dropout_attention(probability)", "probability")),
+    ("you call dropout_attention but do not use its result: it returns new probabilities",
+     ("    out = self.dropout_attention(probability)",
+      "    self.dropout_attention(probability)\n    out = probability")),
     ("dropout_attention gets the scores; it must get the probabilities",
      ("self.dropout_attention(probability)", "probability"),
      ('score.masked_fill(mask, float("-inf")).softmax(-1)',
@@ -131,6 +144,15 @@ TABLE["sample_top_k"] = (
      "shape", ("tokens.gather(-1, choice)", "tokens.gather(-1, choice)[:, 0]")),
     ("top_k is ignored: tokens beyond the k best are sampled",
      ("logits.float().topk(top_k)", "logits.float().topk(logits.shape[-1])")),
+    ("you set the other logits to 0, which still has probability: set them to -inf", """
+def sample_top_k(logits, top_k, temperature=1.0, generator=None):
+    least = logits.topk(top_k).values[:, -1:]
+    p = (logits.masked_fill(logits < least, 0) / temperature).softmax(-1)
+    return torch.multinomial(p, 1, generator=generator)
+"""),
+    ("all rows share one random number: each row needs its own (torch.multinomial draws one "
+     "for each row)", ("torch.multinomial(probability, 1, generator=generator)", "(probability."
+      "cumsum(-1) < torch.rand(1, generator=generator)).sum(-1, keepdim=True)")),
     ("this is always the best token: sample from the probabilities (torch.multinomial)",
      ("tokens.gather(-1, choice)", "tokens[:, :1]")),
     ("this is one sample for all rows: sample each row of the logits separately",
@@ -140,6 +162,10 @@ TABLE["sample_top_k"] = (
      ("best / temperature", "best * temperature")),
     ("the temperature has no effect: divide the logits by it before the softmax (after it, it "
      "cancels)", ("best / temperature", "best")),
+    ("test_without_a_generator_torch_s_own_is_used",
+     ("    best, tokens", "    torch.manual_seed(0)\n    best, tokens")),
+    ("test_without_a_generator_torch_s_own_is_used",
+     ("generator=generator)", "generator=generator or torch.Generator().manual_seed(0))")),
     ("test_the_same_seed_samples_the_same_tokens", (", generator=generator)", ")")),
     ("test_tokens_are_int64",
      ("tokens.gather(-1, choice)", "tokens.gather(-1, choice).float()")),
@@ -150,6 +176,10 @@ TABLE["sample_top_k"] = (
 TABLE["generate"] = (
     ("each step feeds the prompt again, although it is already in the memory: everything is read "
      "twice", ("x = sample_top_k", "new = sample_top_k"),
+     ("tokens.append(x)", "tokens.append(new)\n        x = torch.cat([x, new], dim=1)")),
+    ("each step reads the whole text again: read only the new token, and carry the memory over",
+     ("logits, memory = model(x, memory, last", "logits, _ = model(x, None, last"),
+     ("x = sample_top_k", "new = sample_top_k"),
      ("tokens.append(x)", "tokens.append(new)\n        x = torch.cat([x, new], dim=1)")),
     ("the memory is not carried over: every step loses what was read before",
      ("logits, memory = model", "logits, _ = model")),
@@ -164,6 +194,8 @@ TABLE["generate"] = (
      ("torch.cat(tokens, dim=1)", "torch.stack(tokens[1:], dim=1)")),
     ("for no tokens return a tensor (B, 0): torch.cat needs at least one tensor",
      ("[prompt[:, :0]]", "[]")),
+    ("test_generate_sets_no_seed",
+     ("    memory = None", "    torch.manual_seed(torch.initial_seed())\n    memory = None")),
     ("test_without_temperature_and_generator", ("temperature=1.0", "temperature=0.8")),
     ("test_top_k_is_40_or_the_whole_vocabulary",
      ("min(top_k, model.config.vocab_size)", "1 * top_k")),

@@ -14,6 +14,9 @@ TABLE["train_step"] = (
     ("test_three_results_are_returned", (f"return loss, norm, {MEMORY}", f"return loss, {MEMORY}")),
     ("the weights have not moved: optimizer.step() is missing, or the gradients are cleared just "
      "before it", ("    optimizer.step()\n", "")),
+    ("the weights have not moved: the gradients are cleared after backward(), so none are left; "
+     "clear them first",
+     ("    optimizer.zero_grad()\n", ""), (CLIP, f"    optimizer.zero_grad()\n{CLIP}")),
     ("the weights have not moved: loss.backward() is missing, so there is no gradient",
      ("            part.backward()\n", "")),
     ("the gradients of the previous step are still included: clear them first",
@@ -45,6 +48,13 @@ TABLE["train_step"] = (
     ("you changed the old memory in place: a step without an update must still return it",
      ("    optimizer.step()\n", "    optimizer.step()\n    if memory:\n"
       f"        memory[0].copy_({MEMORY}[0])\n")),
+    ("test_only_the_last_micro_batch_synchronizes_gradients",  # the forward pass is outside
+     ("        with ranks.no_sync(model, last=lanes.stop == len(x)):\n"
+      "            with machine.autocast(recipe, x.device.type):  # bf16 products\n"
+      f"                losses, part_memory = {CALL}\n",
+      "        with machine.autocast(recipe, x.device.type):\n"
+      f"            losses, part_memory = {CALL}\n"
+      "        with ranks.no_sync(model, last=lanes.stop == len(x)):\n")),
     ("test_a_non_finite_step_also_returns_three_results", ("return loss, norm, memory", "return")),
     ("you return the new memory of a step without an update: return the old one",
      ("return loss, norm, memory", f"return loss, norm, {MEMORY}")),
@@ -53,6 +63,8 @@ TABLE["evaluate"] = (
     ("a mean of the segments' means: the last, shorter segment counts too much",
      ("total.item() / (len(tokens) - 1)", "total.item() / parts"),
      (".double().sum()", ".double().mean()")),
+    ("you read everything in one call: read segments of evaluation_segment_length(recipe)",
+     ("lesson_1.segments(stream, T)", "lesson_1.segments(stream, len(tokens))")),
     ("the sum is divided by the number of tokens: n tokens are n - 1 predictions",
      ("total.item() / (len(tokens) - 1)", "total.item() / len(tokens)")),
     ("the last, shorter segment is missing",

@@ -33,7 +33,7 @@ def update_memory(memory, h, M):
 def stream_losses(model, x, y, T):
     memory, losses = None, []
     for t in range(0, x.shape[1], T):
-        logits, memory = model(x[:, t : t + T], memory)
+        logits, memory = model(x=x[:, t : t + T], memory=memory)
         losses.append(nn.functional.cross_entropy(logits.mT, y[:, t : t + T], reduction="none"))
     return torch.cat(losses, dim=1)
 
@@ -61,24 +61,25 @@ def rel_shift(x):
 def distance_encoding(K, D, clamp_len=0, device=None):
     limit = clamp_len if clamp_len > 0 else K
     distances = [min(limit, K - 1 - r) for r in range(K)]
-    return lesson_1.sinusoid(torch.tensor(distances, device=device), D)
+    return lesson_1.sinusoid(position=torch.tensor(distances, device=device), D=D)
 
 
 class RelativeAttention:
     def attend(self, q, k, value, k_R, u, v, mask):
         a_and_c = torch.einsum("bhtc,bhkc->bhtk", q + u[:, None], k)
-        b_and_d = lesson_4.rel_shift(torch.einsum("bhtc,hkc->bhtk", q + v[:, None], k_R))
+        b_and_d = lesson_4.rel_shift(x=torch.einsum("bhtc,hkc->bhtk", q + v[:, None], k_R))
         score = ((a_and_c + b_and_d) * self.C**-0.5).masked_fill(mask, -torch.inf)
-        p = self.dropout_attention((score - score.logsumexp(-1, keepdim=True)).exp())
+        p = self.dropout_attention(input=(score - score.logsumexp(-1, keepdim=True)).exp())
         return torch.einsum("bhtk,bhkc->bthc", p, value).flatten(2)
 
 
 class Layer:
-    def forward(self, h, *past):
-        attend = lambda z: self.dropout_output(self.attention(z, *past))
+    def forward(self, h, memory, R, u, v, mask):
+        attend = lambda z: self.dropout_output(
+            self.attention(h=z, memory=memory, R=R, u=u, v=v, mask=mask))
         feed = nn.Sequential(self.W_1, nn.ReLU(), self.dropout_inner, self.W_2, self.dropout_ff)
         for block, norm in ((attend, self.norm_1), (feed, self.norm_2)):
-            h = norm(h + block(h))
+            h = norm(input=h + block(h))
         return h
 
 
@@ -95,8 +96,9 @@ def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None)
     with torch.no_grad():
         logits, memory = model(prompt)
         for _ in range(n_tokens):
-            new.append(sample_top_k(logits[:, -1], top_k, temperature, generator))
-            logits, memory = model(new[-1], memory=memory)
+            new.append(sample_top_k(logits=logits[:, -1], top_k=top_k, temperature=temperature,
+                                    generator=generator))
+            logits, memory = model(x=new[-1], memory=memory, y=None, last_only=True)
     return torch.cat(new, 1) if new else prompt[:, :0]
 
 
@@ -106,14 +108,14 @@ def train_step(model, optimizer, x, y, memory, recipe):
     for b in range(0, len(x), recipe.micro_batch or len(x)):
         part = slice(b, b + (recipe.micro_batch or len(x)))
         past = None if memory is None else [layer[part] for layer in memory]
-        with ranks.no_sync(model, part.stop >= len(x)):
-            with machine.autocast(recipe, x.device.type):
-                losses, after = model(x[part], past, y[part])
+        with ranks.no_sync(model=model, last=part.stop >= len(x)):
+            with machine.autocast(recipe=recipe, device=x.device.type):
+                losses, after = model(x=x[part], memory=past, y=y[part])
             (losses / y.numel()).sum().backward()
         mean += losses.sum().item() / y.numel()
         new.append(after)
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    mean, norm = ranks.mean(mean), torch.stack([g.norm() for g in grads]).norm().item()
+    mean, norm = ranks.mean(number=mean), torch.stack([g.norm() for g in grads]).norm().item()
     if not (math.isfinite(mean) and math.isfinite(norm)):
         return mean, norm, memory
     for g in grads:
@@ -124,9 +126,11 @@ def train_step(model, optimizer, x, y, memory, recipe):
 
 def evaluate(model, tokens, recipe, label="evaluating"):
     device, memory, losses = model.u.device, None, []
-    lane, T = lesson_1.lanes(tokens.to(device), 1), evaluation_segment_length(recipe)
-    with torch.no_grad(), evaluating(model, recipe), machine.autocast(recipe, device.type):
-        for x, y in lesson_1.segments(lane, T):
-            loss, memory = model(x, memory=memory, y=y)
+    lane, T = lesson_1.lanes(tokens=tokens.to(device), B=1), evaluation_segment_length(recipe)
+    block = machine.autocast(recipe=recipe, device=device.type)
+    with torch.no_grad(), evaluating(model=model, recipe=recipe), block:
+        parts = lesson_1.segments(stream=lane, T=T, start=0)
+        for x, y in progress(items=parts, label=label, total=None, size=None):
+            loss, memory = model(x=x, memory=memory, y=y, last_only=False)
             losses.append(loss[0].double())
     return torch.cat(losses).mean().item()

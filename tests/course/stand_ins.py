@@ -20,15 +20,27 @@ def on_the_device(call):
 
 # ---- models -------------------------------------------------------------------------------------
 
-class CountingModel:
+class StandIn(nn.Module):
+    """A module that explains itself if a function asks for more than the rules need."""
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(f"there is no {name} here, and you do not need it: the model is "
+                                 "only called, and its first call gets None as memory") from None
+
+
+class CountingModel(StandIn):
     """Replaces lesson 2's model: the logit of a word is its count in all previous segments, plus 1
     if it is the current word.  The memory contains these counts, (B, 3)."""
 
     def __init__(self):
+        super().__init__()
         self.lengths, self.memories = [], []
-        self.weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
 
-    def __call__(self, x, memory=None):
+    def forward(self, x, memory=None):
         """Read x (B, T) and memory (B, 3) or None -> logits (B, T, 3), memory (B, 3)."""
         self.lengths.append(x.shape[1])
         self.memories.append(memory)
@@ -48,9 +60,9 @@ class Multiply(nn.Module):
         super().__init__()
         self.factor, self.given = factor, []
 
-    def forward(self, z):
-        self.given.append(z.detach())
-        return self.factor * z
+    def forward(self, input):
+        self.given.append(input.detach())
+        return self.factor * input
 
     def seen(self):
         """Return all values that it was given, of any shape, as one ascending vector."""
@@ -59,14 +71,13 @@ class Multiply(nn.Module):
 
 
 class Constant(nn.Module):
-    """Replaces an attention: returns the same result for any arguments, and records them."""
+    """Replaces an attention: returns the same result for any arguments."""
 
     def __init__(self, result):
         super().__init__()
-        self.result, self.given = result, []
+        self.result = result
 
-    def forward(self, *given):
-        self.given.append(given)
+    def forward(self, h, memory, R, u, v, mask):
         return self.result
 
 
@@ -82,7 +93,7 @@ class Mix(nn.Module):
 
 # ---- generation ---------------------------------------------------------------------------------
 
-class Adder(nn.Module):
+class Adder(StandIn):
     """A language model by arithmetic: the next token is the sum of all tokens read, modulo V.
 
     Its memory is that sum: if a token is read twice, or the memory is not passed on, the very next
@@ -91,7 +102,8 @@ class Adder(nn.Module):
 
     def __init__(self, V=1000):
         super().__init__()
-        self.config, self.u = SimpleNamespace(vocab_size=V), nn.Parameter(torch.zeros(1))
+        self.config, self.u = StandIn(), nn.Parameter(torch.zeros(1))
+        self.config.vocab_size = V
         self.lengths, self.memories, self.gradients = [], [], []  # of each call
 
     def forward(self, x, memory=None, y=None, last_only=False):
@@ -125,7 +137,7 @@ class Recorded(Exception):
     """Raised by a call of a Ledger on the meta device, where nothing can be computed."""
 
 
-class Ledger(nn.Module):
+class Ledger(StandIn):
     """A model with two weights, W = u = 1, that records its calls.
 
     losses = W * y + u * memory; the new memory is the last token of each lane, (B, 1, 1).
@@ -141,7 +153,7 @@ class Ledger(nn.Module):
         self.calls, self.open = [], []  # open: the current `with` blocks
         self.W.register_hook(self.backward_runs)
 
-    def forward(self, x, memory=None, y=None):
+    def forward(self, x, memory=None, y=None, last_only=False):
         kept = None if memory is None else [layer.clone() for layer in memory]
         self.calls.append(SimpleNamespace(x=x, memory=kept, y=y, open=tuple(self.open),
                                           grad=torch.is_grad_enabled()))
@@ -219,7 +231,7 @@ class OpaqueReader:
     def __init__(self, model):
         self.__dict__["model"] = model
 
-    def __call__(self, x, memory=None, y=None):
+    def __call__(self, x, memory=None, y=None, last_only=False):
         result, new_memory = self.model(x, memory and memory.layers, y)
         return result, SimpleNamespace(layers=new_memory)
 
@@ -244,7 +256,7 @@ class Descent:
         for weight in self.weights:
             weight.grad = None
 
-    def step(self):
+    def step(self, closure=None):
         self.steps += 1
         with torch.no_grad():
             for weight in self.weights:

@@ -2,6 +2,7 @@
 rule is broken by a mistake, and unusual correct solutions pass.
 """
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from course import diagnosis, lessons, mistakes, rules
+from course.compare import Differs, same
 from course.exercises import BY_NAME, EXERCISES, LESSONS, find
-from course.rules import judge, rules_of, same, sentence_of
+from course.rules import judge, rules_of, sentence_of
 from helpers import copy_of_project
 
 NAMES = list(BY_NAME)
@@ -43,7 +45,7 @@ def test_each_mistake_is_rejected_and_diagnosed(name):
 def test_each_rule_is_broken_by_a_mistake(name):
     """A rule that no known mistake breaks might never fail."""
     broken = {rule.function for rule in rules_of(name) for mistake in mistakes.mistakes_for(name)
-              if diagnosis.outcome_of_mistake(rule, mistake)}
+              if diagnosis.error_of_mistake(rule, mistake)}
     assert {rule.function for rule in rules_of(name)} == broken
 
 
@@ -154,7 +156,6 @@ def test_the_warnings_of_a_mistake_are_not_shown(monkeypatch, recwarn):
 
 def test_a_mistake_is_diagnosed_only_if_the_shipped_function_is_correct(monkeypatch):
     """An edit outside the function would give every mistake the same result."""
-    monkeypatch.setattr(diagnosis, "outcomes", {})
     monkeypatch.setattr(torch.nn, "ReLU", torch.nn.GELU)  # in Layer.__init__
     said = diagnosis_of("layer", lessons.function_of(BY_NAME["layer"]))
     assert said.startswith("The second sum: ")
@@ -166,11 +167,29 @@ def test_a_mistake_is_diagnosed_whatever_its_undefined_cells_contain():
     assert diagnosis_of("rel_shift_by_index", moved_by_i).startswith("row i is moved by i")
 
 
-def test_a_difference_is_found_and_described():
+@pytest.mark.parametrize("got, wanted, text", [
+    ([1.0], [torch.nan], "1 of 1 entries are wrong, the first at [0]"),
+    ([3e-5, 0.5], [0.0, 0.5], "1 of 2 entries are wrong, by 3e-05 at most, the first at [0]"),
+    ([0.5, 1.0], [0.0, 0.5], "2 of 2 entries are wrong, the first at [0]"),
+    (1 + 1e-9, 1.0, "the result must be 1, got 1.000000001"),
+    (torch.tensor([1, 2]), [1, 2, 3], "expected (3,), got (2,)\n    expected    got\n"
+     "    [1 2 3]     [1 2]")])
+def test_a_difference_is_found_and_described(got, wanted, text):
     """NaN equals only NaN, differences below two digits are reported, and shapes are shown."""
-    assert same([torch.nan], [torch.nan]) and not same([torch.nan], [1.0])
-    wanted = torch.arange(4.0, dtype=torch.float64).view(2, 2)
-    for by, words in ((3e-5, " wrong, by 3e-05 at most,"), (0.5, " wrong, the")):
-        assert f"4 of 4 entries are{words}" in diagnosis.counted(same(wanted + by, wanted))
-    said = diagnosis.side_by_side([1, 2, 3], torch.tensor([1, 2]))
-    assert "expected (3,), got (2,)" in said and "[1 2 3]" in said and "[1 2]" in said
+    assert same([torch.nan, 1.0], [torch.nan, 1.0])
+    with pytest.raises(Differs, match=re.escape(text)):
+        same(got, wanted)
+
+
+@pytest.mark.parametrize("page", ["README.md", "tests/README.md"])
+def test_the_quoted_failure_and_rule_are_real(page):
+    """Each quoted line is in the message for a wrong row, or in the rule's source."""
+    wrong = next(mistake for mistake in mistakes.mistakes_for("rel_shift")
+                 if mistake.sentence.startswith("the rows went to the right"))
+    rule, message = judge("rel_shift", wrong.function())
+    quoted = re.findall(r"^ *(rel_shift: the rows.*?)\n(?:\n|```|hint)|^( *def test_row_i.*?)\n\n",
+                        (lessons.ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    known = " ".join((message + inspect.getsource(rule.function)).split())
+    lines = "\n".join(a + b for a, b in quoted).splitlines()
+    assert len(lines) >= 5
+    assert not [line for line in lines if " ".join(line.split(" ...")[0].split()) not in known]

@@ -132,6 +132,14 @@ def test_only_the_needed_rows_are_computed_and_in_float32():
     assert losses.dtype == logits.dtype == torch.float32
 
 
+@pytest.mark.parametrize("token", [0, 3, 10])
+def test_every_parameter_has_a_gradient_if_a_batch_holds_one_band(token):
+    """Several ranks wait for the gradients of all parameters, also of a band without tokens."""
+    model, x = TransformerXL(replace(BANDS, tie_projections=False)), torch.full((2, 4), token)
+    model(x, None, x)[0].sum().backward()
+    assert [name for name, z in model.named_parameters() if z.grad is None] == []
+
+
 # ---- the two golden equalities ------------------------------------------------------------------
 
 def largest_difference(model, x, *segmentations):

@@ -120,8 +120,8 @@ def test_a_wrong_or_truncated_archive_raises_one_sentence(tmp_path, name, pack, 
 @pytest.mark.parametrize("name", ["a.zip", "two"])
 def test_a_full_disk_raises_one_sentence(web, tmp_path, monkeypatch, name):
     """The disk may be full while fetching or unpacking, and no partial file remains."""
-    def full(path, mode):
-        return io.open("/dev/full" if path.name == f"{name}.part" else path, mode)
+    def full(path, mode, **options):
+        return io.open("/dev/full" if path.name == f"{name}.part" else path, mode, **options)
 
     monkeypatch.setattr(files, "open", full, raising=False)
     web[SITE] = zipped(IN_FOLDER)

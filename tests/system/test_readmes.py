@@ -1,4 +1,4 @@
-"""What the READMEs name exists: links, figures, files, commands, flags, models, exercises."""
+"""Test that each link, figure, file, command, flag, model and exercise of the pages exists."""
 import re
 import shlex
 from textwrap import indent
@@ -22,8 +22,8 @@ SOURCES = "--nnodes --nproc-per-node --max-restarts --shutdown-timeout --index-u
 
 
 def code_in(text):
-    """Return what is in `code`, and the indented lines without what explains them."""
-    spans = re.findall(r"`([^`]+)`", text)
+    """Return the text of each `code` span, and the indented lines without their explanations."""
+    spans = re.findall(r"`([^`]+)`", re.sub(r"```.+?```", "", text, flags=re.DOTALL))
     blocks = re.findall(r"^ {4}(.+)$", text.replace("\\\n", " "), re.MULTILINE)
     short = re.search(r'^ +P="(.+?)"', text, re.MULTILINE)  # is written $P below
     blocks = [line.replace("$P", short[1]) if short else line for line in blocks]
@@ -42,7 +42,7 @@ def parse_commands(text):
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)
 def test_what_is_named_exists(path):
-    """Links, files, flags, exercises, models; and train.py takes the commands."""
+    """Check links, files, flags, exercises and models; train.py accepts the commands."""
     text = path.read_text(encoding="utf-8")
     parse_commands(text)
     with pytest.raises(ValueError, match="datset"):
@@ -51,7 +51,7 @@ def test_what_is_named_exists(path):
         assert target.startswith("http") or (path.parent / target).exists(), target
     for code in code_in(text):
         for word in re.findall(r"(?<![\w./*-])[\w./*-]+\.(?:py|md)\b", code):
-            own = re.search(r"NN?\b|\.\./|[A-Z]{3,}|runs/|\*", word)  # a name of the reader's own
+            own = re.search(r"NN?\b|\.\./|[A-Z]{3,}|runs/|\*|^xl", word)  # the reader's own file
             assert own or [*ROOT.glob(word), *path.parent.glob(word), *(ROOT / "tests").rglob(
                 word), *(ROOT / "support").glob(word)], word
         for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", code):
@@ -64,7 +64,7 @@ def test_what_is_named_exists(path):
 
 
 def test_the_exercises_are_counted_and_listed_as_they_are():
-    """Their number, in words, and those of each lesson."""
+    """The pages state their number, in words, and list those of each lesson."""
     count = "sixteen seventeen eighteen nineteen twenty twenty-one".split()[len(EXERCISES) - 16]
     pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "tests/README.md")]
     for page in pages:
@@ -77,7 +77,7 @@ def test_the_exercises_are_counted_and_listed_as_they_are():
 
 
 def test_each_figure_is_shown():
-    """What stands in figures/ is looked at from some README."""
+    """Every figure in figures/ is shown or linked on some page."""
     texts = "".join(path.read_text(encoding="utf-8") for path in READMES)
     assert not [path.name for path in (ROOT / "figures").iterdir()
                 if not re.search(rf"figures/{path.name}[)\"]", texts)]
@@ -98,7 +98,7 @@ def test_no_line_of_code_has_to_be_scrolled(path):
 
 
 def test_each_question_of_the_lessons_has_an_answer():
-    """As many, lesson by lesson, and in the order of the two lists."""
+    """Each lesson has as many answers as questions, in the order of its two lists."""
     answers = (ROOT / "tests/course/answers.md").read_text(encoding="utf-8")
     sections = answers.partition("\n## Week 4")[0].split("\n## ")[1:]
     for path, section in zip(sorted(ROOT.glob("0*.py")), sections, strict=True):

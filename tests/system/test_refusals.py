@@ -1,4 +1,6 @@
 """A program or a model rejects input that it cannot use in one line, and writes nothing."""
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -9,6 +11,7 @@ import torch
 
 import blank
 import grade
+from course.exercises import LESSONS
 from helpers import refusal
 from system.conftest import files
 
@@ -35,15 +38,19 @@ REFUSED = {  # program: command line, words of the sentence
         # files
         (NO_TEXT + "--text nowhere.txt", "nowhere.txt"),
         (NO_TEXT + "--text none", "there is no file"),
+        (NO_TEXT + "--text project", "a folder or a pipe must"),
         (NO_TEXT + "--text brief.txt", "39 bytes, but at least 40"),
-        (NEW + "--out brief.txt/run", "brief.txt"),
+        (NEW + "--out brief.txt/run", "'brief.txt/run'; use another folder with --out"),
+        ([*NEW.split(), "--out", ""], "--out is empty"),
         ("--eval-only --out nowhere", "no checkpoint at nowhere"),
         # settings
         (NEW + "--steps 3 --minutes 1", "one length"),
+        (NEW + "--minutes inf", "--minutes must be at least 0 and finite"),
         (NEW + "--steps 0", "one length above 0"),
         (NEW + "--lr 0", "--lr must be above 0, got 0"),
         (NEW + "--lr x", "--lr: invalid float value"),
         (NEW + "--batch 0", "--batch must be at least 1, got 0"),
+        (NEW + "--batch 9999", "--batch 9999: 3600 tokens cannot be cut into 9999 lanes"),
         (NEW + f"--eval-mem-len {2**63}", "--eval-mem-len must be at most"),
         # sizes
         (NEW + "--n-head 3", "3 heads do not divide the model width 32"),
@@ -56,6 +63,7 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--cutoffs 2 3 4 --div-val 4", "leaves no width"),
         ("--resume --eval-only --out small", "--resume trains"),
         # samples
+        ("--sample abc --out small --text short.txt", "it is another one"),
         ("--sample abc --out small --temperature nan", "--temperature must be at least 1e-30"),
         # other settings than those of a run, or another text; here other symbols, another order
         (NEW + "--out small", "holds a run already"), (RESUME + "--lr 0.5", "--lr is"),
@@ -77,7 +85,6 @@ REFUSED = {  # program: command line, words of the sentence
         ("nowhere", "does not exist"), ("short.txt", "is a file"),
         ("none", "holds no submission"), ("project", "the folder of one student"),
         (". --cvs x", "--cvs"), ("", "SUBMISSIONS"),
-        (". --seconds few", "--seconds"), (". --seconds 3", "12 seconds are needed"),
         (". --only lanes,raech", "did you mean reach?"),
         (". --csv nowhere/a.csv", "--csv nowhere/a.csv"), (". --csv none", "is a folder")],
     "when_memory_pays": [  # table6 and table8 have the same flags
@@ -146,6 +153,33 @@ def test_a_command_line_is_rejected_in_one_line(
     assert len(lines) == 1 and words in lines[0], lines
     assert lines[0].startswith(f"{program}.py: ")
     assert files() == before and not (program == "train" and Path("new").exists())
+
+
+# ---- the process: its streams and variables -----------------------------------------------------
+
+CODE = """import os, pathlib, sys, support.files as files
+print('a\\u2026', os.environ.get('MPLBACKEND'))
+files.write_atomically(pathlib.Path('file'), lambda file: file.write('\\u2026'), 'w')
+sys.stderr.write('b')
+raise KeyboardInterrupt"""
+
+
+@pytest.mark.parametrize("streams, wanted", [
+    ("", "a? None\nbstopped\n"), (">&-", "bstopped\n"), ("2>&-", "a? None\n")])
+def test_a_program_accepts_any_streams_locale_backend_and_ctrl_c(streams, wanted, tmp_path):
+    """Streams and files are ASCII, or streams are closed; the backend of figures is missing."""
+    result = subprocess.run(
+        f'"{sys.executable}" -X utf8=0 -c "{CODE}" {streams}', shell=True, text=True, cwd=tmp_path,
+        capture_output=True, env={"PYTHONPATH": str(ROOT), "MPLBACKEND": "module://nothing",
+                                  "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"})
+    assert result.stdout + result.stderr == wanted
+    assert (tmp_path / "file").read_bytes() == "…".encode()
+
+
+def test_support_prepares_the_process_before_torch_and_matplotlib_are_imported():
+    for name in (*LESSONS, "train"):
+        before = (ROOT / f"{name}.py").read_text("utf-8").partition("\nfrom support")[0]
+        assert "\nimport torch" not in before and "\nfrom matplotlib" not in before, name
 
 
 # ---- sizes and tensors --------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Start, stop and resume complete runs, whose results must agree bit for bit."""
 import math
 import os
+import shlex
 import signal
 import sys
 from importlib import import_module
@@ -30,7 +31,7 @@ def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
     assert steps == ["2", "3", "4", "6", "6", "8", "9"]
     assert saved(out, "best")["memory"] is None
     head = (out / "metrics.tsv").read_text()
-    assert head.startswith(f"# python {' '.join(' '.join(sys.argv).split())}\n")
+    assert head.startswith(f"# python {' '.join(shlex.join(sys.argv).split())}\n")
     assert "commit" in head and f"torch {torch.__version__}" in head and "parameters" in head
 
 
@@ -60,7 +61,8 @@ def test_eval_only_chooses_its_dtype_by_the_machine(small, monkeypatch):
 # ---- stop and resume ----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("where, call, number", [
-    ("train_step", 7, signal.SIGTERM), ("evaluate", 3, signal.SIGINT)])
+    ("train_step", 7, signal.SIGTERM), ("evaluate", 3, signal.SIGINT),
+    ("train_step", 2, runs.HANG_UP)])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
         text, tmp_path, capsys, finished, where, call, number):
     """Parameters, optimizer, schedule, random state, position in the text, memory, metrics and test
@@ -70,7 +72,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 
     def act():
         assert checkpoint.fcntl is None or refusal(checkpoint.lock, out)
-        os.kill(os.getpid(), number)
+        for _ in range(1 + (number == runs.HANG_UP)):  # the system and the shell both send it
+            os.kill(os.getpid(), number)
 
     with at_call(call, act, where):
         assert run(text, out, *WHOLE) == 128 + number
@@ -80,6 +83,18 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     assert again(out, "--resume") == 0
     assert last_line(capsys) == score
     assert not runs_differ(whole, out)
+
+
+def test_nohup_ctrl_c_and_a_suspended_process(capfd):
+    """SIGHUP stays ignored, Ctrl-C is confirmed, and a pause is not counted as training."""
+    before = signal.signal(runs.HANG_UP, signal.SIG_IGN)
+    with runs.Stop() as stop:
+        signal.raise_signal(runs.HANG_UP), signal.raise_signal(signal.SIGINT)
+        stop.agree(0)
+    signal.signal(runs.HANG_UP, before)
+    assert stop.number == signal.SIGINT and "stopping after this" in capfd.readouterr().err
+    job, seconds = Mock(step_seconds=[]), (1, 1, 60, 9, 1, 60, 60, 60, 60)
+    assert [runs.Job.without_pause(job, z) for z in seconds] == [1, 1, 1, 9, 1, 1, 60, 60, 60]
 
 
 def test_a_custom_optimizer_resumes_bit_for_bit(text, tmp_path, monkeypatch):
@@ -129,6 +144,15 @@ def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys
         assert again(out, "--eval-only") == 0
     assert "holds a run already" in failure(capsys, run(text, out, "--steps", "3"))
     assert left == {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def test_of_two_runs_at_the_same_moment_one_is_rejected(text, tmp_path, monkeypatch, capsys):
+    """The other has created the folder since this one looked.  A rejected run leaves no lock."""
+    out, make = tmp_path / "run", train.make_job
+    monkeypatch.setattr(train, "make_job", lambda *given: (make(*given), out.mkdir())[0])
+    assert "is in use by another run" in failure(capsys, run(text, out, "--steps", "3"))
+    assert "no checkpoint" in failure(capsys, again(out, "--resume"))
+    assert not any(out.iterdir())
 
 
 def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkeypatch, capsys):

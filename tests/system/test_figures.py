@@ -83,7 +83,7 @@ def test_lesson_3_has_the_four_terms_scaled_and_masked(axes):
     (lesson_4, lesson_2, ["lane_losses"]), (lesson_5, lesson_2, ["lane_losses"])],
     ids="12345")
 def test_a_main_trains_on_train_and_evaluates_on_valid(lesson, trainer, shows, monkeypatch, axes):
-    """There is no test split that could be read.  Lessons 4 and 5 train nothing."""
+    """The corpus has no test split, so reading it would fail.  Lessons 4 and 5 do not train."""
     read, corpus = set(), SimpleNamespace(
         vocab=bytes(range(128)), train=torch.ones(700_000), valid=torch.full((300_000,), 2.0))
     results = {"window_losses": torch.ones(6250, 32), "lane_losses": torch.ones(32, 64)}

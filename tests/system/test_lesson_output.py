@@ -15,9 +15,9 @@ SAMPLE = "(yours differs):"  # the line after it is a sampled text, as Python wr
 
 
 def block(text):
-    """Return the lines that a lesson says it prints: those behind "#" and four spaces at its end.
+    """Return the output that a lesson shows at its end: the lines after "#" and five spaces.
 
-    What is closer to the "#" is a remark on the line above.
+    The other comment lines are remarks on the output.
     """
     head, *rest = text[text.index("\n# It prints") + 1 :].splitlines()
     assert re.fullmatch(r"# It prints \(seed 0, Python 3\.\d+\.\d+; .*", head)

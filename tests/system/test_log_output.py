@@ -16,12 +16,14 @@ from training.job import State
 train = import_module("train")
 
 
-def test_metrics_are_means_of_finite_steps_since_the_last_line(tmp_path, capsys):
+def test_metrics_are_means_of_finite_steps_since_the_last_line(tmp_path, monkeypatch, capsys):
     """The largest loss beside them; a loss above twice their mean is printed at once."""
     job = SimpleNamespace(name="toy", path=tmp_path, model=nn.Linear(2, 3), state=State(),
                           device=torch.device("cpu"), corpus=SimpleNamespace(unit="bpc", name=""))
     metrics, recipe = log.Log(), presets.Recipe(steps=40, log_every=20)
+    monkeypatch.setattr(log, "__file__", __file__)  # the repository is not one, but two folders up
     metrics.open(job)
+    assert "commit unknown" in (tmp_path / "metrics.tsv").read_text()
     for step in range(40):
         loss = {1: 2.5, 12: 2.5, 14: math.nan}.get(step, 1.0)
         job.state.record_step(torch.zeros(2, 3), math.isfinite(loss), 1.0)
@@ -33,7 +35,7 @@ def test_metrics_are_means_of_finite_steps_since_the_last_line(tmp_path, capsys)
         ["40", "240", "40.0", "0.01", "0.5", one, one, "1", ""]]
     said = capsys.readouterr().out
     assert said.count("spike") == 1 and "step 13 | loss 3.607 bpc | spike: more than twice" in said
-    assert log.in_unit(800.0, "ppl") == math.inf  # exp would overflow
+    assert log.in_unit(800.0, "ppl") == math.inf and log.clock(1e300)  # these would overflow
 
 
 @pytest.mark.parametrize("now, said", [(4.9, ""), (5.1, (
@@ -76,12 +78,15 @@ def test_the_curve_shows_both_losses_over_the_tokens(tmp_path, monkeypatch):
 def test_a_checkpoint_is_used_in_the_form_that_was_trained(flags, text, tmp_path, monkeypatch,
                                                            capsys):
     """The same form is used at the end and later; a run continues the start of the test split."""
-    prepare = Mock(wraps=fast.prepare)
+    prepare, out = Mock(wraps=fast.prepare), str(tmp_path / "my run")
+    bits = MemoryError if flags else {"xz": 2}
+    monkeypatch.setattr(log, "compressed_bits", Mock(side_effect=[bits]))
     monkeypatch.setattr(fast, "prepare", prepare)
-    assert run(text, tmp_path / "run", "--steps", "3", *flags) == 0
+    assert run(text, out, "--steps", "3", *flags) == 0
     said = capsys.readouterr().out
-    assert f"\n{text.read_text()[-12:]}>>>" in said and "xz" in said
-    assert train.main(["--eval-only", "--out", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    assert f"\n{text.read_text()[-12:]}>>>" in said and f"--sample TEXT --out '{out}'" in said
+    assert ("split: left out, since xz" if flags else "split: xz 2.0000") in said
+    assert train.main(["--eval-only", "--out", out, "--device", "cpu"]) == 0
     assert [call.args[1] for call in prepare.call_args_list] == [bool(flags)] * 3
 
 

@@ -1,0 +1,124 @@
+"""Compare a result with the expected one, and show what differs side by side.
+
+    assert same(rel_shift(x), [[2, 1, 0, ..., ...],
+                               [13, 12, 11, 10, ...],
+                               [24, 23, 22, 21, 20]])
+"""
+from itertools import zip_longest
+
+import numpy as np
+import torch
+
+ROWS, COLUMNS = 10, 12  # the largest part that is shown; with decimals half as many columns
+
+
+class Differs(AssertionError):
+    """A result differs from the expected one.  The text, which a student sees, shows both."""
+
+
+class WrongKind(AssertionError):
+    """A result cannot be compared, such as None or a list.  The text is a sentence."""
+
+
+def same(got, wanted, compared=None, tolerance=0.0):
+    """Return True if shape and values are equal (NaN equals NaN); otherwise raise an error.
+
+    wanted: a tensor, an array (then the result must also be one), a number, lists of numbers, in
+    which `...` marks a cell that is not compared, or a tuple of numbers if the result must be a
+    list of numbers.  compared: (T, K) bool, True for the cells that are compared.
+    """
+    if isinstance(wanted, list) and "Ellipsis" in str(wanted):
+        compared = torch.tensor([[z is not ... for z in row] for row in wanted])
+        wanted = [[0 if z is ... else z for z in row] for row in wanted]
+    found, target = tensor(got), tensor(wanted)
+    if got is None:
+        raise WrongKind("nothing is returned: did you forget `return`?")
+    if found is None or isinstance(got, np.ndarray) != isinstance(wanted, np.ndarray):
+        what = "a NumPy array" if isinstance(wanted, np.ndarray) else "a torch tensor"
+        wish = (f"a list of {len(wanted)} numbers" if isinstance(wanted, tuple) else
+                f"{what} of shape {tuple(target.shape)}" if target.dim() else "a number")
+        kind = "NumPy array" if isinstance(got, np.ndarray) else type(got).__name__
+        raise WrongKind(f"the result must be {wish}, got a {kind}")
+    if found.shape != target.shape:
+        raise Differs(f"the shape must be {tuple(target.shape)}, got {tuple(found.shape)}\n"
+                      + side_by_side(target, found))
+    if found.numel() and found.isnan().all() and not target.isnan().all():
+        raise WrongKind("every number is NaN: 0 / 0, 0 * inf or inf - inf on the way")
+    wrong = differing(found, target, tolerance)
+    if compared is not None:
+        wrong = wrong & compared
+    if wrong.any():
+        raise Differs(f"{counted(found, target, wrong, compared)}\n"
+                      + side_by_side(target, found, compared, wrong.nonzero()[0].tolist()))
+    return True
+
+
+def tensor(z):
+    """Return a tensor, an array, a number or lists of numbers as a tensor; otherwise None."""
+    try:
+        if isinstance(z, np.ndarray):  # a copy, because torch does not support negative strides
+            return torch.from_numpy(z.copy())
+        dtype = torch.float64 if isinstance(z, float) else None
+        return z.detach() if isinstance(z, torch.Tensor) else torch.tensor(z, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def differing(a, b, tolerance=0.0):
+    """Return where two tensors of the same shape differ; NaN equals NaN."""
+    a, b = a.double(), b.double()
+    return ~((a - b).abs().le(tolerance) | (a == b) | (a.isnan() & b.isnan()))
+
+
+def counted(got, wanted, wrong, compared):
+    """Describe in a sentence how much of a result is wrong."""
+    if not wanted.dim():
+        digits = next(n for n in range(6, 18) if f"{wanted:.{n}g}" != f"{got:.{n}g}")
+        return f"the result must be {wanted:.{digits}g}, got {got:.{digits}g}"
+    count = wrong.numel() if compared is None else int(compared.expand_as(wrong).sum())
+    largest = (got.double() - wanted.double()).abs()[wrong].max()
+    little = f", by {largest:.0e} at most" * bool(largest < 0.01)  # two digits may not show it
+    return (f"{int(wrong.sum())} of {count} entries are wrong{little}, the first at "
+            f"{wrong.nonzero()[0].tolist()}")
+
+
+# ---- expected and got, side by side -------------------------------------------------------------
+
+def side_by_side(wanted, got, compared=None, first=()):
+    """Return two matrices or vectors as text, expected left and got right.
+
+    If they are larger or have more dimensions, only the part around the first difference is shown.
+    """
+    where = ""
+    if wanted.shape != got.shape:
+        where = f"shape: expected {tuple(wanted.shape)}, got {tuple(got.shape)}"
+    elif wanted.dim() > 2:
+        where = f"at {first[:-2]}"
+        wanted, got = wanted[tuple(first[:-2])], got[tuple(first[:-2])]
+    sides = [torch.atleast_2d(z).double().flatten(0, -2) for z in (wanted, got)]
+    numbers = torch.cat([z[z.isfinite()] for z in sides])
+    decimals = 0 if (numbers == numbers.round()).all() else 2
+    width = COLUMNS // (2 if decimals else 1)
+    row, column = [0, 0, *first][-2:]
+    top, left = max(0, row - ROWS + 1), max(0, column - width + 1)
+    if wanted.shape == got.shape and (len(sides[0]) > ROWS or sides[0].shape[1] > width):
+        where += f" from row {top}, column {left} on" if top or left else " the upper left part"
+
+    def cells(side, decimals):
+        """Return the numbers of one side as text; a dot is a cell that is not compared."""
+        return [["." if compared is not None and not compared[i, j] else f"{z:.{decimals}f}"
+                 for j, z in enumerate(line[left : left + width], left)]
+                for i, line in enumerate(side[top : top + ROWS].tolist(), top)]
+
+    while decimals in (2, 4) and cells(sides[0], decimals) == cells(sides[1], decimals):
+        decimals += 2  # a small difference
+    texts = [cells(side, decimals) for side in sides]
+    wide = max((len(z) for text in texts for line in text for z in line), default=1)
+    expected, found = ([f"[{' '.join(z.rjust(wide) for z in line)}]" for line in text]
+                       for text in texts)
+    space = max(map(len, [*expected, "expected"])) + 4
+    pairs = zip_longest(["expected", *expected], ["got", *found], fillvalue="")
+    lines = [where.strip()] * bool(where) + [a.ljust(space) + b for a, b in pairs]
+    if compared is not None and not compared.all():
+        lines.append("(a dot: masked, not compared)")
+    return "\n".join("    " + line.rstrip() for line in lines)
