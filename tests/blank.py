@@ -169,15 +169,11 @@ def show_list():
     print(*lessons.broken.values(), rules.progress_line(), sep="\n")
 
 
-def shipped_exercises():
-    """Return the names of the exercises that were never blanked, or have the shipped body again."""
-    found = []
-    for exercise in EXERCISES:
-        kept = lessons.kept_file(exercise.file, ROOT)
-        text = (ROOT / f"{exercise.file}.py").read_text(encoding="utf-8", errors="replace")
-        if not kept.exists() or Lesson(exercise, kept).body in text:
-            found.append(exercise.name)
-    return found
+def is_shipped(exercise):
+    """Return whether an exercise was never blanked, or has the shipped body again."""
+    kept = lessons.kept_file(exercise.file, ROOT)
+    text = (ROOT / f"{exercise.file}.py").read_text(encoding="utf-8", errors="replace")
+    return not kept.exists() or Lesson(exercise, kept).body in text
 
 
 def submit(name):
@@ -199,7 +195,8 @@ def submit(name):
 
     write_atomically(path, pack)
     print(f"{path} holds your {len(LESSONS)} lesson files: hand it in as it is")
-    if ours := [] if is_student_edition() else shipped_exercises():
+    ours = [exercise.name for exercise in EXERCISES if is_shipped(exercise)]
+    if ours and not is_student_edition():
         print(*textwrap.wrap(f"{len(ours)} of {len(EXERCISES)} exercises hold the shipped solution "
                              f"or were never blanked here: {', '.join(ours)}", WIDTH), sep="\n")
 

@@ -76,8 +76,7 @@ def test_an_attempt_is_never_destroyed(project, capsys):
 
 
 def test_colabs_notebook_packs_what_the_student_wrote(project, capsys):
-    """Its cells run from top to bottom.  The student wrote nothing, and all but one exercise hold
-    the shipped solution, so --submit lists these."""
+    """Its cells run from top to bottom; --submit lists all exercises except the blank one."""
     notebook = (ROOT / "tests/classroom/colab.ipynb").read_text(encoding="utf-8")
     for command in re.findall(r'^ +"!python tests/blank.py ([^"\\]*)', notebook, re.MULTILINE):
         assert blank.main(command.split()) == 0

@@ -1,7 +1,4 @@
-"""Small runs of train.py for the tests: a text, finished runs, and the check of an error line.
-
-pytest imports this file before the lessons under test, so each function imports what needs them.
-"""
+"""Small runs of train.py.  Functions import it, since pytest imports this before the lessons."""
 import io
 import os
 import random
