@@ -21,21 +21,19 @@ import textwrap
 import zipfile
 from pathlib import Path
 
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # support/ is there
 from course import lessons
 from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
-
-sys.path.insert(1, str(ROOT))  # support/ is there
 from support.files import write_atomically
 
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
 # the content of the student edition: files that students open show no solution, and files that
 # need the answers are in tests/course and say so
-EDITION = """*.py .gitignore LICENSE requirements.txt support/*.py training/*.py pretrained/*
-    tests/conftest.py tests/helpers.py tests/blank.py tests/test_*.py
-    tests/course/compare.py tests/course/diagnosis.py tests/course/exercises.py
-    tests/course/lessons.py
-    tests/course/mistakes*.py tests/course/oracles.py tests/course/rules.py
-    tests/course/stand_ins.py""".split()
+EDITION = """*.py .gitignore LICENSE pytest.ini requirements.txt support/*.py training/*.py
+    pretrained/* tests/conftest.py tests/helpers.py tests/blank.py tests/test_*.py
+    tests/course/__init__.py tests/course/compare.py tests/course/diagnosis.py
+    tests/course/exercises.py tests/course/lessons.py tests/course/mistakes*.py
+    tests/course/oracles.py tests/course/rules.py tests/course/stand_ins.py""".split()
 FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # PLAIN replaces FAST there
 
 
@@ -120,6 +118,12 @@ def is_student_edition():
     return not (ROOT / "tests" / "grade.py").exists()
 
 
+def drop_kept(kept, path):
+    """Delete the kept text of a lesson that is equal to it."""
+    if kept.exists() and lessons.text_of(kept) == lessons.text_of(path):
+        kept.unlink()
+
+
 def blank(name):
     """Replace the body of an exercise with its task."""
     exercise = exercise_called(name)
@@ -127,9 +131,14 @@ def blank(name):
     if lesson.is_blank():
         print(f"{exercise.name} is blank already, in {lesson.path.name}")
     else:
-        if not kept.exists() and not is_student_edition():
-            lessons.keep_pristine(exercise.file, ROOT)
-        lesson.write(lesson.stub())
+        is_first = not kept.exists() and not is_student_edition()
+        try:
+            if is_first:
+                lessons.keep_pristine(exercise.file, ROOT)
+            lesson.write(lesson.stub())
+        finally:  # if the disk is full, the lesson is not blank
+            if is_first:
+                drop_kept(kept, lesson.path)
         print(f"{exercise.function} in {lesson.path.name} is blank now: {exercise.idea}")
     print(f"write it (about {exercise.lines} lines), then run:  pytest -k {exercise.name}")
 
@@ -142,8 +151,7 @@ def undo(name):
         why = "this is the student edition" if is_student_edition() else "it was not blanked here"
         raise ValueError(f"{exercise.name}: {why}, so there is nothing to restore")
     lesson.write(Lesson(exercise, kept).body)
-    if lessons.text_of(kept) == lessons.text_of(lesson.path):
-        kept.unlink()
+    drop_kept(kept, lesson.path)
     print(f"{exercise.function} in {lesson.path.name} is as it was before it was blanked")
 
 
@@ -159,6 +167,13 @@ def show_list():
         print(f"{e.name:<20}{e.lesson:<8}{e.lines:<7}{e.minutes:<9}{'*' * e.level:<7}{state:<9}"
               f"{e.idea}; needs {e.before}")
     print(*lessons.broken.values(), rules.progress_line(), sep="\n")
+
+
+def is_shipped(exercise):
+    """Return whether an exercise was never blanked, or has the shipped body again."""
+    kept = lessons.kept_file(exercise.file, ROOT)
+    text = (ROOT / f"{exercise.file}.py").read_text(encoding="utf-8", errors="replace")
+    return not kept.exists() or Lesson(exercise, kept).body in text
 
 
 def submit(name):
@@ -180,6 +195,10 @@ def submit(name):
 
     write_atomically(path, pack)
     print(f"{path} holds your {len(LESSONS)} lesson files: hand it in as it is")
+    ours = [exercise.name for exercise in EXERCISES if is_shipped(exercise)]
+    if ours and not is_student_edition():
+        print(*textwrap.wrap(f"{len(ours)} of {len(EXERCISES)} exercises hold the shipped solution "
+                             f"or were never blanked here: {', '.join(ours)}", WIDTH), sep="\n")
 
 
 def imports_of(path):

@@ -21,14 +21,13 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[1:1] = [str(ROOT), str(ROOT / "experiments")]  # tests/ and its helpers come first
+sys.path[:0] = map(str, (ROOT / "tests", ROOT, ROOT / "experiments"))  # before any other folder
 from course import lessons, rules
 from course.exercises import BY_NAME, EXERCISES, LESSONS
 from course.rules import exercise_of
 
 XL_CODE = os.environ.get("XL_CODE")
-RULE_FILES = {exercise.test_file for exercise in EXERCISES}
-first_failures = {}  # exercise -> the message of its first broken rule
+first_failures = {}  # exercise -> pytest's item of its first broken rule
 
 
 def pytest_addoption(parser, pluginmanager):
@@ -44,8 +43,11 @@ def chosen(config):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: runs long; skipped unless -m selects it")
-    config.addinivalue_line("markers", "rule: specifies what an exercise must do")
+    """Import the lessons, and make each exercise a fixture.  With file::test, slow tests run."""
+    functions = {e.name: pytest.fixture(lambda e=e: lessons.function_of(e)) for e in EXERCISES}
+    config.pluginmanager.register(type("Functions", (), functions))
+    if config.option.markexpr == "not slow" and any("::" in arg for arg in config.args):
+        config.option.markexpr = ""
     files = [BY_NAME[name].file for name in chosen(config)]  # an exercise needs no later lesson
     try:
         if XL_CODE:
@@ -55,8 +57,6 @@ def pytest_configure(config):
         raise pytest.UsageError(f"XL_CODE: {error}" if XL_CODE else error) from None
 
 
-# ---- which tests run ----------------------------------------------------------------------------
-
 @cache
 def only_rules():
     """Return whether all other tests are left out."""
@@ -65,50 +65,25 @@ def only_rules():
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Ignore files that are not needed, because a blank lesson may make their import fail."""
-    files = {BY_NAME[name].test_file for name in chosen(config)} or RULE_FILES
-    is_test = collection_path.name.startswith("test_")
-    if is_test and collection_path.stem not in files and (chosen(config) or only_rules()):
-        return True
-    return None  # pytest decides
-
-
-def pytest_itemcollected(item):
-    """Let -m rule and -k select a rule."""
-    if name := exercise_of(item):
-        item.add_marker("rule")
-        item.extra_keyword_matches.add(name)
+    """Ignore what has no rules, because a blank or broken lesson may make its import fail."""
+    files = {BY_NAME[name].test_file for name in chosen(config) or BY_NAME}
+    is_other = collection_path.stem not in files and (
+        chosen(config) or collection_path.name.startswith("test_") and only_rules())
+    return True if is_other else None  # pytest decides
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out slow tests, unless -m or a file::test argument selects them."""
+    """Let -m rule and -k select rules, and leave out what is not tested."""
     names = {exercise.name for exercise in rules.counted()} & set(chosen(config) or BY_NAME)
-    slow_too = config.option.markexpr or any("::" in arg for arg in config.args)
-
-    def is_left_out(item):
+    kept = []
+    for item in items:
         if name := exercise_of(item):
-            return name not in names
-        is_slow = item.get_closest_marker("slow") and not slow_too
-        return is_slow or bool(chosen(config)) or only_rules()
-
-    left_out = [item for item in items if is_left_out(item)]
-    if left_out:
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
-
-
-# ---- the functions under test -------------------------------------------------------------------
-
-def fixture_of(exercise):
-    """Return the fixture with the function of an exercise, or None if there is no function."""
-    @pytest.fixture(name=exercise.name)
-    def function():
-        return None if lessons.problem_of(exercise) else lessons.function_of(exercise)
-    return function
-
-
-for exercise in EXERCISES:
-    globals()[f"fixture_{exercise.name}"] = fixture_of(exercise)
+            item.add_marker("rule")
+            item.extra_keyword_matches.add(name)
+        if name in names or not (name or chosen(config) or only_rules()):
+            kept.append(item)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
 
 
 @pytest.fixture(autouse=True)
@@ -119,24 +94,21 @@ def same_random_numbers():
 
 @pytest.fixture
 def needs_shipped_solutions():
-    """Skip tests that compare bits or words with the shipped solutions: other correct ones may
-    round differently or print other words."""
+    """Skip a test of bits or words, because another correct solution may round or print others."""
     if lessons.in_work():
         pytest.skip("compares with the shipped solutions: blank.py --undo restores them")
 
-
-# ---- broken rules -------------------------------------------------------------------------------
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """Report only the first broken rule of an exercise, and stop an endless loop."""
     name = exercise_of(item)
-    if name in first_failures:
-        pytest.skip(f"after the first broken rule of {name}")
     if name is None:
         return (yield)
-    if problem := lessons.problem_of(BY_NAME[name]):
-        pytest.fail(f"{name}: {problem}", pytrace=False)
+    if first_failures.get(name, item) is not item:  # a plugin may run a broken rule again
+        pytest.skip(f"after the first broken rule of {name}")
+    if lessons.problem_of(BY_NAME[name]):
+        pytest.fail(pytrace=False)
     lessons.go_home()
     with lessons.time_limit(rules.SECONDS), torch.enable_grad():
         return (yield)
@@ -147,29 +119,29 @@ def pytest_runtest_makereport(item, call):
     """Replace the traceback of a broken rule with a diagnosis."""
     report, name = (yield), exercise_of(item)
     if name and call.when == "call" and report.passed:
+        first_failures.pop(name, None)
         rules.passed[name] += 1
         if rules.passed[name] == len(rules.rules_of(name)):
             rules.record(name)
     if name and report.failed:
-        report.longrepr = first_failures[name] = failure_report(item, name, call.excinfo.value)
+        first_failures[name] = item
+        report.longrepr = failure_report(item, name, call.excinfo.value)
     return report
 
 
 def failure_report(item, name, error):
     """Return the text that is printed for a broken rule."""
-    message = str(error)  # says why, if there is no function
-    if function := item.funcargs.get(name):
-        message = rules.failure_message(rules.rule_of(item), function, error)
+    exercise, message = BY_NAME[name], f"{name}: {lessons.problem_of(BY_NAME[name])}"
+    if not lessons.problem_of(exercise):
+        message = rules.failure_message(rules.rule_of(item), lessons.function_of(exercise), error)
     diagnosis, *below = message.splitlines()
     lines = textwrap.wrap(diagnosis, 96)
     for line in below:
         lines += textwrap.wrap(line, 96, subsequent_indent="  ") if len(line) > 100 else [line]
     rules.record(name, "\n".join(lines))
-    hint = BY_NAME[name].hint if item.config.getoption("hints") else f"pytest -k {name} --hints"
+    hint = exercise.hint if item.config.getoption("hints") else f"pytest -k {name} --hints"
     return "\n".join([*lines, *textwrap.wrap(f"hint: {hint}", 96)])
 
-
-# ---- the last lines -----------------------------------------------------------------------------
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session):
@@ -177,7 +149,7 @@ def pytest_sessionfinish(session):
     yield  # the summary of pytest
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if session.config.option.collectonly or session.exitstatus == pytest.ExitCode.INTERRUPTED or (
-            session.items and not any(map(exercise_of, session.items))):
+            session.items and not any(map(exercise_of, session.items))) or reporter is None:
         return  # no exercise is judged after Ctrl-C: it may be an endless loop
     lines = [f"code under test: {path}" for path in lessons.under_test.values() if XL_CODE]
     if only_rules.cache_info().currsize and only_rules():  # called only if there are other tests

@@ -32,8 +32,8 @@ def join(device):
             raise ValueError(f"there are {gpus} GPUs on this machine, so rank {gpu} here has none; "
                              f"start torchrun with --nproc-per-node={gpus}")
         torch.cuda.set_device(gpu)
-    # nccl is for gradients, gloo for numbers on the CPU; ranks may have to wait for hours while rank
-    # 0 fetches a corpus or evaluates
+    # nccl is for gradients, gloo for numbers on the CPU; ranks may have to wait for hours while
+    # rank 0 fetches a corpus or evaluates
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
                                 timeout=timedelta(hours=2))

@@ -17,6 +17,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from course.exercises import EXERCISES, LESSONS, ROOT, find
+from support.files import write_atomically
 
 TESTS = ROOT / "tests"
 PRISTINE = TESTS / "course" / "pristine"  # has the shipped text of every lesson that was blanked
@@ -258,9 +259,8 @@ def pristine(file):
 
 def keep_pristine(file, root):
     """Keep the shipped text of a lesson in the copy of the project at `root`."""
-    kept = kept_file(file, root)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(WARNING + pristine(file), encoding="utf-8")
+    text = (WARNING + pristine(file)).encode()
+    write_atomically(kept_file(file, root), lambda kept: kept.write(text))
 
 
 @cache

@@ -1,13 +1,16 @@
 """Test blank.py in this process on a copy of the lessons: it never loses a student's work."""
 import ast
 import os
+import re
+import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import blank
 from course import lessons
-from course.exercises import BY_NAME, EXERCISES, LESSONS, find
+from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
 from helpers import content_of
 
 pytestmark = pytest.mark.usefixtures("needs_shipped_solutions")
@@ -20,7 +23,7 @@ def project(tmp_path, monkeypatch):
     (root / "tests").mkdir(parents=True)
     (root / "tests" / "grade.py").touch()  # else it would be the student edition
     for file in LESSONS:
-        (root / f"{file}.py").write_text(lessons.pristine(file))
+        blank.write_whole(root / f"{file}.py", lessons.pristine(file))
     monkeypatch.setattr(blank, "ROOT", root)
     monkeypatch.chdir(tmp_path)
     return root
@@ -40,9 +43,9 @@ def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys):
     before = content_of(project)
     for exercise in EXERCISES:
         path = project / f"{exercise.file}.py"
-        old, _ = find(path.read_text(), exercise.function)
+        old, _ = find(path.read_bytes(), exercise.function)
         assert blank.main([exercise.name]) == 0
-        text, blanked = path.read_text(), content_of(project)
+        text, blanked = lessons.text_of(path), content_of(project)
         node, first = find(text, exercise.function)
         stub = " ".join(line.strip(" #") for line in text.splitlines()[first - 1:node.end_lineno])
         assert exercise.task in stub and max(map(len, text.splitlines())) <= 88
@@ -64,12 +67,25 @@ def test_an_attempt_is_never_destroyed(project, capsys):
     for i, act in enumerate((["rel_shift"], ["--undo", "rel_shift"])):
         blank.main(["rel_shift"])
         stub = blank.Lesson(BY_NAME["rel_shift"]).body
-        path.write_text(path.read_text().replace(stub, f"    return x + {i}\n"))
+        blank.write_whole(path, lessons.text_of(path).replace(stub, f"    return x + {i}\n"))
         assert blank.main(act) == 0
         assert "runs/attempts.txt" in capsys.readouterr().out
     assert path.read_bytes() == shipped, "the solution came back, not an attempt"
     assert (project / "runs" / "attempts.txt").read_text() == (
         "rel_shift\n    return x + 0\nrel_shift\n    return x + 1\n")
+
+
+def test_colabs_notebook_packs_what_the_student_wrote(project, capsys):
+    """Its cells run from top to bottom; --submit lists all exercises except the blank one."""
+    notebook = (ROOT / "tests/classroom/colab.ipynb").read_text(encoding="utf-8")
+    for command in re.findall(r'^ +"!python tests/blank.py ([^"\\]*)', notebook, re.MULTILINE):
+        assert blank.main(command.split()) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    ours = ", ".join(name for name in BY_NAME if name != "reach")
+    assert said.endswith(f"{len(EXERCISES) - 1} of {len(EXERCISES)} exercises hold the shipped "
+                         f"solution or were never blanked here: {ours}")
+    with zipfile.ZipFile("me.zip") as archive:
+        assert b"reach is blank" in archive.read("02_recurrence.py")
 
 
 def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
@@ -85,14 +101,18 @@ def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
 
 
 def test_a_full_disk_loses_nothing(project, capsys, monkeypatch):
-    """The lesson is always complete, and an edition that cannot be finished leaves no files."""
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    before = (project / "04_rel_shift.py").read_bytes()
-    monkeypatch.setattr(os, "fsync", full)
-    assert "No space left" in failure(capsys, "rel_shift")
-    assert (project / "04_rel_shift.py").read_bytes() == before
-    assert not list(project.rglob("*.part"))
+    """A failed blank leaves no files, whichever flush fails, and --undo works after a later one.
+    The lesson is always complete, and an edition that cannot be finished leaves no files."""
+    (project / "tests/course/pristine").mkdir(parents=True)
+    before, full = content_of(project), OSError(28, "No space left on device")
+    monkeypatch.setattr(os, "fsync", Mock())
+    for n in range(3):  # the flush of the kept text, of its folder or of the lesson
+        os.fsync.side_effect = [None] * n + [full]
+        assert "No space left" in failure(capsys, "rel_shift")
+        assert content_of(project) == before
+    os.fsync.side_effect = None
+    assert blank.main(["rel_shift"]) == blank.main(["--undo", "rel_shift"]) == 0
+    assert content_of(project) == before
+    os.fsync.side_effect = full
     assert "No such file" in failure(capsys, "--all", "students")
     assert [path.name for path in Path().iterdir()] == ["project"]

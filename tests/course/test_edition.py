@@ -1,6 +1,7 @@
 """Test the student edition: it reveals no solution by accident, and its messages are correct."""
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -37,7 +38,7 @@ def test_the_edition_leaves_out_what_is_not_for_students(edition):
     assert not [name for name in found if re.search(
         r"^(experiments|figures)/|^tests/(maths|system|experiments|classroom|grade|README|teaching)"
         r"|course/(test_|right|plain_reader|answers)", name)]
-    assert (edition / blank.FAST).read_text() == (ROOT / blank.PLAIN).read_text()
+    assert (edition / blank.FAST).read_bytes() == (ROOT / blank.PLAIN).read_bytes()
 
 
 def squeezed(text):
@@ -62,7 +63,7 @@ def test_no_telling_line_of_a_solution_is_in_what_students_read(edition, exercis
 
 def test_its_readme_is_the_students_page(edition):
     """Every file that the page names exists, and the page names nothing for teachers."""
-    text = (edition / "README.md").read_text()
+    text = (edition / "README.md").read_text(encoding="utf-8")
     for path in re.findall(r"[\w./]+\.(?:py|txt|md)\b|\b(?:tests|support|training)/[\w/]*", text):
         assert (edition / path).exists() or (edition / "tests" / path).exists(), path
     assert "pip install" in text and "grade.py" not in text and "experiments" not in text
@@ -74,7 +75,8 @@ def run(folder, *command, **environment):
     """Run python with these arguments -> (exit status, its output in one line, its last line)."""
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, text=True, timeout=600, capture_output=True,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment})
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+             **environment})
     out = done.stdout + done.stderr
     assert "Traceback" not in out
     return done.returncode, " ".join(out.split()), out.strip().splitlines()[-1]
@@ -86,9 +88,9 @@ def pytest_in(folder, *flags, **environment):
 
 def edit(path, old, new):
     """Replace a text that occurs once in the file."""
-    text = path.read_text()
+    text = lessons.text_of(path)
     assert text.count(old) == 1, old
-    path.write_text(text.replace(old, new))
+    blank.write_whole(path, text.replace(old, new))
 
 
 def solve(folder, name, old="", new=""):
@@ -96,13 +98,25 @@ def solve(folder, name, old="", new=""):
     exercise = BY_NAME[name]
     lesson = blank.Lesson(exercise, folder / f"{exercise.file}.py")
     body = lessons.solution(exercise).split(":\n", 1)[1].replace(old, new)
-    lesson.path.write_text(lesson.before + textwrap.indent(textwrap.dedent(body), lesson.indent)
-                           + lesson.after)
+    body = textwrap.indent(textwrap.dedent(body), lesson.indent)
+    blank.write_whole(lesson.path, lesson.before + body + lesson.after)
+
+
+OF_A_PARENT = "[pytest]\naddopts = --collect-only\npython_files = mine_*.py\n"
+RERUNS = """from _pytest.runner import runtestprotocol
+def pytest_runtest_protocol(item, nextitem):
+    runtestprotocol(item, log=False, nextitem=nextitem)
+    item._initrequest()
+"""
 
 
 def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
     """A broken rule shows the values that it compared, but no mistake is identified.  The other
-    exercises are solved."""
+    exercises are solved.  Settings of the parent folder, modules with the names of ours, a plugin
+    that runs each test twice, and pytest in a subfolder change no result."""
+    (tmp_path / "pytest.ini").write_text(OF_A_PARENT)
+    (tmp_path / "course.py").write_text("raise SystemExit('the wrong file')\n")
+    (tmp_path / "reruns.py").write_text(RERUNS)
     folder = tmp_path / "exam"
     assert blank.main(["--all", str(folder), "--exam", "--only", "layer, reach"]) == 0
     assert not list(folder.rglob("pristine")) + list(folder.rglob("mistakes_*"))
@@ -110,14 +124,23 @@ def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
         lesson = blank.Lesson(BY_NAME[name], folder / f"{BY_NAME[name].file}.py")
         assert lesson.is_blank() == (name in ("layer", "reach"))
     solve(folder, "reach", "return T - 1 - token", "return T - token")
-    status, out, _ = pytest_in(folder, "-k", "reach")
+    shutil.copy(tmp_path / "course.py", folder)
+    status, out, _ = pytest_in(folder / "tests" / "course", "..", "-k", "reach", "-p", "reruns",
+                               "--import-mode=importlib", PYTHONPATH=str(tmp_path))
     assert status == 1 and "reach: One layer: the last token" in out and "expected got" in out
     assert run(folder, "tests/blank.py", "reach")[0] == 0
     assert not list(folder.rglob("pristine")), "an attempt is not a solution"
     assert "return T - token" in (folder / "runs" / "attempts.txt").read_text()
     edit(folder / "02_recurrence.py", "def reach(N, T, M):", "def reach(N, T, M)")
-    status, _, last = pytest_in(folder)
+    status, _, last = pytest_in(folder / "tests" / "course")
     assert status == 4 and last.startswith("ERROR: 02_recurrence.py, line")
+    status, out, last = run(folder, "-OO", "tests/blank.py", "--list")
+    assert status == 1 and out == last and "without -O" in last
+
+
+def test_no_test_is_named_by_an_address(request):
+    """With several processes, as with pytest -n, each must find the same names."""
+    assert not [item for item in request.session.items if " at 0x" in item.nodeid]
 
 
 @pytest.mark.slow
@@ -194,8 +217,9 @@ def test_xl_code_judges_the_files_of_somebody_else(tmp_path):
     called, does not change the project or its surroundings."""
     project, theirs, other = copy_of_project(tmp_path), tmp_path / "anna", tmp_path / "tmp"
     theirs.mkdir(), other.mkdir()
+    (tmp_path / "pytest.ini").write_text(OF_A_PARENT)
     for file in ("02_recurrence", "04_rel_shift"):
-        (theirs / f"{file}.py").write_text(ROAMS + lessons.pristine(file))
+        blank.write_whole(theirs / f"{file}.py", ROAMS + lessons.pristine(file))
     edit(theirs / "02_recurrence.py", "    j = torch", "    while True: pass\n    j = torch")
     roams = textwrap.indent(ROAMS, "    ")
     edit(theirs / "02_recurrence.py", "    joined = ", f"{roams}    joined = ")

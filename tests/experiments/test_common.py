@@ -40,7 +40,7 @@ def test_another_run_is_not_taken(tmp_path):
 def test_gomp_spincount_is_set_before_torch_is_imported(path):
     """train.py sets it, and common imports train.py first."""
     names = re.findall(r"^(?:import|from) (torch|support|training|common|train)\b",
-                       path.read_text(), re.MULTILINE)
+                       path.read_text(encoding="utf-8"), re.MULTILINE)
     assert names[0] == ("train" if path.stem == "common" else "common")
 
 

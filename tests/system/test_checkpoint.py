@@ -95,7 +95,7 @@ class Evil:
 
 @pytest.mark.parametrize("content, words", [
     (Evil(), "damaged or not a train.py checkpoint"), ({"format": "another"}, "its format is not"),
-    ([1], "its format is not")], ids=str)
+    ([1], "its format is not")], ids=["pickle", "format", "list"])
 def test_other_files_are_rejected(tmp_path, monkeypatch, content, words):
     """No code in such a file is run, whether torch saved it or pickle did."""
     monkeypatch.chdir(tmp_path)

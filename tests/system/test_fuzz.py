@@ -1,13 +1,13 @@
 """Test odd input: it works, or one line rejects it and the folder does not change."""
 import random
 import warnings
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from course.lessons import time_limit
-from system.small_runs import (
-    TINY, failure, files, finished, no_curve_and_no_flush, small, text, train)
+from system.conftest import TINY, failure, files
 
 WORDS = ["0", "1", "2", "8", "-1", "", " ", "nan", "inf", "1e300", str(2**63), "9" * 999, "1.5",
          "0x10", "٣", "x", "é😀", "\0", "a\n5\tb", "--", "-", "\udcff", "y" * 300, ".", "/", "%s",
@@ -52,7 +52,7 @@ def test_odd_input_works_or_is_rejected(number, text, small, tmp_path, monkeypat
     before = files()
     with warnings.catch_warnings(), time_limit(20):
         warnings.simplefilter("error")
-        status = train.main(argv)
+        status = import_module("train").main(argv)
     if status:
         sentence = failure(capfd, status)
         assert " " in sentence.removeprefix("train.py: ") and files() == before, sentence

@@ -30,7 +30,7 @@ class Watch(TorchDispatchMode):
         is_copy = func is aten._to_copy.default and kwargs.get("device") == torch.device("cpu")
         if func in (aten._local_scalar_dense.default, aten.nonzero.default) or is_copy:
             frame = sys._getframe(1)
-            while frame.f_globals["__name__"].split(".")[0] in ("torch", __name__):
+            while frame.f_globals["__name__"].split(".")[0] in ("torch", __name__.split(".")[0]):
                 frame = frame.f_back
             self.reads = self.reads + Counter([frame.f_code.co_name])
             if is_copy:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from system.kills import Killed, kill_at, runs_differ
-from system.small_runs import no_curve_and_no_flush, run, text, train
+from system.conftest import run
 from training.log import Log
 
 WRITES = [(os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "mkdir"), (torch, "save"),
@@ -36,9 +36,9 @@ def test_killed_at_any_write_and_resumed(seconds, stride, text, tmp_path, monkey
     written, and the newest checkpoint may be damaged.  The text restarts within the run, which is
     saved every two steps, around a validation, and at the end.
     """
-    monkeypatch.setattr(train, "finish", lambda job, flags: None)  # is slow and writes nothing
+    monkeypatch.setattr("train.finish", lambda job, flags: None)  # is slow and writes nothing
     clock = count(step=seconds)  # for steps and validations; one of 4 seconds is saved afterwards
-    monkeypatch.setattr(train.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr("train.time.perf_counter", lambda: next(clock))
     flags = [*FLAGS, "--save-minutes", f"{1.5 * seconds / 60}"]
     whole = tmp_path / "whole"
     assert run(text, whole, *flags) == 0

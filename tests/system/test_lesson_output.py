@@ -62,7 +62,7 @@ def test_a_lesson_prints_what_it_says(name, monkeypatch, tmp_path, capsys):
     if name == LESSONS[0]:
         assert shown == [pytest.approx(import_module(LESSONS[2]).LESSON_1, abs=BITS)]
     printed = capsys.readouterr().out.splitlines()
-    assert differing(block((ROOT / f"{name}.py").read_text()), printed) == []
+    assert differing(block((ROOT / f"{name}.py").read_text(encoding="utf-8")), printed) == []
     for figure in re.findall("figure: runs/(.*)", "\n".join(printed)):
         assert (tmp_path / "runs" / figure).stat().st_size > 0
         assert (ROOT / "figures" / figure).is_file(), "the READMEs show a copy"
@@ -72,7 +72,7 @@ def test_a_lesson_repeats_the_losses_of_the_lesson_before():
     """Its BEFORE is what that lesson prints; the slow test compares the block with the run."""
     losses = []
     for name in LESSONS[:3]:
-        lines, before = block((ROOT / f"{name}.py").read_text()), losses
+        lines, before = block((ROOT / f"{name}.py").read_text(encoding="utf-8")), losses
         losses = [line for line in lines if re.fullmatch(r"   lesson \d: \D+ \d\.\d\d", line)]
         assert losses[: len(before)] == before and len(losses) > len(before)
         module = import_module(name)
@@ -80,4 +80,4 @@ def test_a_lesson_repeats_the_losses_of_the_lesson_before():
         assert [f"   {key:38} {loss:.2f}" for key, loss in repeated.items()] == before
     shown = " ".join(f"{loss:.2f}" for loss in (*module.LESSON_1[:4], module.LESSON_1[-1]))
     (line,) = (line for line in lines if line.endswith(shown))
-    assert line in block((ROOT / f"{LESSONS[0]}.py").read_text())
+    assert line in block((ROOT / f"{LESSONS[0]}.py").read_text(encoding="utf-8"))

@@ -1,5 +1,6 @@
 """Test the lines and plots of a run against its steps."""
 import math
+import os
 from importlib import import_module
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -8,7 +9,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from system.small_runs import no_curve_and_no_flush, run, text
+from system.conftest import run
 from training import checkpoint, fast, log, presets
 from training.job import State
 
@@ -56,7 +57,7 @@ draw = log.draw  # no_curve_and_no_flush replaces log.draw for the runs below
 
 def test_the_curve_shows_both_losses_over_the_tokens(tmp_path, monkeypatch):
     """The folder may have any name: $ starts a formula in a title, and fonts lack many signs."""
-    path, drawn = tmp_path / "$\\frac$ 記憶" / "metrics.tsv", []
+    path, drawn = tmp_path / os.fsdecode("$\\frac$ 記憶".encode()) / "metrics.tsv", []
     path.parent.mkdir()
     path.write_text("# python train.py\nstep\n10\t1000000\t5\t0.1\t1\t3.5\t4\t0\t\n"
                     "20\t2000000\t9\t\t\t\t\t\t3.25\n30\t3000000\t9\t0.1\t1\t2.5\t4\t0\t\n")

@@ -9,7 +9,7 @@ import torch
 
 from support import corpora
 from training import checkpoint, flags, job, presets
-from system.small_runs import failure, finished, no_curve_and_no_flush, small, text
+from system.conftest import failure
 
 train = import_module("train")
 CPU = "--n-tokens", "3", "--device", "cpu"

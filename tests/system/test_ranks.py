@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from system.kills import differences, runs_differ
-from system.small_runs import TINY, again, no_curve_and_no_flush, text
+from system.conftest import TINY, again
 from training import checkpoint, log, presets, ranks
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
@@ -46,7 +46,7 @@ def on_ranks(count, tmp_path, act):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = get_context("forkserver")  # a clean process that imports this file once
-    context.set_forkserver_preload(["test_ranks"])
+    context.set_forkserver_preload([__name__])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # lets it find this file
         ensure_running()
@@ -220,7 +220,7 @@ def test_resuming_on_as_many_ranks_is_exact(count, how, statuses, step, text, tm
 def test_torchrun_starts_the_ranks_of_a_run(text, tmp_path):
     """The run equals one whose ranks were started without torchrun."""
     (tmp_path / "run.py").write_text(
-        f"import sys\nsys.path[:] = {sys.path}\nfrom test_ranks import ranks, whole_run\n"
+        f"import sys\nsys.path[:] = {sys.path}\nfrom {__name__} import ranks, whole_run\n"
         "ranks.end(whole_run(sys.argv[1:]))\n")
     whole, other = tmp_path / "whole", tmp_path / "other"
     flags = [*FLAGS, str(text), "--out"]

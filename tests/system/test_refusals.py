@@ -13,11 +13,10 @@ import blank
 import grade
 from course.exercises import LESSONS
 from helpers import refusal
-from system.small_runs import (  # small: the folder of a run on `text`
-    files, finished, no_curve_and_no_flush, small, train)
+from system.conftest import files
 
+common, lesson_5, train = map(import_module, ("common", "05_full_model", "train"))
 ROOT = Path(train.__file__).parent
-common, lesson_5 = import_module("common"), import_module("05_full_model")
 
 NEW = "--model tiny --device cpu --text notes.txt --out new "
 NO_TEXT = "--model tiny --device cpu --out new "

@@ -13,9 +13,7 @@ import torch
 from system.kills import runs_differ
 from helpers import refusal
 from training import checkpoint, log, job as runs, machine, optimizers
-from system.small_runs import (
-    WHOLE, again, at_call, failure, finished, last_line, no_curve_and_no_flush, run, saved, small,
-    text)
+from system.conftest import WHOLE, again, at_call, failure, last_line, run, saved
 
 train = import_module("train")
 

@@ -1,6 +1,7 @@
 """Test corpora of words: they have the published tokens in order, or raise one clear sentence."""
 import random
 from collections import Counter
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from course.oracles import segments
 from system.kills import Killed, kill_at
-from system.small_runs import TINY, no_curve_and_no_flush, train
+from system.conftest import TINY
 from helpers import published, refusal, zipped
 from support import corpora
 from support.corpora import decode, encode, load
@@ -16,7 +17,7 @@ from support.download import File, Source
 from training import batches
 from training.batches import SentenceLanes
 
-
+train = import_module("train")
 VOCABULARY = b"<S>\n<UNK>\na\nb\nc\nd\n"
 NAMES = "shard2", "shard3", "shard1"
 SHARDS = [b"a b\n\nc a\n", b"d\nx b\n", b"c c c"]
@@ -60,8 +61,8 @@ def test_words_follow_the_official_rule(tmp_path):
     """
     corpus, every = words(tmp_path, *(strange_text(seed).encode() for seed in range(3))), []
     for name in ("train", "valid", "test"):
-        wanted = [word for line in open(tmp_path / name, encoding="utf-8")
-                  for word in (*line.strip().split(), "<eos>")]
+        with open(tmp_path / name, encoding="utf-8") as file:
+            wanted = [word for line in file for word in (*line.strip().split(), "<eos>")]
         assert [corpus.vocab[i] for i in getattr(corpus, name).tolist()] == wanted
         every += wanted
     counts = Counter(every)

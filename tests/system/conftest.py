@@ -1,4 +1,4 @@
-"""Small runs of train.py for the tests: a text, finished runs, and the check of an error line."""
+"""Small runs of train.py.  Functions import it, since pytest imports this before the lessons."""
 import io
 import os
 import random
@@ -11,9 +11,6 @@ from unittest.mock import DEFAULT, Mock
 
 import pytest
 
-from training import checkpoint, log
-
-train = import_module("train")
 TINY = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment", "8", "--mem-len",
         "12", "--eval-segment", "16", "--eval-mem-len", "16", "--log-every", "2",
         "--n-tokens", "5"]
@@ -25,7 +22,7 @@ WHOLE = "--steps", "9", "--eval-every", "3", "--dropout", "0.2", "--optimizer", 
 def no_curve_and_no_flush():
     """Skip the plots and the flushes, which take longer than the rest of these runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log, "draw", lambda *arguments: None)
+        patch.setattr("training.log.draw", lambda *arguments: None)
         patch.setattr(os, "fsync", lambda number: None)
         yield
 
@@ -60,12 +57,12 @@ def small(finished, tmp_path):
 
 
 def run(text, out, *flags):
-    return train.main([*TINY, "--text", str(text), "--out", str(out), *flags])
+    return import_module("train").main([*TINY, "--text", str(text), "--out", str(out), *flags])
 
 
 def again(out, *flags):
     """Run train.py with these flags on a folder that contains a run."""
-    return train.main([*flags, "--out", str(out), "--device", "cpu"])
+    return import_module("train").main([*flags, "--out", str(out), "--device", "cpu"])
 
 
 def files():
@@ -93,11 +90,11 @@ def at_call(number, act, where="train_step"):
             act()
         return DEFAULT  # returns the result of the real function
 
-    watched = Mock(wraps=getattr(train, where), side_effect=wrapped)
+    watched = Mock(wraps=getattr(import_module("train"), where), side_effect=wrapped)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, where, watched)
+        patch.setattr(f"train.{where}", watched)
         yield
 
 
 def saved(out, name="checkpoint"):
-    return checkpoint.load(out / f"{name}.pt")["state"]
+    return import_module("training.checkpoint").load(out / f"{name}.pt")["state"]

@@ -1,0 +1,1 @@
+"""Tests of complete runs, files, ranks, rejected input and the pages."""
