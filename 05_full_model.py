@@ -264,6 +264,7 @@ def sample_top_k(logits, top_k, temperature=1.0, generator=None):
 
     The many improbable tokens are left out; a temperature below 1 favors likely ones.
     """
+    validate.above_0("temperature", temperature)
     best, tokens = logits.float().topk(top_k)  # (B, top_k), descending
     probability = (best / temperature).softmax(-1)
     choice = torch.multinomial(probability, 1, generator=generator)  # (B, 1)
@@ -279,12 +280,12 @@ def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None)
     top_k = min(top_k, model.config.vocab_size)
     memory = None
     x = prompt
-    tokens = [prompt[:, :0]]
+    tokens = []
     for _ in range(n_tokens):
         logits, memory = model(x, memory, last_only=True)  # (B, 1, V)
         x = sample_top_k(logits[:, -1], top_k, temperature, generator)  # (B, 1)
         tokens.append(x)
-    return torch.cat(tokens, dim=1)
+    return torch.cat([prompt[:, :0], *tokens], dim=1)
 
 
 # ---- the lesson ---------------------------------------------------------------------
@@ -344,8 +345,7 @@ def main():
     corpus = with_vocabulary(load("stdlib"), vocab)
     show_loss_by_memory_length(model, corpus.valid[: lesson_1.VALID // 4])
     torch.manual_seed(0)
-    prompt = encode("\n\ndef read(", vocab)[None]  # (1, P)
-    tokens = generate(model, prompt, 60)
+    tokens = generate(model, encode("\n\ndef read(", vocab)[None], 60)  # (1, 60)
     print("its continuation of `def read(` (yours differs):")
     print(f"  {decode(tokens[0], vocab)!r}")
 

@@ -2,6 +2,7 @@
 
     validate.config(config)             sizes that fit no model
     validate.call(model, x, memory, y)  tensors that do not fit each other and the model
+    validate.above_0(name, value)       a number
     validate.types(settings)            a field of a dataclass with a value of another type
     validate.did_you_mean(name, known)  the end of a message: "did you mean ...?"
 """
@@ -23,6 +24,12 @@ def types(settings):
                                            or isinstance(value, bool) and kind is not bool):
             got = " ".join(repr(value).split())[:80]  # one line, whatever it is
             raise ValueError(f"{field.name} must be of type {kind.__name__}, got {got}")
+
+
+def above_0(name, value):
+    """Raise ValueError unless a number is above 0."""
+    if not value > 0:
+        raise ValueError(f"{name} must be above 0, got {value}")
 
 
 def did_you_mean(name, known):

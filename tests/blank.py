@@ -13,6 +13,7 @@ attempt of yours is appended to runs/attempts.txt before it is overwritten.  Git
 """
 import argparse
 import ast
+import codecs
 import difflib
 import shutil
 import sys
@@ -45,7 +46,10 @@ class Lesson:
     def __init__(self, exercise, path=None):
         self.exercise, self.path = exercise, path or ROOT / f"{exercise.file}.py"
         try:
-            text = self.path.read_text(encoding="utf-8")
+            data = self.path.read_bytes()
+            self.codec = "utf-8-sig" if data.startswith(codecs.BOM_UTF8) else "utf-8"
+            self.line_end = "\r\n" if b"\r\n" in data else "\n"
+            text = data.decode(self.codec).replace("\r\n", "\n")
             node, first = find(text, exercise.function)
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.path.name} is not UTF-8 text (byte {error.start}); save it as "
@@ -87,7 +91,8 @@ class Lesson:
             with open(attempts, "a", encoding="utf-8") as file:
                 file.write(f"{self.exercise.function}\n{self.body}")
             print("your attempt is kept in runs/attempts.txt")
-        write_whole(self.path, f"{self.before}{body}{self.after}")
+        text = f"{self.before}{body}{self.after}".replace("\n", self.line_end)
+        write_atomically(self.path, lambda file: file.write(text.encode(self.codec)))
 
 
 def write_whole(path, text):

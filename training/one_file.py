@@ -37,8 +37,8 @@ import torch.nn.functional as F
 CHANGES = {  # regular expressions: what the checks and the adaptive softmax need goes
     r"lesson_\d\.": "",
     r"  Raises ValueError.*": "",
-    r"        validate\.call.*\n": "",
     r"\n    def __post_init__.*\n.*\n": "",
+    r" +validate\..*\n": "",
     r"    # three for large.*\n    cutoffs.*\n    div_val.*\n    tie_projections.*\n": "",
     r"\(AdaptiveSoftmax if .* else TiedEmbedding\)": "TiedEmbedding",
     r"float32_at_least\(self\.logits\(h\)\)": "self.logits(h).float()"}

@@ -1,5 +1,8 @@
-"""The exercises: finding, testing and diagnosing them.  Judging needs assertions."""
+"""The exercises: finding, testing and diagnosing them.  Judging needs assertions, and pytest."""
 import sys
+from pathlib import Path
 
 if not __debug__:
     sys.exit("without assertions nothing can be judged: run python without -O or PYTHONOPTIMIZE")
+if (script := Path(sys.argv[0]).name).startswith("test_"):
+    sys.exit(f"python does not run tests: use pytest tests/{script}, or pytest -k and an exercise")

@@ -165,7 +165,7 @@ EXERCISES = (
         "h = norm(h + dropout(block(h))), twice. The second block reads the result of the first "
         "norm."),
     Exercise(
-        "sample_top_k", "05_full_model", "sample_top_k", 4, 20, 2,
+        "sample_top_k", "05_full_model", "sample_top_k", 5, 20, 2,
         "sample from the k most probable tokens", "topk, softmax, multinomial",
         "For each row of the logits (B, V), sample one of its top_k most probable tokens, using "
         "`generator`. The probabilities are softmax(logits / temperature) among these. Return "

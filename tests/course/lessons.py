@@ -249,7 +249,7 @@ def shipped_file(file):
 
 def text_of(path):
     """Return the text of a lesson file, without the warning above a kept one."""
-    return path.read_text(encoding="utf-8").removeprefix(WARNING)
+    return path.read_text(encoding="utf-8-sig").removeprefix(WARNING)
 
 
 def pristine(file):

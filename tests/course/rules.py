@@ -61,7 +61,8 @@ def exercise_of(item):
 def rule_of(item):
     """Return the Rule of a pytest item."""
     values = item.callspec.params if hasattr(item, "callspec") else {}
-    return Rule(exercise_of(item), item.function, values)
+    own = inspect.signature(item.function).parameters  # a plugin may add others
+    return Rule(exercise_of(item), item.function, {k: values[k] for k in values if k in own})
 
 
 @cache

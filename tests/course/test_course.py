@@ -56,8 +56,8 @@ def test_pytest_runs_the_rules_that_a_diagnosis_tries(request):
     found = [rules.rule_of(item) for file in files for item in pytest.Module.from_parent(
         request.session, path=lessons.TESTS / f"{file}.py").collect() if rules.exercise_of(item)]
     wanted = [rule for name in NAMES for rule in rules_of(name)]
-    assert [(rule.exercise, rule.name) for rule in found] == [
-        (rule.exercise, rule.name) for rule in wanted]
+    found, wanted = ([(rule.exercise, rule.name) for rule in z] for z in (found, wanted))
+    assert [*dict.fromkeys(found)] == [*dict.fromkeys(wanted)]  # a plugin may repeat a test
 
 
 @each
@@ -134,13 +134,14 @@ def test_an_accident_is_reported_in_one_line(name, body, words):
     assert words.format(line=line) in diagnosis_of(name, function)
 
 
-def test_an_endless_loop_an_array_and_another_dtype_are_reported(monkeypatch):
+def test_an_endless_loop_an_array_and_another_dtype_are_reported(monkeypatch, pytestconfig):
     """The array has the right values, but the result must be a tensor."""
     right = lessons.function_of(BY_NAME["rel_shift"])
     assert "torch tensor of shape (3, 5), got a NumPy" in diagnosis_of(
         "rel_shift", lambda x: x.numpy())
     message = judge("rel_shift", lambda x: right(x).float())[1]
-    assert "found: torch.float32 == torch.float16" in message
+    plain = pytestconfig.option.assertmode == "plain"  # then asserts show no values
+    assert plain or "found: torch.float32 == torch.float16" in message
     monkeypatch.setattr(rules, "SECONDS", 1)
     said = diagnosis_of("reach", with_body("reach", "while True: pass"))
     assert "endless loop" in said and "in line" in said

@@ -1,4 +1,5 @@
 """A program or a model rejects input that it cannot use in one line, and writes nothing."""
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -214,3 +215,20 @@ def test_sizes_that_fit_no_model_are_rejected(change, words):
 def test_tensors_that_do_not_fit_the_model_are_rejected(given, words):
     """Such tokens, targets or memories would otherwise fail far from the cause, or silently."""
     assert words in refusal(lesson_5.TransformerXL(SMALL), *given)
+
+
+def test_a_sample_needs_lanes_and_a_temperature_above_0():
+    model = lesson_5.TransformerXL(SMALL)
+    assert "one shape (B, T)" in refusal(lesson_5.generate, model, X[0], 3)
+    for temperature in (0.0, -1.0, math.nan):
+        assert "temperature must be above 0" in refusal(
+            lesson_5.sample_top_k, torch.zeros(1, 5), 2, temperature)
+
+
+@pytest.mark.parametrize("command, status, words", [
+    ("04_rel_shift.py --help", 0, "It takes no arguments"), ("04_rel_shift.py 3", 1, "It takes no"),
+    ("tests/test_04_rel_shift.py", 1, "python does not run tests: use pytest tests/test_04")])
+def test_files_that_take_no_arguments_say_how_to_use_them(command, status, words):
+    result = subprocess.run([sys.executable, *command.split()], cwd=ROOT, text=True, timeout=60,
+                            capture_output=True)
+    assert result.returncode == status and words in result.stdout + result.stderr
