@@ -7,8 +7,8 @@ os.environ.pop("MPLBACKEND", None)  # a notebook's may be missing here; we only 
 sys.excepthook = lambda kind, *rest: (  # Ctrl-C prints no traceback, even during an import
     sys.stderr.write("stopped\n") if kind is KeyboardInterrupt else sys.__excepthook__(kind, *rest))
 sys.stdout, sys.stderr = (z or open(os.devnull, "w") for z in (sys.stdout, sys.stderr))  # >&-
-if os.path.basename(sys.argv[0])[:2].isdigit() and sys.argv[1:]:  # of a lesson
-    print(f"{sys.modules['__main__'].__doc__}\nIt takes no arguments.")
+if sys.argv[1:] and (about := sys.modules["__main__"].__doc__ or "").startswith("Lesson "):
+    print(f"{about}\nIt takes no arguments.")
     sys.exit(sys.argv[1:] not in (["-h"], ["--help"]))
 if hasattr(sys.stdout, "reconfigure"):  # a notebook's stream has no such method
     sys.stdout.reconfigure(errors="replace")  # for symbols that the terminal lacks
