@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from course.exercises import EXERCISES, LESSONS, ROOT, find
 from support.files import write_atomically
@@ -30,6 +30,11 @@ FILE_SIZE = 100 << 20  # the largest file that it may write, in bytes
 COPY = r"(?:-\d+| ?\(\d+\))*"  # numbers added to a name by a browser or a learning platform
 NAME = re.compile(  # of a lesson file, not of its tests
     rf"(?P<prefix>(?!test_).*[\W_])?(?P<lesson>{'|'.join(LESSONS)}){COPY}\.py", re.IGNORECASE)
+FORMS = (  # file names of Canvas, Moodle and Blackboard, of a student's archive, and others
+    r"(?P<who>[^_\s]+_(LATE_)?\d+|anon_(LATE_)?[^_]+)_\d{3,}_(?P<date>)(?P<file>.+)",
+    r"(?P<who>.+_\d+)_assignsubmission_[a-z]+_(?P<date>)(?P<file>.+)",
+    r"(?P<who>.+)_attempt_(?P<date>\d+(-\d+){5})_(?P<file>.+)",
+    r"(?P<who>(?P<date>)(?P<file>.+\.(?i:zip)))", r"(?P<who>)(?P<date>)(?P<file>.+)")
 
 
 # ---- the lessons of a submission ----------------------------------------------------------------
@@ -52,6 +57,15 @@ def split_copy(name):
     copy, end = re.search(rf"({COPY})(\.\w+)?$", name).group(1, 0)
     number = [re.findall(form, copy)[-1:] for form in (r"-(\d+)", r"\((\d+)")]
     return name.removesuffix(end) + end.removeprefix(copy), tuple(int(*n) for n in number)
+
+
+def parsed(path):
+    """Return the student, the copy (a sort key) and the name of a file, or of a folder."""
+    if path.is_dir():
+        return path.name, ("", ()), PurePath(path.name)
+    match = next(filter(None, (re.fullmatch(form, path.name, re.DOTALL) for form in FORMS)))
+    name, copy = split_copy(match["file"])
+    return match["who"].replace("_LATE", ""), (match["date"], copy), PurePath(name)
 
 
 def choose_lessons(paths, where):
