@@ -118,6 +118,14 @@ def test_every_lane_is_read_once_and_in_order(train_step):
     assert not more and call.x.equal(X) and call.y.equal(Y) and call.memory[0].equal(past()[0])
 
 
+def test_without_a_memory_the_model_gets_none(train_step):
+    """At the beginning of the text the memory is None, and the model gets None: zeros would be a
+    memory to attend to."""
+    model = Ledger()
+    step(train_step, model, None)
+    assert model.calls[0].memory is None
+
+
 def test_each_call_reads_the_lanes_of_one_micro_batch(train_step):
     """Call the model for the lanes of each slice of micro_batches(B, recipe.micro_batch), in order:
     here for 1 of 2 lanes at a time."""
@@ -171,14 +179,6 @@ def test_only_the_last_micro_batch_synchronizes_gradients(train_step):
     blocks = [("no_sync", False), ("no_sync", True)]
     assert model.synced == [False, True] and model.backward_in == blocks and [
         block for call in model.calls for block in call.open if block in blocks] == blocks
-
-
-def test_without_a_memory_the_model_gets_none(train_step):
-    """At the beginning of the text the memory is None, and the model gets None: zeros would be a
-    memory to attend to."""
-    model = Ledger()
-    step(train_step, model, None)
-    assert model.calls[0].memory is None
 
 
 def test_a_weight_may_have_no_gradient(train_step):

@@ -32,7 +32,7 @@ def same(got, wanted, compared=None, tolerance=0.0):
         wanted = [[0 if z is ... else z for z in row] for row in wanted]
     found, target = tensor(got), tensor(wanted)
     if got is None:
-        raise WrongKind("nothing is returned: did you forget `return`?")
+        raise WrongKind("the result is None, so nothing is returned: did you forget `return`?")
     if found is None or isinstance(got, np.ndarray) != isinstance(wanted, np.ndarray):
         what = "a NumPy array" if isinstance(wanted, np.ndarray) else "a torch tensor"
         wish = (f"a list of {len(wanted)} numbers" if isinstance(wanted, tuple) else

@@ -178,8 +178,8 @@ EXERCISES = (
         "Read the prompt (B, P) once, then one token at a time: sample_top_k samples from the "
         "logits of the LAST position, and the memory holds everything that was read before. "
         "Return only the new tokens, (B, n_tokens), also if n_tokens is 0. If the vocabulary "
-        "(model.config.vocab_size) has fewer than top_k tokens, sample from all of them; turn off "
-        "gradients, but not dropout, since the caller has called model.eval().",
+        "(model.config.vocab_size) has fewer than top_k tokens, sample from all of them; "
+        "the caller has called model.eval().",
         "Keep one variable for the next input of the model: first the prompt, then the (B, 1) "
         "token just sampled. Feeding the prompt again would process it twice: it is already in "
         "the memory."),
@@ -187,8 +187,9 @@ EXERCISES = (
         "train_step", "train", "train_step", 19, 40, 3,
         "one update that carries the memory over", "backward, clipping, update_memory",
         "For each slice of micro_batches(B, recipe.micro_batch), call the model with x, memory "
-        "and y of these lanes under machine.autocast(recipe, x.device.type), then call "
-        "backward() on their share of the MEAN over all lanes, both inside `with "
+        "(a tensor (B, m, D) of each layer, or None) and y of these lanes under "
+        "machine.autocast(recipe, x.device.type), then call backward() on their share, by the "
+        "number of tokens, of the MEAN over all lanes, both inside `with "
         "ranks.no_sync(model, last=...)`, where last is True for the last slice. The gradients, "
         "cleared before the first slice, add up: clip them to the norm recipe.clip, and update "
         "the weights only if ranks.mean(loss), the mean over the ranks, and that norm are finite. "
