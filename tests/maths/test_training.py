@@ -85,18 +85,6 @@ def test_the_fraction_done_counts_steps_or_minutes(length):
     assert train.learning_rate(recipe, 0, 0.0) == 2.0
 
 
-@pytest.mark.parametrize("every, due", [(16, [16, 32, 40]), (0, [*range(4, 41, 4)]), (99, [40])])
-def test_a_validation_is_due_at_eval_every_or_each_tenth(every, due):
-    """A run of 40 steps is also validated at its end, and never twice at one step."""
-    recipe, state, found = replace(RECIPE, steps=40, eval_every=every), State(), []
-    for state.step in [*range(41), 40]:
-        if train.is_validation_due(recipe, state):
-            found.append(state.step)
-            state.validated_at = state.step
-            state.tenths_validated = int(10 * train.fraction_done(recipe, state))
-    assert found == due
-
-
 @pytest.mark.parametrize("dtype, wanted", [("bf16", torch.bfloat16), ("float32", torch.float32)])
 def test_autocast_affects_only_matrix_products(dtype, wanted):
     """Products are in 16 bits if the recipe asks for it, only in the block; sums are in float32."""
