@@ -158,8 +158,7 @@ def end_of(act):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits_a_second_one_exits_and_none_is_lost(number):
     """A signal that `agree` records ends nothing, and the handlers are restored.  A second signal,
-    or one that was never recorded, ends the program with that signal's conventional status.
-    """
+    or one that was never recorded, ends the program with that signal's conventional status."""
     handlers = [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]
     interrupted(number, ask=True)
     assert handlers == [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]

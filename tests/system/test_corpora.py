@@ -61,17 +61,13 @@ def test_encode_lists_what_the_vocabulary_lacks(text, vocab, words):
 
 @pytest.mark.parametrize("vocab", [list(b"cab\xc3"), ["<eos>", "a", "b", "c"]], ids=str)
 def test_encode_and_decode_are_inverse(vocab):
-    """Token -1 does not mean the last one, and 256 does not wrap around to 0."""
+    """Token -1 is not the last one, and 256 does not become 0.  A letter may be two bytes."""
     tokens = encode("a", vocab)
     assert tokens.dtype == torch.int64 and tokens.tolist() == [1]
     assert decode(tokens, vocab) == "a" and decode([], vocab) == ""
     for token in (-1, 4, 256):
         message = refusal(decode, torch.tensor([0, token]), vocab)
         assert message == f"token {token} outside vocabulary of 4"
-
-
-def test_a_letter_may_be_two_bytes():
-    """One of the two bytes alone is decoded as a replacement character."""
     assert encode("é", [0xA9, 0xC3]).tolist() == [1, 0]
     assert decode([1], [0xA9, 0xC3]) == "\N{REPLACEMENT CHARACTER}"
 

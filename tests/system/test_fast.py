@@ -1,7 +1,4 @@
-"""The optimized form equals lesson 5, forward and backward, and is used only where it does.
-
-Lesson 5, which its own tests compare with the formulas, is the oracle here.
-"""
+"""The optimized form equals lesson 5, forward and backward, and is used only where it does."""
 import copy
 import math
 import sys

@@ -1,7 +1,5 @@
 """Train, evaluate and generate with every size on torch's device `meta`, which has only shapes.
-
-This finds tensors on another device than the model's, and values for which the CPU would wait.
-"""
+This finds tensors on another device than the model's, and values for which the CPU would wait."""
 import sys
 from collections import Counter
 from contextlib import nullcontext

@@ -1,6 +1,5 @@
 """SPOILERS.  Compare train.py's loop and evaluation with the formulas, bit for bit.
 
-A comparison of a run with its own resumption cannot find an error in a step or in a printed unit.
 The loop here uses the model, lesson 1's lanes and segments, torch's Adam, and a Muon that is
 compared with torch's, but nothing from train.py.
 """

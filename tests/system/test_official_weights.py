@@ -1,7 +1,4 @@
-"""Load the authors' weights: each tensor becomes the right weight, and other names are rejected.
-
-tests/maths compares the model itself with the paper's equations.
-"""
+"""Load the authors' weights: each tensor becomes the right weight, and other names are rejected."""
 import math
 from dataclasses import replace
 from importlib import import_module

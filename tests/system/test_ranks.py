@@ -198,8 +198,7 @@ def test_another_number_of_ranks_sets_new_random_states(monkeypatch, capsys):
     ids=["a signal", "a signal in a validation", "a failure in a validation"])
 def test_resuming_on_as_many_ranks_is_exact(count, how, statuses, step, text, tmp_path):
     """With dropout, parameters, optimizer, every rank's random state, memory and metrics agree.
-    No step is lost, even if a validation is interrupted.
-    """
+    No step is lost, even if a validation is interrupted."""
     argv = [*FLAGS, str(text), "--dropout", "0.2", "--optimizer", "muon", "--out"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert on_ranks(count, tmp_path, partial(whole_run, [*argv, str(whole)]))[0] == [0] * count

@@ -56,9 +56,7 @@ def strange_text(seed):
 
 def test_words_follow_the_official_rule(tmp_path):
     """Lines, as in Python's text mode, are stripped and split at white space, and end in `<eos>`.
-
-    The vocabulary starts with `<eos>`; words follow by decreasing count, then by first appearance.
-    """
+    The vocabulary starts with `<eos>`; words follow by decreasing count, then by appearance."""
     corpus, every = words(tmp_path, *(strange_text(seed).encode() for seed in range(3))), []
     for name in ("train", "valid", "test"):
         with open(tmp_path / name, encoding="utf-8") as file:
@@ -90,8 +88,7 @@ def test_unpublished_counts_and_bad_texts_are_rejected(tmp_path):
 
 
 def test_words_are_encoded_and_decoded():
-    """Words are joined by single spaces; newlines become separators, which become newlines again.
-    """
+    """Words are joined by single spaces; newlines become separators and newlines again."""
     vocab = ["<eos>", "the", "cat", "sat"]
     for text in ("cat\nsat\n", "the cat\n\nsat the", "\ncat"):
         assert decode(encode(text, vocab), vocab) == text
