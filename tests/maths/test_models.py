@@ -1,6 +1,4 @@
-"""Test the models of all lessons against the paper's equations, and two equalities that every
-Transformer-XL must satisfy.
-"""
+"""Test all models against the paper's equations and two equalities of every Transformer-XL."""
 import math
 from dataclasses import replace
 from importlib import import_module
@@ -9,13 +7,12 @@ import pytest
 import torch
 import torch.nn as nn
 
+from course.exercises import LESSONS
 from course.stand_ins import Multiply
 from helpers import assert_close, gradients, randomized
 from maths import oracle
 
-lesson_1, lesson_2, lesson_3, lesson_4, lesson = map(import_module, (
-    "01_vanilla_segments", "02_recurrence", "03_relative_attention", "04_rel_shift",
-    "05_full_model"))
+lesson_1, lesson_2, lesson_3, lesson_4, lesson = map(import_module, LESSONS[:5])
 TransformerXL = lesson.TransformerXL
 
 SMALL = lesson.Config(vocab_size=11, n_layer=2, d_model=6, n_head=3, d_head=4, d_inner=7, mem_len=5)
@@ -163,9 +160,8 @@ def test_golden_1_segments_with_enough_memory_equal_one_pass(make, lengths):
 
 @pytest.mark.parametrize("M", [0, 1, 4, 20])
 def test_golden_2_with_same_length_no_loss_depends_on_the_segmentation(M):
-    """In any segmentation, and in a single pass, each query attends to itself and to M keys before
-    it.  Without same_length this number differs, unless the memory holds everything.
-    """
+    """Each query always attends to itself and to M keys before it.  Without same_length this number
+    differs, unless the memory holds everything."""
     x, model = torch.randint(11, (2, 12)), full(replace(SMALL, mem_len=M, same_length=True))
     for lengths in ((1,) * 12, (2,) * 6, (4,) * 3, (5, 1, 6)):  # NaN also fails
         assert largest_difference(model, x, lengths, (12,)) < 1e-12, f"segments of {lengths}"

@@ -77,8 +77,7 @@ def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monk
 
 @pytest.mark.parametrize("length", [{"steps": 8}, {"minutes": 2.0}], ids=str)
 def test_the_fraction_done_counts_steps_or_minutes(length):
-    """A quarter of the given length is 0.25, and the fraction never exceeds 1.  Without a warm-up
-    the first learning rate is the highest."""
+    """The fraction never exceeds 1.  Without a warm-up the first learning rate is the highest."""
     recipe = replace(RECIPE, lr=2.0, warmup=0, **{"steps": 0} | length)
     assert train.fraction_done(recipe, State(step=2, seconds=30.0)) == 0.25
     assert train.fraction_done(recipe, State(step=9, seconds=999.0)) == 1
@@ -115,8 +114,7 @@ def test_evaluation_segments_have_at_least_eval_segment_tokens(T, M, wanted):
 
 @pytest.mark.parametrize("form", ["plain", "Reader"])
 def test_sampling_uses_eval_mode_and_the_evaluation_memory(form, monkeypatch):
-    """lesson_5.generate gets the prompt (P,) as one lane, (1, P), and the recipe's seed determines
-    the tokens."""
+    """The prompt (P,) becomes one lane, (1, P), and the recipe's seed determines the tokens."""
     model = randomized(lesson_5.TransformerXL(lesson_5.Config(
         11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6, dropout=0.5)))
     generate, seen = lesson_5.generate, []
