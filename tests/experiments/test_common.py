@@ -1,10 +1,8 @@
 """What the experiments share: another run is refused, and losses are after so many tokens."""
-import re
 import signal
 from argparse import Namespace
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
@@ -34,14 +32,6 @@ def test_another_run_is_not_taken(tmp_path):
                     {"corpus": TEXTS[1]}, {"half_loss": True}):
         with pytest.raises(ValueError, match="other settings.*name another folder"):
             fit(**changed)
-
-
-@pytest.mark.parametrize("path", [*Path(common.__file__).parent.glob("*.py")], ids=str)
-def test_gomp_spincount_is_set_before_torch_is_imported(path):
-    """train.py sets it, and common imports train.py first."""
-    names = re.findall(r"^(?:import|from) (torch|support|training|common|train)\b",
-                       path.read_text(encoding="utf-8"), re.MULTILINE)
-    assert names[0] == ("train" if path.stem == "common" else "common")
 
 
 def test_excerpts_are_spread_and_carry_their_context():
