@@ -17,8 +17,7 @@ CONFIG = lesson_5.Config(23, n_layer=3, d_model=16, n_head=2, d_head=8, d_inner=
 
 
 def test_the_whole_measure():
-    """Names of one's own prompt, and by chance those of the other alone, are counted: all of them,
-    those of ages below T, and those from T on.  A share of nothing is not a number."""
+    """A text repeats names of its own prompt, or by chance those that only the other one has."""
     assert doctest.testmod(generation, raise_on_error=True).attempted
     prompts = ["- anna bert both -", "- carl dora both -"]  # ages 12, 7 and 2
     texts = [" bert dora", " anna both"]  # bert; by chance dora; both; by chance anna

@@ -13,8 +13,6 @@ common, table6 = import_module("common"), import_module("table6_ablation")
 corpora, lesson_5 = import_module("support.corpora"), import_module("05_full_model")
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6)
 RECIPE = common.presets.Recipe(batch=2, segment=5, steps=1)
-
-
 TEXTS = [corpora.Corpus(z, z, z, [*range(7)], "text") for z in torch.arange(120).view(2, 60) % 7]
 
 

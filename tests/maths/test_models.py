@@ -47,8 +47,7 @@ def with_factors():
 
 
 def read(model, x, lengths, *y):
-    """Read x (and y) (B, n) in segments of these lengths, and carry the memory over.  Return the
-    outputs (B, n, ...) and the memory after each segment."""
+    """Read x (and y) in segments; return the outputs (B, n, ...) and the memory after each."""
     memory, outputs, memories = None, [], []
     for part, *targets in zip(*(z.split(list(lengths), dim=1) for z in (x, *y))):
         output, memory = model(part, memory, *targets)
@@ -78,8 +77,7 @@ MODELS = {
 @pytest.mark.parametrize("lengths", [(3, 4, 2), (1, 7, 1)], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_and_gradients_equal_the_papers_equations(name, lengths):
-    """This compares log-probabilities, the gradient of each weight (with the stop-gradient), and
-    the memory, which is the last M inputs of each layer."""
+    """This compares log-probabilities, gradients, and the memory: the last M inputs of a layer."""
     model, (x, y) = MODELS[name](), torch.randint(11, (2, 2, sum(lengths)))
     found, memories = read(model, x, lengths)
     found, (wanted, inputs) = found.log_softmax(-1), oracle.read(model, x, lengths)
@@ -111,16 +109,11 @@ def test_a_new_model_predicts_uniformly(kind):
     assert loss == pytest.approx(math.log(200), rel=0.05)
 
 
-def test_losses_are_float32_at_least():
-    """The softmax over a vocabulary is in float32, even if autocast made the logits bf16."""
-    model, x = TransformerXL(SMALL).bfloat16(), torch.randint(11, (2, 4))
-    assert model(x, None, x)[0].dtype == torch.float32
-
-
 def test_only_the_needed_rows_are_computed_and_in_float32():
     """A tail is computed for tokens with a target in it, and last_only needs one position."""
     model, y, asked = TransformerXL(BANDS), torch.randint(3, (2, 50)), []
     y[0, :5], y[1, 20:31] = 3, 10
+    assert TransformerXL(SMALL).bfloat16()(y, None, y)[0].dtype == torch.float32
     words, scores = model.embedding, model.embedding.scores
     words.scores = lambda h, i: asked.append((*h.shape[:-1], i)) or scores(h, i)
     with torch.autocast("cpu", dtype=torch.bfloat16):

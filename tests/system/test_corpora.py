@@ -28,8 +28,6 @@ def texts_of(corpus):
     return [as_bytes(z, corpus.vocab) for z in (corpus.train, corpus.valid, corpus.test)]
 
 
-# ---- any file -----------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("data", [RAW[:40], RAW[:1019], bytes(range(256)) * 4], ids=len)
 def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data):
     """Valid and test have n // 20 bytes each, and train has the rest; all 256 bytes may occur."""
@@ -82,8 +80,6 @@ def test_the_compressors_read_the_text_and_not_the_tokens():
     assert bits["xz"] == 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data)
     assert 0 < bits["xz primed with the training text"] < 0.1
 
-
-# ---- corpora with a name ------------------------------------------------------------------------
 
 SPLITS = (  # ordered by the CRC-32 of the paths; the CRC-32 modulo 20 determines the split
     ["zoo.py", "json/deep/er.py", "testing/kept.py", "a/b.py", "a.py", "test.py", "config/kept.py",

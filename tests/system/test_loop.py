@@ -1,8 +1,5 @@
-"""SPOILERS.  Compare train.py's loop and evaluation with the formulas, bit for bit.
-
-The loop here uses the model, lesson 1's lanes and segments, torch's Adam, and a Muon that is
-compared with torch's, but nothing from train.py.
-"""
+"""SPOILERS.  Compare train.py's loop and evaluation with the formulas, bit for bit.  The loop here
+uses the model, lesson 1's lanes and segments, and the optimizers, but nothing from train.py."""
 import copy
 import math
 from dataclasses import replace

@@ -40,8 +40,6 @@ RECIPE_OF = ["batch", "segment", "steps", "warmup", "lr", "eval_segment", "eval_
              "eval_clamp_len"]
 
 
-# ---- presets ------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("row", PUBLISHED.strip().split("\n"))
 def test_sizes_schedules_and_parameter_counts_are_the_published_ones(row):
     """All other fields have their defaults; counting allocates no weights."""
@@ -57,8 +55,6 @@ def test_sizes_schedules_and_parameter_counts_are_the_published_ones(row):
         eval_every=4000 if often else 1328, log_every=200 if often else 100)
     assert presets.count_parameters(presets.CONFIGS[name]) == count
 
-
-# ---- flags --------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("typed, device, V, name, cutoffs, div_val", [
     ({"dataset": "wt103"}, "cuda", 267_735, "wt103-standard", WT103, 1),
@@ -89,8 +85,6 @@ def test_every_setting_is_a_flag_with_its_help(capsys):
                   "largest norm of the gradient", "of hidden states", "length of a sample"):
         assert words in output
 
-
-# ---- estimates ----------------------------------------------------------------------------------
 
 def test_flops_equal_torchs_count():
     """The estimate omits only the projection of R, which all lanes share."""
@@ -126,8 +120,6 @@ def test_a_dry_run_fetches_nothing(flags, words, tmp_path, monkeypatch, capsys):
     assert all(part in output for part in words), output
     assert os.listdir() == ["notes.txt"]
 
-
-# ---- the machine --------------------------------------------------------------------------------
 
 def test_a_gpu_that_emulates_bf16_trains_in_float32(monkeypatch):
     """There float32 products may use TF32, in training and in evaluation."""

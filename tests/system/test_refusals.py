@@ -154,8 +154,6 @@ def test_a_command_line_is_rejected_in_one_line(
     assert files() == before and not (program == "train" and Path("new").exists())
 
 
-# ---- the process: its streams and variables -----------------------------------------------------
-
 CODE = """import os, pathlib, sys, support.files as files
 print('a\\u2026', os.environ.get('MPLBACKEND'))
 files.write_atomically(pathlib.Path('file'), lambda file: file.write('\\u2026'), 'w')
@@ -185,8 +183,6 @@ def test_the_process_is_prepared_before_torch_and_matplotlib_are_imported():
                            path.read_text(encoding="utf-8"), re.MULTILINE)
         assert names[0] == first, path
 
-
-# ---- sizes and tensors --------------------------------------------------------------------------
 
 SMALL = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
 X, PAST = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, 8)
