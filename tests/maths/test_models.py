@@ -56,8 +56,6 @@ def read(model, x, lengths, *y):
     return torch.cat(outputs, dim=1), memories
 
 
-# ---- forward and gradient against the equations -------------------------------------------------
-
 MODELS = {
     "lesson 1": lambda: early(Forgetful),
     "lesson 2": lambda: early(lesson_2.RecurrentTransformer, M=4),
@@ -130,8 +128,6 @@ def test_every_parameter_has_a_gradient_if_a_batch_holds_one_band(token):
     assert [name for name, z in model.named_parameters() if z.grad is None] == []
 
 
-# ---- the two golden equalities ------------------------------------------------------------------
-
 def largest_difference(model, x, *segmentations):
     """Return the largest difference of logits between two segmentations of x."""
     first, second = (read(model, x, lengths)[0] for lengths in segmentations)
@@ -161,8 +157,6 @@ def test_golden_2_with_same_length_no_loss_depends_on_the_segmentation(M):
     model.config = replace(model.config, same_length=False)
     assert M == 20 or largest_difference(model, x, (2,) * 6, (4,) * 3) > 1e-3
 
-
-# ---- lesson 5: first values, dropout, refusals --------------------------------------------------
 
 @pytest.mark.parametrize("words", [
     {}, {"cutoffs": (900, 1900), "div_val": 2, "init_std": 0.005}], ids=["full", "bands"])

@@ -19,25 +19,21 @@ VOCABULARIES = {"enwik8": 204, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "
 WT103 = 20_000, 40_000, 200_000
 BANDS = {"wt103": WT103, "lm1b": (60_000, 100_000, 640_000)}
 
-# The values of the authors' scripts, or ours, with the exact numbers of parameters: name, N, D, H,
-# C, FF, M, dropouts, parameters; batch, T, steps, warm-up, rate; evaluation T, M and clamp
+# A row has the values of the authors' scripts, or ours, in the order of the fields: name, N, D, H, C,
+# FF, M, dropouts, number of parameters; B, T, steps, rate, warm-up; evaluation T, M and clamp
 PUBLISHED = """
-enwik8-12L     12  512  8  64 2048 512  .1  .0  41055436  22 512  400000     0 2.5e-4  80 2100  820
-enwik8-18L     18  640 10  64 2208 512  .1  .0  87965708  22 512  400000  4000 2.5e-4  80 2100  820
-enwik8-24L     24 1024  8 128 3072 768 .15 .15 277231820  64 768  400000  4000 2.5e-4 128 3800 1000
-text8-12L      12  512  8  64 2048 512  .1  .0  40964635  22 512  400000     0 2.5e-4  80 2100  820
-text8-24L      24 1024  8 128 3072 768 .15 .15 277050395  64 768  400000  4000 2.5e-4 128 3800 1000
-wt103-standard 16  410 10  41 2100 150  .1  .0 151107538  60 150  200000     0 2.5e-4  64  640  400
-wt103-large    18 1024 16  64 4096 384  .2  .2 285205322 128 384 4000000 16000 2.5e-4 128 1600 1000
-lm1b-base      18 1024  8 128 4096  32  .0  .0 357812082 224  32  500000 20000 2.5e-4  32  128    0
-lm1b-medium    20 1024  8 128 6144  32  .0  .0 469020530 224  32  500000 20000 2.5e-4  32  128    0
-lm1b-large     24 1280 16  80 8192  32 .05 .05 841354862 512  32 1200000 30000   1e-4  32  128    0
-ptb            16  380 10  38  704  70  .2  .2  23965064  10  70  166000  3000   3e-4  70  280    0
+enwik8-12L     12  512  8  64 2048 512  .1  .0  41055436  22 512  400000 2.5e-4     0  80 2100  820
+enwik8-18L     18  640 10  64 2208 512  .1  .0  87965708  22 512  400000 2.5e-4  4000  80 2100  820
+enwik8-24L     24 1024  8 128 3072 768 .15 .15 277231820  64 768  400000 2.5e-4  4000 128 3800 1000
+text8-12L      12  512  8  64 2048 512  .1  .0  40964635  22 512  400000 2.5e-4     0  80 2100  820
+text8-24L      24 1024  8 128 3072 768 .15 .15 277050395  64 768  400000 2.5e-4  4000 128 3800 1000
+wt103-standard 16  410 10  41 2100 150  .1  .0 151107538  60 150  200000 2.5e-4     0  64  640  400
+wt103-large    18 1024 16  64 4096 384  .2  .2 285205322 128 384 4000000 2.5e-4 16000 128 1600 1000
+lm1b-base      18 1024  8 128 4096  32  .0  .0 357812082 224  32  500000 2.5e-4 20000  32  128    0
+lm1b-medium    20 1024  8 128 6144  32  .0  .0 469020530 224  32  500000 2.5e-4 20000  32  128    0
+lm1b-large     24 1280 16  80 8192  32 .05 .05 841354862 512  32 1200000   1e-4 30000  32  128    0
+ptb            16  380 10  38  704  70  .2  .2  23965064  10  70  166000   3e-4  3000  70  280    0
 """
-SIZES_OF = ["n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len", "dropout",
-            "dropout_attention"]
-RECIPE_OF = ["batch", "segment", "steps", "warmup", "lr", "eval_segment", "eval_mem_len",
-             "eval_clamp_len"]
 
 
 @pytest.mark.parametrize("row", PUBLISHED.strip().split("\n"))
@@ -47,11 +43,11 @@ def test_sizes_schedules_and_parameter_counts_are_the_published_ones(row):
     dataset, large, numbers = name.split("-")[0], "-large" in name, [*map(literal_eval, numbers)]
     count, words, often = numbers.pop(8), dataset in ("wt103", "lm1b", "ptb"), dataset != "ptb"
     assert presets.CONFIGS[name] == Config(
-        VOCABULARIES[dataset], **dict(zip(SIZES_OF, numbers)), cutoffs=BANDS.get(dataset, ()),
+        VOCABULARIES[dataset], *numbers[:8], cutoffs=BANDS.get(dataset, ()),
         div_val=4 if name == "wt103-large" or dataset == "lm1b" else 1,
         tie_projections=dataset != "lm1b", untie_r=large, init_std=0.005 if large else 0.02)
     assert presets.RECIPES[name] == Recipe(
-        dataset=dataset, **dict(zip(RECIPE_OF, numbers[8:])), eval_tokens=0 if words else 500_000,
+        dataset, *numbers[8:], eval_tokens=0 if words else 500_000,
         eval_every=4000 if often else 1328, log_every=200 if often else 100)
     assert presets.count_parameters(presets.CONFIGS[name]) == count
 

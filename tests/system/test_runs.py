@@ -18,8 +18,6 @@ from system.conftest import WHOLE, again, at_call, failure, last_line, run, save
 train = import_module("train")
 
 
-# ---- a complete run -----------------------------------------------------------------------------
-
 def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
     """The last line is the test score with its evaluation lengths; metrics.tsv has the command."""
     out, score = finished(*WHOLE)
@@ -57,8 +55,6 @@ def test_eval_only_chooses_its_dtype_by_the_machine(small, monkeypatch):
     assert again(out, "--eval-only") == again(out, "--eval-only", "--dtype", "float32") == 0
     assert [call.args[2].dtype for call in evaluate.call_args_list] == ["bf16", "float32"]
 
-
-# ---- stop and resume ----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("where, call, number, flags", [
     ("train_step", 7, signal.SIGTERM, WHOLE), ("evaluate", 3, signal.SIGINT, WHOLE),
@@ -118,8 +114,6 @@ def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, f
     assert steps == wanted
 
 
-# ---- the folder, the text -----------------------------------------------------------------------
-
 @pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
 @pytest.mark.parametrize("flags", [[], ["--resume"]], ids=["new", "resume"])
 def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys, flags):
@@ -159,8 +153,6 @@ def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkey
         assert str(moved) in failure(capsys, again(out, *act))
         assert again(out, *act, "--text", str(text)) == 0
 
-
-# ---- non-finite losses, out of memory -----------------------------------------------------------
 
 def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypatch):
     """After losses of 1.7, NaN, 1.9 and 1.8 the best is 1.7, and its weights are tested."""
