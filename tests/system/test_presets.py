@@ -19,8 +19,8 @@ VOCABULARIES = {"enwik8": 204, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "
 WT103 = 20_000, 40_000, 200_000
 BANDS = {"wt103": WT103, "lm1b": (60_000, 100_000, 640_000)}
 
-# A row has the values of the authors' scripts, or ours, in the order of the fields: name, N, D, H, C,
-# FF, M, dropouts, number of parameters; B, T, steps, rate, warm-up; evaluation T, M and clamp
+# A row has the values of the authors' scripts, or ours, in the order of the fields: name, N, D, H,
+# C, FF, M, dropouts, number of parameters; B, T, steps, rate, warm-up; evaluation T, M and clamp
 PUBLISHED = """
 enwik8-12L     12  512  8  64 2048 512  .1  .0  41055436  22 512  400000 2.5e-4     0  80 2100  820
 enwik8-18L     18  640 10  64 2208 512  .1  .0  87965708  22 512  400000 2.5e-4  4000  80 2100  820
