@@ -36,7 +36,7 @@ ptb            16  380 10  38  704  70  .2  .2  23965064  10  70  166000   3e-4 
 """
 
 
-@pytest.mark.parametrize("row", PUBLISHED.strip().split("\n"))
+@pytest.mark.parametrize("row", PUBLISHED.strip().split("\n"), ids=lambda row: row.split()[0])
 def test_sizes_schedules_and_parameter_counts_are_the_published_ones(row):
     """All other fields have their defaults; counting allocates no weights."""
     name, *numbers = row.split()
