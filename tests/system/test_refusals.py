@@ -174,7 +174,7 @@ def test_a_program_accepts_any_streams_locale_backend_and_ctrl_c(streams, wanted
 
 
 def test_the_process_is_prepared_before_torch_and_matplotlib_are_imported():
-    """support/ does it; train.py also sets GOMP_SPINCOUNT, and experiments import common first."""
+    """Lessons and train.py import support/ first, and experiments do so through common."""
     experiments = {path: "common" for path in ROOT.glob("experiments/*.py")}
     firsts = {ROOT / f"{name}.py": "support" for name in LESSONS} | experiments | {
         ROOT / "experiments/common.py": "train"}
