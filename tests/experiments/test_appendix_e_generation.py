@@ -17,9 +17,7 @@ CONFIG = lesson_5.Config(23, n_layer=3, d_model=16, n_head=2, d_head=8, d_inner=
 
 
 def test_the_whole_measure():
-    """Two texts: each with its own names, and by chance with those that only the other has; of all,
-    of ages below T, and from T on.  A share of nothing is not a number.
-    """
+    """A text repeats names of its own prompt, or by chance those that only the other one has."""
     assert doctest.testmod(generation, raise_on_error=True).attempted
     prompts = ["- anna bert both -", "- carl dora both -"]  # ages 12, 7 and 2
     texts = [" bert dora", " anna both"]  # bert; by chance dora; both; by chance anna
@@ -30,10 +28,8 @@ def test_the_whole_measure():
 
 @pytest.mark.parametrize("memory, P", [(True, 8), (False, 8), (False, 3)])
 def test_each_token_is_sampled_after_what_its_kind_may_read(memory, P):
-    """With memory after the whole text, read once with the lengths of evaluation; without, after
-    the last T alone, with those of training.  In full precision even if the run was trained in
-    bf16.
-    """
+    """A model with memory reads the whole text once with evaluation lengths; one without reads the
+    last T tokens with training lengths.  Neither uses the bf16 of the run."""
     model, prompt = randomized(lesson_5.TransformerXL(CONFIG)).eval(), torch.randint(23, (9, P))
     for weight in (model.u, model.v, *(layer.attention.W_q.weight for layer in model.layers)):
         weight.data *= 0.05  # all keys count alike, so each token that is read changes the logits

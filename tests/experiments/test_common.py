@@ -1,10 +1,8 @@
 """What the experiments share: another run is refused, and losses are after so many tokens."""
-import re
 import signal
 from argparse import Namespace
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +13,6 @@ common, table6 = import_module("common"), import_module("table6_ablation")
 corpora, lesson_5 = import_module("support.corpora"), import_module("05_full_model")
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6)
 RECIPE = common.presets.Recipe(batch=2, segment=5, steps=1)
-
-
 TEXTS = [corpora.Corpus(z, z, z, [*range(7)], "text") for z in torch.arange(120).view(2, 60) % 7]
 
 
@@ -34,14 +30,6 @@ def test_another_run_is_not_taken(tmp_path):
                     {"corpus": TEXTS[1]}, {"half_loss": True}):
         with pytest.raises(ValueError, match="other settings.*name another folder"):
             fit(**changed)
-
-
-@pytest.mark.parametrize("path", [*Path(common.__file__).parent.glob("*.py")], ids=str)
-def test_gomp_spincount_is_set_before_torch_is_imported(path):
-    """train.py sets it, and common imports train.py first."""
-    names = re.findall(r"^(?:import|from) (torch|support|training|common|train)\b",
-                       path.read_text(encoding="utf-8"), re.MULTILINE)
-    assert names[0] == ("train" if path.stem == "common" else "common")
 
 
 def test_excerpts_are_spread_and_carry_their_context():

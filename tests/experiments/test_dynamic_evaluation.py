@@ -30,9 +30,8 @@ def model(monkeypatch):
 
 @pytest.mark.parametrize("step", ["sgd", "rms"])
 def test_nothing_is_learned_before_it_is_predicted(step, model):
-    """A changed token changes all losses from its own on and none before.  A text that repeats
-    itself costs less and less; at the end the model is what it was.
-    """
+    """A changed token changes all losses from its own on and none before.  The losses of a text
+    that repeats itself fall; at the end the weights are the first ones again."""
     before = {name: W.clone() for name, W in model.state_dict().items()}
     text, n = NOISE[:3].repeat(100), 53  # in the middle of a segment
     changed = text.clone()
@@ -47,9 +46,8 @@ def test_nothing_is_learned_before_it_is_predicted(step, model):
 
 
 def test_the_steps_are_as_written():
-    """sgd: a gradient of norm 5 is clipped.  rms: s is 2 and 6, the mean of the tensors 4; and a
-    decay that would lead beyond W_0 ends there.
-    """
+    """sgd clips a gradient of norm 5.  For rms s is 2 and 6, and the mean of the tensors is 4; a
+    decay that would lead beyond W_0 ends there."""
     W = torch.tensor([1.0, 2.0], requires_grad=True)
     W.grad = torch.tensor([3.0, 4.0])
     dynamic.sgd_step([W], 0.5)

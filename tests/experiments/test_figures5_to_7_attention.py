@@ -14,9 +14,7 @@ lesson_1, lesson_3, lesson_5 = map(import_module, (
 
 @pytest.mark.parametrize("M, n", [(5, 7), (1, 9)])
 def test_averages_against_loops(M, n, monkeypatch):
-    """Query by query and key by key, from one pass and lesson 3's four terms: however the text is
-    cut, only the last n queries count, and each row sums to 1.
-    """
+    """For any segmentation only the last n queries count; the loops use lesson 3's four terms."""
     model = randomized(lesson_5.TransformerXL(lesson_5.Config(
         9, n_layer=2, d_model=16, n_head=3, d_head=4, d_inner=8, mem_len=M, same_length=True,
         untie_r=True))).eval()

@@ -1,6 +1,5 @@
-"""Each experiment in small: it ends, prints its lines and draws its figures, a split that it must
-not read fails when it is touched, and a second call trains nothing.
-"""
+"""Each experiment ends in a small run, prints its lines and saves its figures; a split that it must
+not read fails when it is touched, and a second call trains nothing."""
 from importlib import import_module
 
 import pytest

@@ -45,9 +45,8 @@ def test_where_what_is_dropped():
 
 
 def test_the_average_is_the_mean_of_the_last_weights(setting, tmp_path, monkeypatch):
-    """Of those after each of the last 8 of 26 steps, at the rate of the step before them; until
-    then it is the model.  What is validated is the average.
-    """
+    """It is of the weights after each of the last 8 of 26 steps, at the learning rate of the step
+    before them, and the model until then.  Validation uses the average."""
     seen, rates, read = [], [], []
     step, evaluate = ptb.Averaging.step, train.evaluate
 
@@ -96,9 +95,8 @@ def test_going_on_to_the_bit(stop, left, optimizer, setting, tmp_path, monkeypat
 
 
 def test_the_test_split_is_read_once(setting, tmp_path, monkeypatch):
-    """Only if asked.  Memory and clamp are chosen on valid: those with the lowest loss.  A clamp is
-    tried only beyond the 16 distances of training.
-    """
+    """It is read only with --test.  Memory and clamp are those with the lowest loss on valid.  A
+    clamp is tried only beyond the 16 distances of training."""
     config, recipe, corpus = setting
     path, seen, model = tmp_path / "result.json", [], lesson_5.TransformerXL(config).eval()
 

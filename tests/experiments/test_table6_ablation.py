@@ -1,6 +1,4 @@
-"""Tables 6, 7 and 10: the model, lesson 5's in one encoding, lesson 1's in another, Shaw's by its
-formula; what the rows are given and read; shuffled lines, equal memory, order.
-"""
+"""Tables 6, 7 and 10 use lesson 5's model, lesson 1's and Shaw's; their rows are as they say."""
 import math
 from collections import Counter
 from dataclasses import replace
@@ -88,9 +86,8 @@ def test_the_half_loss_counts_the_later_half_twice_in_training_only():
 
 
 def test_a_row_is_what_it_says_and_is_read_with_an_attention_of_L(notes, monkeypatch):
-    """With recurrence M is L - 1, the query being the last; without, a window of L.  Al-Rfou's has
-    no positions beyond T.  Term (c) is u's, (d) is v's.
-    """
+    """With recurrence M is L - 1, since the query counts; without, a window has L tokens.  Al-Rfou
+    has no positions beyond T.  Term (c) belongs to u, (d) to v."""
     asked, corpus, study = [], corpora.load(notes), table6.SCALES["tiny"]
     monkeypatch.setattr(common, "memory_losses", lambda *given, **lengths: (
         asked.append((given[3], lengths)), torch.ones(2, 30))[1])

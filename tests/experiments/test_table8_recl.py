@@ -17,9 +17,7 @@ CONTEXTS = [100, 200, 300, 400]
 
 
 def recl_by_the_formulas(losses, contexts, r):
-    """Of plain lists losses[model][context][position]: the formulas of the paper's appendix C, one
-    position at a time.
-    """
+    """Apply the formulas of the paper's appendix C to lists losses[model][context][position]."""
     models, n, found = range(len(losses)), len(losses[0][0]), []
     for i in models:
         k = 0

@@ -22,10 +22,8 @@ def factor(part, dropout):
 
 
 def attended(part, rows, R, u, v):
-    """Attend from the last of the rows (B, D) to all of them -> (B, D).
-
-    R[d] (D,) encodes distance d, and u and v are (H, C).  If u is None, no distances are used.
-    """
+    """Attend from the last of the rows (B, D) to all of them -> (B, D).  R[d] (D,) encodes distance
+    d, and u and v are (H, C).  If u is None, no distances are used."""
     heads = []
     for a in range(part.H):
         own = slice(a * part.C, (a + 1) * part.C)  # the head's rows of each weight

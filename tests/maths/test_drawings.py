@@ -29,8 +29,7 @@ def test_the_four_steps_of_the_shift():
 
 
 def test_the_tables_of_distances():
-    """Lesson 3: term (d) is the distance if R_d is d and all weights are 1.  Lesson 5: lesson 4's
-    shift of the distances, masked without and with same_length."""
+    """Lesson 3's term (d) is the distance if R_d is d.  Lesson 5 masks lesson 4's shift of it."""
     one, R = np.ones((1, 1)), np.arange(K)[:, None]
     terms = lesson_3.four_terms(np.ones((T, 1)), np.ones((K, 1)), R, one, one[0], one[0])
     distance = lesson_4.rel_shift(torch.arange(K - 1, -1, -1).expand(T, K))

@@ -19,8 +19,6 @@ def nll(logits, y):
     return -p.gather(-1, y.long()[..., None])[..., 0].log()
 
 
-# ---- lesson 1: one pass and sliding window ------------------------------------------------------
-
 @pytest.mark.parametrize("n, T", [(23, 4), (21, 5), (9, 1), (70 * 3 + 2, 3)])
 def test_segment_and_window_losses_equal_separate_passes(n, T):
     """Segments start without context, windows predict from T tokens, and n may exceed a batch."""
@@ -37,8 +35,8 @@ def test_segment_and_window_losses_equal_separate_passes(n, T):
     assert not found.requires_grad
 
 
-@pytest.mark.parametrize("n, T, count", [(243, 4, 14), (246, 8, 14)])
-def test_both_losses_are_printed_in_bits_over_the_same_tokens(monkeypatch, capsys, n, T, count):
+@pytest.mark.parametrize("n, T", [(243, 4), (246, 8)])
+def test_both_losses_are_printed_in_bits_over_the_same_tokens(monkeypatch, capsys, n, T):
     """A model that ignores its input has equal losses; a last partial segment is left out."""
     scores, tokens = torch.randn(7), torch.randint(7, (n,))
     model = lambda x: scores.expand(*x.shape, 7)
@@ -53,8 +51,6 @@ def test_both_losses_are_printed_in_bits_over_the_same_tokens(monkeypatch, capsy
     shown = by_position[[0, 1, 2, 3, -1]].tolist()
     assert printed == pytest.approx([0, 1 / math.log(2), *shown], abs=0.006)
 
-
-# ---- lessons 2 and 3: bits per token, terms -----------------------------------------------------
 
 @pytest.mark.parametrize("n, B, T", [(12, 1, 5), (9, 1, 1), (5, 1, 20), (27, 3, 3)])
 def test_lane_losses_are_those_of_all_tokens(n, B, T):
@@ -71,8 +67,6 @@ def test_means_by_position_leave_out_an_incomplete_segment():
     wanted = [losses[:, [p, p + 4]].mean().item() / math.log(2) for p in range(4)]
     assert lesson_3.mean_by_position(losses, 4) == pytest.approx(wanted)
 
-
-# ---- all lessons --------------------------------------------------------------------------------
 
 def test_milliseconds_is_the_fastest_after_a_first_call(monkeypatch):
     """Six calls run forward and backward; the first one warms up, and the fastest one counts."""

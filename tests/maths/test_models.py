@@ -1,6 +1,4 @@
-"""Test the models of all lessons against the paper's equations, and two equalities that every
-Transformer-XL must satisfy.
-"""
+"""Test all models against the paper's equations and two equalities of every Transformer-XL."""
 import math
 from dataclasses import replace
 from importlib import import_module
@@ -9,13 +7,12 @@ import pytest
 import torch
 import torch.nn as nn
 
+from course.exercises import LESSONS
 from course.stand_ins import Multiply
 from helpers import assert_close, gradients, randomized
 from maths import oracle
 
-lesson_1, lesson_2, lesson_3, lesson_4, lesson = map(import_module, (
-    "01_vanilla_segments", "02_recurrence", "03_relative_attention", "04_rel_shift",
-    "05_full_model"))
+lesson_1, lesson_2, lesson_3, lesson_4, lesson = map(import_module, LESSONS[:5])
 TransformerXL = lesson.TransformerXL
 
 SMALL = lesson.Config(vocab_size=11, n_layer=2, d_model=6, n_head=3, d_head=4, d_inner=7, mem_len=5)
@@ -50,8 +47,7 @@ def with_factors():
 
 
 def read(model, x, lengths, *y):
-    """Read x (and y) (B, n) in segments of these lengths, and carry the memory over.  Return the
-    outputs (B, n, ...) and the memory after each segment."""
+    """Read x (and y) in segments; return the outputs (B, n, ...) and the memory after each."""
     memory, outputs, memories = None, [], []
     for part, *targets in zip(*(z.split(list(lengths), dim=1) for z in (x, *y))):
         output, memory = model(part, memory, *targets)
@@ -59,8 +55,6 @@ def read(model, x, lengths, *y):
         memories.append(memory)
     return torch.cat(outputs, dim=1), memories
 
-
-# ---- forward and gradient against the equations -------------------------------------------------
 
 MODELS = {
     "lesson 1": lambda: early(Forgetful),
@@ -81,8 +75,7 @@ MODELS = {
 @pytest.mark.parametrize("lengths", [(3, 4, 2), (1, 7, 1)], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_and_gradients_equal_the_papers_equations(name, lengths):
-    """This compares log-probabilities, the gradient of each weight (with the stop-gradient), and
-    the memory, which is the last M inputs of each layer."""
+    """This compares log-probabilities, gradients, and the memory: the last M inputs of a layer."""
     model, (x, y) = MODELS[name](), torch.randint(11, (2, 2, sum(lengths)))
     found, memories = read(model, x, lengths)
     found, (wanted, inputs) = found.log_softmax(-1), oracle.read(model, x, lengths)
@@ -114,16 +107,11 @@ def test_a_new_model_predicts_uniformly(kind):
     assert loss == pytest.approx(math.log(200), rel=0.05)
 
 
-def test_losses_are_float32_at_least():
-    """The softmax over a vocabulary is in float32, even if autocast made the logits bf16."""
-    model, x = TransformerXL(SMALL).bfloat16(), torch.randint(11, (2, 4))
-    assert model(x, None, x)[0].dtype == torch.float32
-
-
 def test_only_the_needed_rows_are_computed_and_in_float32():
     """A tail is computed for tokens with a target in it, and last_only needs one position."""
     model, y, asked = TransformerXL(BANDS), torch.randint(3, (2, 50)), []
     y[0, :5], y[1, 20:31] = 3, 10
+    assert TransformerXL(SMALL).bfloat16()(y, None, y)[0].dtype == torch.float32
     words, scores = model.embedding, model.embedding.scores
     words.scores = lambda h, i: asked.append((*h.shape[:-1], i)) or scores(h, i)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -139,8 +127,6 @@ def test_every_parameter_has_a_gradient_if_a_batch_holds_one_band(token):
     model(x, None, x)[0].sum().backward()
     assert [name for name, z in model.named_parameters() if z.grad is None] == []
 
-
-# ---- the two golden equalities ------------------------------------------------------------------
 
 def largest_difference(model, x, *segmentations):
     """Return the largest difference of logits between two segmentations of x."""
@@ -163,17 +149,14 @@ def test_golden_1_segments_with_enough_memory_equal_one_pass(make, lengths):
 
 @pytest.mark.parametrize("M", [0, 1, 4, 20])
 def test_golden_2_with_same_length_no_loss_depends_on_the_segmentation(M):
-    """In any segmentation, and in a single pass, each query attends to itself and to M keys before
-    it.  Without same_length this number differs, unless the memory holds everything.
-    """
+    """Each query always attends to itself and to M keys before it.  Without same_length this number
+    differs, unless the memory holds everything."""
     x, model = torch.randint(11, (2, 12)), full(replace(SMALL, mem_len=M, same_length=True))
     for lengths in ((1,) * 12, (2,) * 6, (4,) * 3, (5, 1, 6)):  # NaN also fails
         assert largest_difference(model, x, lengths, (12,)) < 1e-12, f"segments of {lengths}"
     model.config = replace(model.config, same_length=False)
     assert M == 20 or largest_difference(model, x, (2,) * 6, (4,) * 3) > 1e-3
 
-
-# ---- lesson 5: first values, dropout, refusals --------------------------------------------------
 
 @pytest.mark.parametrize("words", [
     {}, {"cutoffs": (900, 1900), "div_val": 2, "init_std": 0.005}], ids=["full", "bands"])

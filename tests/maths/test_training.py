@@ -24,8 +24,6 @@ RECIPE = presets.Recipe(steps=10, batch=4, segment=8, dtype="float32", eval_segm
                         eval_mem_len=7, eval_clamp_len=4)
 
 
-# ---- the loops of lessons 1 and 2 ---------------------------------------------------------------
-
 class Bigram(nn.Module):
     """Scores each token by the previous token; records the memories, and numbers its own."""
 
@@ -42,8 +40,8 @@ class Bigram(nn.Module):
 @pytest.mark.parametrize("lesson, memories", [
     (lesson_1, [None] * 8), (lesson_2, [None, 1, 2, None, 4, 5, None, 7])], ids=["1", "2"])
 def test_fit_equals_the_loop_from_the_formulas(lesson, memories):
-    """The loop repeats the segments in stream order and clips new gradients; the learning rate
-    warms up and decays.  Each segment gets the previous one's memory, the first gets None."""
+    """Segments repeat in stream order, each with the memory of the one before; gradients are
+    clipped, and the learning rate warms up and decays."""
     found, wanted = Bigram(lesson is lesson_2), Bigram(False)
     text = torch.cat([torch.full((12,), 3), torch.randint(11, (13,))])
     adam = torch.optim.Adam(wanted.parameters())
@@ -73,28 +71,13 @@ def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monk
     assert err.split("\r" if terminal else "\n")[: len(lines)] == lines
 
 
-# ---- train.py -----------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("length", [{"steps": 8}, {"minutes": 2.0}], ids=str)
 def test_the_fraction_done_counts_steps_or_minutes(length):
-    """A quarter of the given length is 0.25, and the fraction never exceeds 1.  Without a warm-up
-    the first learning rate is the highest."""
+    """The fraction never exceeds 1.  Without a warm-up the first learning rate is the highest."""
     recipe = replace(RECIPE, lr=2.0, warmup=0, **{"steps": 0} | length)
     assert train.fraction_done(recipe, State(step=2, seconds=30.0)) == 0.25
     assert train.fraction_done(recipe, State(step=9, seconds=999.0)) == 1
     assert train.learning_rate(recipe, 0, 0.0) == 2.0
-
-
-@pytest.mark.parametrize("every, due", [(16, [16, 32, 40]), (0, [*range(4, 41, 4)]), (99, [40])])
-def test_a_validation_is_due_at_eval_every_or_each_tenth(every, due):
-    """A run of 40 steps is also validated at its end, and never twice at one step."""
-    recipe, state, found = replace(RECIPE, steps=40, eval_every=every), State(), []
-    for state.step in [*range(41), 40]:
-        if train.is_validation_due(recipe, state):
-            found.append(state.step)
-            state.validated_at = state.step
-            state.tenths_validated = int(10 * train.fraction_done(recipe, state))
-    assert found == due
 
 
 @pytest.mark.parametrize("dtype, wanted", [("bf16", torch.bfloat16), ("float32", torch.float32)])
@@ -127,8 +110,7 @@ def test_evaluation_segments_have_at_least_eval_segment_tokens(T, M, wanted):
 
 @pytest.mark.parametrize("form", ["plain", "Reader"])
 def test_sampling_uses_eval_mode_and_the_evaluation_memory(form, monkeypatch):
-    """lesson_5.generate gets the prompt (P,) as one lane, (1, P), and the recipe's seed determines
-    the tokens."""
+    """The prompt (P,) becomes one lane, (1, P), and the recipe's seed determines the tokens."""
     model = randomized(lesson_5.TransformerXL(lesson_5.Config(
         11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6, dropout=0.5)))
     generate, seen = lesson_5.generate, []
@@ -146,22 +128,15 @@ def test_sampling_uses_eval_mode_and_the_evaluation_memory(form, monkeypatch):
     assert len(first) == 20 and first == again != other
 
 
-# ---- batches: the position in the text ----------------------------------------------------------
-
 TEXT = torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
-STREAM = corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up")
 TWO_LANES = replace(RECIPE, batch=2, segment=2, seed=5)
 
 
-@pytest.fixture
-def sentences(monkeypatch):
-    """Return the text as sentences, whose lanes are not a tensor; an oracle makes the segments."""
-    monkeypatch.setattr(lesson_1, "segments", oracles.segments)
-    return replace(STREAM, separator=0)
-
-
-def test_batches_of_sentences_continue_where_they_stopped(sentences):
-    """Batches continue from any position, including the end of the text; checkpoints save it."""
+def test_batches_of_sentences_continue_where_they_stopped(monkeypatch):
+    """Batches continue from any position, including the end of the text.  Each epoch has a new
+    order, and looking at a segment changes nothing."""
+    monkeypatch.setattr(lesson_1, "segments", oracles.segments)  # lanes are not a tensor
+    sentences = corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up", separator=0)
     made, states, wanted = Batches(sentences, TWO_LANES, "cpu"), [], []
     for _ in range(12):
         states.append(made.state())
@@ -170,10 +145,6 @@ def test_batches_of_sentences_continue_where_they_stopped(sentences):
         again = Batches(sentences, TWO_LANES, "cpu", **states[start])
         for (x, y), (same_x, same_y) in zip(wanted[start : start + 4], again):
             assert x.equal(same_x) and y.equal(same_y)
-
-
-def test_the_order_of_sentences_depends_on_seed_and_epoch(sentences):
-    """Each epoch has a new order, and looking at a segment changes nothing."""
     made = Batches(sentences, TWO_LANES, "cpu")
     for epoch in range(3):
         stream = SentenceLanes(TEXT, 2, 0, 5, epoch)

@@ -10,10 +10,8 @@ class Killed(BaseException):
 
 def kill_at(n, patch, *places):
     """Raise Killed instead of call n of these functions, (owner, name) each, and of all later
-    calls, because a dead process cleans nothing up.  `patch` is pytest's.
-
-    The disk does not change between two writes, so these calls cover every moment of a process.
-    """
+    calls, because a dead process cleans nothing up.  The disk does not change between two writes,
+    so these calls cover every moment of a process.  `patch` is pytest's."""
     left = [n]
 
     def mortal(real):

@@ -26,8 +26,6 @@ def paths(tmp_path):
     return found
 
 
-# ---- writing ------------------------------------------------------------------------------------
-
 @pytest.mark.skipif(os.name == "nt", reason="a folder cannot be flushed on Windows")
 def test_a_file_is_flushed_before_its_rename_and_the_folder_after_it(paths, monkeypatch):
     """In any other order a loss of power could leave an empty file with a valid name."""
@@ -60,8 +58,6 @@ def test_a_failing_write_changes_nothing(paths, tmp_path, monkeypatch, broken, e
             checkpoint.save(paths[0], CONTENT | {"step": 3}, paths[1])
     assert left == content_of(tmp_path)
 
-
-# ---- reading ------------------------------------------------------------------------------------
 
 def damaged(good):
     """Yield the file truncated at many places, and with one bit flipped at many places."""
@@ -127,8 +123,6 @@ def test_several_ranks_map_a_checkpoint(paths, monkeypatch):
     assert str(paths[0]) in Path("/proc/self/maps").read_text()
 
 
-# ---- signals ------------------------------------------------------------------------------------
-
 def interrupted(number, times=1, ask=False):
     """Send this process a signal within Stop; with `ask`, check that `agree` records it."""
     with Stop() as stop:
@@ -158,8 +152,7 @@ def end_of(act):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits_a_second_one_exits_and_none_is_lost(number):
     """A signal that `agree` records ends nothing, and the handlers are restored.  A second signal,
-    or one that was never recorded, ends the program with that signal's conventional status.
-    """
+    or one that was never recorded, ends the program with that signal's conventional status."""
     handlers = [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]
     interrupted(number, ask=True)
     assert handlers == [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]

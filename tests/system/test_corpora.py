@@ -28,8 +28,6 @@ def texts_of(corpus):
     return [as_bytes(z, corpus.vocab) for z in (corpus.train, corpus.valid, corpus.test)]
 
 
-# ---- any file -----------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("data", [RAW[:40], RAW[:1019], bytes(range(256)) * 4], ids=len)
 def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data):
     """Valid and test have n // 20 bytes each, and train has the rest; all 256 bytes may occur."""
@@ -61,17 +59,13 @@ def test_encode_lists_what_the_vocabulary_lacks(text, vocab, words):
 
 @pytest.mark.parametrize("vocab", [list(b"cab\xc3"), ["<eos>", "a", "b", "c"]], ids=str)
 def test_encode_and_decode_are_inverse(vocab):
-    """Token -1 does not mean the last one, and 256 does not wrap around to 0."""
+    """Token -1 is not the last one, and 256 does not become 0.  A letter may be two bytes."""
     tokens = encode("a", vocab)
     assert tokens.dtype == torch.int64 and tokens.tolist() == [1]
     assert decode(tokens, vocab) == "a" and decode([], vocab) == ""
     for token in (-1, 4, 256):
         message = refusal(decode, torch.tensor([0, token]), vocab)
         assert message == f"token {token} outside vocabulary of 4"
-
-
-def test_a_letter_may_be_two_bytes():
-    """One of the two bytes alone is decoded as a replacement character."""
     assert encode("é", [0xA9, 0xC3]).tolist() == [1, 0]
     assert decode([1], [0xA9, 0xC3]) == "\N{REPLACEMENT CHARACTER}"
 
@@ -86,8 +80,6 @@ def test_the_compressors_read_the_text_and_not_the_tokens():
     assert bits["xz"] == 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data)
     assert 0 < bits["xz primed with the training text"] < 0.1
 
-
-# ---- corpora with a name ------------------------------------------------------------------------
 
 SPLITS = (  # ordered by the CRC-32 of the paths; the CRC-32 modulo 20 determines the split
     ["zoo.py", "json/deep/er.py", "testing/kept.py", "a/b.py", "a.py", "test.py", "config/kept.py",

@@ -51,8 +51,7 @@ def source_of(archive):
 
 @pytest.mark.parametrize("known", ["size", "sha256", "md5"])
 def test_a_file_is_fetched_once_and_checked(web, tmp_path, known):
-    """The second address is used if the first does not respond.  An existing file is only checked,
-    and kept even if it is wrong."""
+    """The second address is used if the first fails; an existing file is only checked."""
     checksum = None if known == "size" else f"{known}:{hashlib.new(known, DATA).hexdigest()}"
     file = File("file", len(DATA) if known == "size" else None, checksum, ("http://dead/", SITE))
     wrong = FLIPPED if checksum else b"!"

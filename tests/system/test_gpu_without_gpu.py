@@ -1,7 +1,5 @@
 """Train, evaluate and generate with every size on torch's device `meta`, which has only shapes.
-
-This finds tensors on another device than the model's, and values for which the CPU would wait.
-"""
+This finds tensors on another device than the model's, and values for which the CPU would wait."""
 import sys
 from collections import Counter
 from contextlib import nullcontext
@@ -49,8 +47,7 @@ class Watch(TorchDispatchMode):
     pytest.param(name, marks=[] if name in ("tiny", "laptop-words") else pytest.mark.slow)
     for name in presets.CONFIGS])
 def test_every_tensor_is_on_the_models_device(name, plain, monkeypatch):
-    """The model makes two steps, is evaluated until its memory is full, and continues two prompts.
-    Each size has only two layers, since all layers are alike."""
+    """Two layers of each size make two steps, fill the evaluation memory and continue a prompt."""
     monkeypatch.setattr(torch, "autocast", lambda *given, **more: nullcontext())  # has no meta
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
     monkeypatch.setattr(import_module("torch.optim.adam"), "_device_dtype_check_for_fused", id)

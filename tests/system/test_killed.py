@@ -34,8 +34,7 @@ def continued(text, out, flags, n):
 def test_killed_at_any_write_and_resumed(seconds, stride, text, tmp_path, monkeypatch):
     """The run is killed at write n, and again at a write of the resumed run.  A line may be half
     written, and the newest checkpoint may be damaged.  The text restarts within the run, which is
-    saved every two steps, around a validation, and at the end.
-    """
+    saved every two steps, around a validation, and at the end."""
     monkeypatch.setattr("train.finish", lambda job, flags: None)  # is slow and writes nothing
     clock = count(step=seconds)  # for steps and validations; one of 4 seconds is saved afterwards
     monkeypatch.setattr("train.time.perf_counter", lambda: next(clock))

@@ -1,9 +1,5 @@
-"""SPOILERS.  Compare train.py's loop and evaluation with the formulas, bit for bit.
-
-A comparison of a run with its own resumption cannot find an error in a step or in a printed unit.
-The loop here uses the model, lesson 1's lanes and segments, torch's Adam, and a Muon that is
-compared with torch's, but nothing from train.py.
-"""
+"""SPOILERS.  Compare train.py's loop and evaluation with the formulas, bit for bit.  The loop here
+uses the model, lesson 1's lanes and segments, and the optimizers, but nothing from train.py."""
 import copy
 import math
 from dataclasses import replace
@@ -35,18 +31,11 @@ def corpus_of(unit):
 
 
 def mean_loss(model, tokens, recipe):
-    """Return the mean loss in nats of one lane, in segments of M, with evaluation lengths."""
+    """Return the mean loss in nats of one lane, in a single pass with evaluation lengths."""
     model = copy.deepcopy(model).eval()
     model.config = replace(model.config, mem_len=recipe.eval_mem_len, same_length=True,
                            clamp_len=recipe.eval_clamp_len)
-    memory, total = None, 0.0
-    read = model if recipe.plain else fast.Reader(model)
-    T = max(recipe.eval_segment, min(recipe.eval_mem_len, 512))
-    for start in range(0, len(tokens) - 1, T):
-        part = tokens[None, start : start + T + 1]
-        losses, memory = read(part[:, :-1], memory, part[:, 1:])
-        total += losses.double().sum().item()
-    return total / (len(tokens) - 1)
+    return model(tokens[None, :-1], None, tokens[None, 1:])[0].mean().item()
 
 
 def witness(corpus, recipe, shown):

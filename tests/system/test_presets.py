@@ -1,5 +1,6 @@
 """The settings of a run before it starts: presets, flags, estimates, the dtype."""
 import os
+from ast import literal_eval
 from dataclasses import fields
 from importlib import import_module
 
@@ -14,57 +15,42 @@ from training.flags import MODEL_FLAGS, Flags, adapt_to_vocabulary, choose_model
 train = import_module("train")
 lesson_5 = import_module("05_full_model")
 Config, Recipe = presets.Config, presets.Recipe
-WT103, LM1B = (20_000, 40_000, 200_000), (60_000, 100_000, 640_000)
+VOCABULARIES = {"enwik8": 204, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000}
+WT103 = 20_000, 40_000, 200_000
+BANDS = {"wt103": WT103, "lm1b": (60_000, 100_000, 640_000)}
 
-# The values of the authors' scripts, or ours, with the exact numbers of parameters:
-# V, N, D, H, C, FF, M, dropouts, parameters; batch, T, steps, warm-up, rate, evaluation T, M, clamp
-PUBLISHED = {
-    "enwik8-12L": (204, 12, 512, 8, 64, 2048, 512, 0.1, 0.0, 41_055_436,
-                   22, 512, 400_000, 0, 2.5e-4, 80, 2100, 820),
-    "enwik8-18L": (204, 18, 640, 10, 64, 2208, 512, 0.1, 0.0, 87_965_708,
-                   22, 512, 400_000, 4000, 2.5e-4, 80, 2100, 820),
-    "enwik8-24L": (204, 24, 1024, 8, 128, 3072, 768, 0.15, 0.15, 277_231_820,
-                   64, 768, 400_000, 4000, 2.5e-4, 128, 3800, 1000),
-    "text8-12L": (27, 12, 512, 8, 64, 2048, 512, 0.1, 0.0, 40_964_635,
-                  22, 512, 400_000, 0, 2.5e-4, 80, 2100, 820),
-    "text8-24L": (27, 24, 1024, 8, 128, 3072, 768, 0.15, 0.15, 277_050_395,
-                  64, 768, 400_000, 4000, 2.5e-4, 128, 3800, 1000),
-    "wt103-standard": (267_735, 16, 410, 10, 41, 2100, 150, 0.1, 0.0, 151_107_538,
-                       60, 150, 200_000, 0, 2.5e-4, 64, 640, 400),
-    "wt103-large": (267_735, 18, 1024, 16, 64, 4096, 384, 0.2, 0.2, 285_205_322,
-                    128, 384, 4_000_000, 16_000, 2.5e-4, 128, 1600, 1000),
-    "lm1b-base": (793_471, 18, 1024, 8, 128, 4096, 32, 0.0, 0.0, 357_812_082,
-                  224, 32, 500_000, 20_000, 2.5e-4, 32, 128, 0),
-    "lm1b-medium": (793_471, 20, 1024, 8, 128, 6144, 32, 0.0, 0.0, 469_020_530,
-                    224, 32, 500_000, 20_000, 2.5e-4, 32, 128, 0),
-    "lm1b-large": (793_471, 24, 1280, 16, 80, 8192, 32, 0.05, 0.05, 841_354_862,
-                   512, 32, 1_200_000, 30_000, 1e-4, 32, 128, 0),
-    "ptb": (10_000, 16, 380, 10, 38, 704, 70, 0.2, 0.2, 23_965_064,
-            10, 70, 166_000, 3000, 3e-4, 70, 280, 0)}
-SIZES_OF = ["vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len", "dropout",
-            "dropout_attention"]
-RECIPE_OF = ["batch", "segment", "steps", "warmup", "lr", "eval_segment", "eval_mem_len",
-             "eval_clamp_len"]
+# A row has the values of the authors' scripts, or ours, in the order of the fields: name, N, D, H,
+# C, FF, M, dropouts, number of parameters; B, T, steps, rate, warm-up; evaluation T, M and clamp
+PUBLISHED = """
+enwik8-12L     12  512  8  64 2048 512  .1  .0  41055436  22 512  400000 2.5e-4     0  80 2100  820
+enwik8-18L     18  640 10  64 2208 512  .1  .0  87965708  22 512  400000 2.5e-4  4000  80 2100  820
+enwik8-24L     24 1024  8 128 3072 768 .15 .15 277231820  64 768  400000 2.5e-4  4000 128 3800 1000
+text8-12L      12  512  8  64 2048 512  .1  .0  40964635  22 512  400000 2.5e-4     0  80 2100  820
+text8-24L      24 1024  8 128 3072 768 .15 .15 277050395  64 768  400000 2.5e-4  4000 128 3800 1000
+wt103-standard 16  410 10  41 2100 150  .1  .0 151107538  60 150  200000 2.5e-4     0  64  640  400
+wt103-large    18 1024 16  64 4096 384  .2  .2 285205322 128 384 4000000 2.5e-4 16000 128 1600 1000
+lm1b-base      18 1024  8 128 4096  32  .0  .0 357812082 224  32  500000 2.5e-4 20000  32  128    0
+lm1b-medium    20 1024  8 128 6144  32  .0  .0 469020530 224  32  500000 2.5e-4 20000  32  128    0
+lm1b-large     24 1280 16  80 8192  32 .05 .05 841354862 512  32 1200000   1e-4 30000  32  128    0
+ptb            16  380 10  38  704  70  .2  .2  23965064  10  70  166000   3e-4  3000  70  280    0
+"""
 
 
-# ---- presets ------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_sizes_schedules_and_parameter_counts_are_the_published_ones(name):
+@pytest.mark.parametrize("row", PUBLISHED.strip().split("\n"), ids=lambda row: row.split()[0])
+def test_sizes_schedules_and_parameter_counts_are_the_published_ones(row):
     """All other fields have their defaults; counting allocates no weights."""
-    dataset, large, *numbers = name.split("-")[0], name.endswith("-large"), *PUBLISHED[name]
-    count, words, often = numbers.pop(9), dataset in ("wt103", "lm1b", "ptb"), dataset != "ptb"
+    name, *numbers = row.split()
+    dataset, large, numbers = name.split("-")[0], "-large" in name, [*map(literal_eval, numbers)]
+    count, words, often = numbers.pop(8), dataset in ("wt103", "lm1b", "ptb"), dataset != "ptb"
     assert presets.CONFIGS[name] == Config(
-        **dict(zip(SIZES_OF, numbers)), cutoffs={"wt103": WT103, "lm1b": LM1B}.get(dataset, ()),
+        VOCABULARIES[dataset], *numbers[:8], cutoffs=BANDS.get(dataset, ()),
         div_val=4 if name == "wt103-large" or dataset == "lm1b" else 1,
         tie_projections=dataset != "lm1b", untie_r=large, init_std=0.005 if large else 0.02)
     assert presets.RECIPES[name] == Recipe(
-        dataset=dataset, **dict(zip(RECIPE_OF, numbers[9:])), eval_tokens=0 if words else 500_000,
+        dataset, *numbers[8:], eval_tokens=0 if words else 500_000,
         eval_every=4000 if often else 1328, log_every=200 if often else 100)
     assert presets.count_parameters(presets.CONFIGS[name]) == count
 
-
-# ---- flags --------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("typed, device, V, name, cutoffs, div_val", [
     ({"dataset": "wt103"}, "cuda", 267_735, "wt103-standard", WT103, 1),
@@ -76,8 +62,7 @@ def test_sizes_schedules_and_parameter_counts_are_the_published_ones(name):
     ({"model": "tiny", "dataset": "wt103"}, "cpu", 267_735, "tiny", WT103, 2)], ids=str)
 def test_a_model_fits_its_device_and_its_vocabulary(typed, device, V, name, cutoffs, div_val):
     """Without a GPU a benchmark's name trains a small model, with the benchmark's bands for many
-    words.  Bands beyond the vocabulary are dropped; typed values stay.
-    """
+    words.  Bands beyond the vocabulary are dropped; typed values stay."""
     typed = dict(typed)
     flags = Flags(model=typed.pop("model", ""), typed=typed)
     found, config, _ = choose_model(flags, device)
@@ -96,8 +81,6 @@ def test_every_setting_is_a_flag_with_its_help(capsys):
                   "largest norm of the gradient", "of hidden states", "length of a sample"):
         assert words in output
 
-
-# ---- estimates ----------------------------------------------------------------------------------
 
 def test_flops_equal_torchs_count():
     """The estimate omits only the projection of R, which all lanes share."""
@@ -133,8 +116,6 @@ def test_a_dry_run_fetches_nothing(flags, words, tmp_path, monkeypatch, capsys):
     assert all(part in output for part in words), output
     assert os.listdir() == ["notes.txt"]
 
-
-# ---- the machine --------------------------------------------------------------------------------
 
 def test_a_gpu_that_emulates_bf16_trains_in_float32(monkeypatch):
     """There float32 products may use TF32, in training and in evaluation."""

@@ -1,7 +1,5 @@
 """Several ranks equal one in lanes, gradients, evaluation and checkpoints, and they end together.
-
-The ranks are processes on this machine that communicate through gloo.
-"""
+The ranks are processes on this machine that communicate through gloo."""
 import os
 import runpy
 import signal
@@ -27,8 +25,6 @@ train, lesson_5 = import_module("train"), import_module("05_full_model")
 RECIPE = presets.Recipe(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
 FLAGS = [*TINY, "--eval-every", "4", "--steps", "12", "--text"]
 
-
-# ---- some ranks ---------------------------------------------------------------------------------
 
 def rank_main(rank, count, port, log, act):
     """Set the variables that torchrun would set, and call act(), in the process of one rank."""
@@ -69,8 +65,6 @@ def curve(folder):
     return [float(z) for row in rows for z in (row["tokens"], row["train"] or row["valid"])]
 
 
-# ---- arithmetic, without processes --------------------------------------------------------------
-
 def test_lanes_are_assigned_in_order(monkeypatch):
     """Each lane is assigned once; if COUNT does not divide B, the error lists numbers that do."""
     monkeypatch.setattr(ranks, "COUNT", 3)
@@ -104,8 +98,6 @@ def test_more_ranks_than_gpus_raise_one_sentence(monkeypatch):
     with pytest.raises(ValueError, match="2 GPUs .* --nproc-per-node=2"):
         ranks.join("cuda")
 
-
-# ---- two ranks equal one ------------------------------------------------------------------------
 
 def four_steps(path, micro_batch):
     """Make four steps in float64 without dropout; rank 0 saves everything that is compared."""
@@ -198,8 +190,7 @@ def test_another_number_of_ranks_sets_new_random_states(monkeypatch, capsys):
     ids=["a signal", "a signal in a validation", "a failure in a validation"])
 def test_resuming_on_as_many_ranks_is_exact(count, how, statuses, step, text, tmp_path):
     """With dropout, parameters, optimizer, every rank's random state, memory and metrics agree.
-    No step is lost, even if a validation is interrupted.
-    """
+    No step is lost, even if a validation is interrupted."""
     argv = [*FLAGS, str(text), "--dropout", "0.2", "--optimizer", "muon", "--out"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert on_ranks(count, tmp_path, partial(whole_run, [*argv, str(whole)]))[0] == [0] * count

@@ -1,5 +1,6 @@
 """A program or a model rejects input that it cannot use in one line, and writes nothing."""
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -100,18 +101,15 @@ REFUSED = {  # program: command line, words of the sentence
     "table9_eval_speed": [("--lanes 0", "at least 1")],
     "table5_ptb": [("--text a", "unrecognized")],
     "appendix_e_generation": [
-        ("--checkpoint nowhere", "no checkpoint at nowhere"),
         ("--checkpoint short.txt", "is damaged or not a train.py checkpoint"),
         (RUN + "--prompts 9 --n-tokens 60", "take 5,148"), (RUN + "--prompts 1", "--prompts"),
         (RUN + "--dataset stdlib", "unrecognized"),
         (RUN + "--prompts 2 --length 9 --n-tokens 9 --out short.txt", "another folder with --out")],
     "dynamic_evaluation": [
-        ("--checkpoint nowhere", "no checkpoint at nowhere"),
         ("--chekpoint small", "did you mean --checkpoint"), (RUN + "--seed 5", "unrecognized"),
         (RUN + "--segment 0", "--segment must be at least 1")],
-    "longer_attention": [("--checkpoint nowhere", "no checkpoint at nowhere")],
+    "longer_attention": [("--checkpoint nowhere", "no checkpoint at nowhere; ")],
     "figures5_to_7_attention": [
-        ("--checkpoint nowhere", "no checkpoint at nowhere; "),
         (RUN + "--memory 0", "--memory 0 and --queries 4096 must be at least 1"),
         (RUN + "--memory 20 --queries 200", "need 361 tokens of the validation split; it has 200"),
         (RUN + "--memory 20 --queries 8 --position 19", "--position must be 20 to 198, "),
@@ -156,8 +154,6 @@ def test_a_command_line_is_rejected_in_one_line(
     assert files() == before and not (program == "train" and Path("new").exists())
 
 
-# ---- the process: its streams and variables -----------------------------------------------------
-
 CODE = """import os, pathlib, sys, support.files as files
 print('a\\u2026', os.environ.get('MPLBACKEND'))
 files.write_atomically(pathlib.Path('file'), lambda file: file.write('\\u2026'), 'w')
@@ -177,13 +173,16 @@ def test_a_program_accepts_any_streams_locale_backend_and_ctrl_c(streams, wanted
     assert (tmp_path / "file").read_bytes() == "…".encode()
 
 
-def test_support_prepares_the_process_before_torch_and_matplotlib_are_imported():
-    for name in (*LESSONS, "train"):
-        before = (ROOT / f"{name}.py").read_text("utf-8").partition("\nfrom support")[0]
-        assert "\nimport torch" not in before and "\nfrom matplotlib" not in before, name
+def test_the_process_is_prepared_before_torch_and_matplotlib_are_imported():
+    """Lessons and train.py import support/ first, and experiments do so through common."""
+    experiments = {path: "common" for path in ROOT.glob("experiments/*.py")}
+    firsts = {ROOT / f"{name}.py": "support" for name in LESSONS} | experiments | {
+        ROOT / "experiments/common.py": "train"}
+    for path, first in firsts.items():
+        names = re.findall(r"^(?:import|from) (torch|matplotlib|support|training|common|train)\b",
+                           path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert names[0] == first, path
 
-
-# ---- sizes and tensors --------------------------------------------------------------------------
 
 SMALL = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
 X, PAST = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, 8)

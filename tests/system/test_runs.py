@@ -18,8 +18,6 @@ from system.conftest import WHOLE, again, at_call, failure, last_line, run, save
 train = import_module("train")
 
 
-# ---- a complete run -----------------------------------------------------------------------------
-
 def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
     """The last line is the test score with its evaluation lengths; metrics.tsv has the command."""
     out, score = finished(*WHOLE)
@@ -58,17 +56,17 @@ def test_eval_only_chooses_its_dtype_by_the_machine(small, monkeypatch):
     assert [call.args[2].dtype for call in evaluate.call_args_list] == ["bf16", "float32"]
 
 
-# ---- stop and resume ----------------------------------------------------------------------------
-
-@pytest.mark.parametrize("where, call, number", [
-    ("train_step", 7, signal.SIGTERM), ("evaluate", 3, signal.SIGINT),
-    ("train_step", 2, runs.HANG_UP)])
+@pytest.mark.parametrize("where, call, number, flags", [
+    ("train_step", 7, signal.SIGTERM, WHOLE), ("evaluate", 3, signal.SIGINT, WHOLE),
+    ("train_step", 2, runs.HANG_UP, WHOLE),
+    ("train_step", 7, signal.SIGTERM, (*WHOLE, "--optimizer", "adam"))])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
-        text, tmp_path, capsys, finished, where, call, number):
-    """Parameters, optimizer, schedule, random state, position in the text, memory, metrics and test
-    score agree.  The folder of a running run is locked.
-    """
-    (whole, score), out = finished(*WHOLE), tmp_path / "run"
+        text, tmp_path, capsys, monkeypatch, finished, where, call, number, flags):
+    """Parameters, random states, memory, metrics and test score agree, also with an optimizer of
+    your own (here in place of adam).  The folder of a running run is locked."""
+    monkeypatch.setitem(optimizers.OPTIMIZERS, "adam", lambda model, recipe: (
+        torch.optim.Adafactor(model.parameters(), lr=recipe.lr)))
+    (whole, score), out = finished(*flags), tmp_path / "run"
 
     def act():
         assert checkpoint.fcntl is None or refusal(checkpoint.lock, out)
@@ -76,7 +74,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
             os.kill(os.getpid(), number)
 
     with at_call(call, act, where):
-        assert run(text, out, *WHOLE) == 128 + number
+        assert run(text, out, *flags) == 128 + number
     assert "continue with" in capsys.readouterr().out
     read = checkpoint.load(out / "checkpoint.pt")["batches"]
     assert 56 * read["epoch"] + read["column"] == 8 * saved(out)["step"]
@@ -95,16 +93,6 @@ def test_nohup_ctrl_c_and_a_suspended_process(capfd):
     assert stop.number == signal.SIGINT and "stopping after this" in capfd.readouterr().err
     job, seconds = Mock(step_seconds=[]), (1, 1, 60, 9, 1, 60, 60, 60, 60)
     assert [runs.Job.without_pause(job, z) for z in seconds] == [1, 1, 1, 9, 1, 1, 60, 60, 60]
-
-
-def test_a_custom_optimizer_resumes_bit_for_bit(text, tmp_path, monkeypatch):
-    monkeypatch.setitem(optimizers.OPTIMIZERS, "adam", lambda model, recipe: (
-        torch.optim.Adafactor(model.parameters(), lr=recipe.lr)))
-    flags, whole, out = [*WHOLE, "--optimizer", "adam"], tmp_path / "whole", tmp_path / "run"
-    assert run(text, whole, *flags) == 0
-    with at_call(7, lambda: signal.raise_signal(signal.SIGTERM)):
-        assert run(text, out, *flags) == 143
-    assert again(out, "--resume") == 0 and not runs_differ(whole, out)
 
 
 @pytest.mark.parametrize("flags, took, wanted", [
@@ -126,14 +114,11 @@ def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, f
     assert steps == wanted
 
 
-# ---- the folder, the text -----------------------------------------------------------------------
-
 @pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
 @pytest.mark.parametrize("flags", [[], ["--resume"]], ids=["new", "resume"])
 def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys, flags):
-    """The second run changes nothing and reads no checkpoint, which the first may be moving.
-    --eval-only is allowed.  A folder with only a best model also counts as a run.
-    """
+    """The second run reads and changes no checkpoint, which the first may be moving.  --eval-only
+    is allowed.  A folder with only a best model also counts as a run."""
     out = small()
     path = out / "checkpoint.pt"
     path.write_bytes(b"") if flags else path.unlink()
@@ -168,8 +153,6 @@ def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkey
         assert str(moved) in failure(capsys, again(out, *act))
         assert again(out, *act, "--text", str(text)) == 0
 
-
-# ---- non-finite losses, out of memory -----------------------------------------------------------
 
 def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypatch):
     """After losses of 1.7, NaN, 1.9 and 1.8 the best is 1.7, and its weights are tested."""

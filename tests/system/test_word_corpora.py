@@ -44,8 +44,6 @@ def sentences(root, shards, vocabulary=VOCABULARY):
                    vocabulary=File("vocab"))
 
 
-# ---- words --------------------------------------------------------------------------------------
-
 def strange_text(seed):
     """Return words with many separators between them: three kinds of newlines, Unicode spaces."""
     pick = random.Random(seed).choice
@@ -56,9 +54,7 @@ def strange_text(seed):
 
 def test_words_follow_the_official_rule(tmp_path):
     """Lines, as in Python's text mode, are stripped and split at white space, and end in `<eos>`.
-
-    The vocabulary starts with `<eos>`; words follow by decreasing count, then by first appearance.
-    """
+    The vocabulary starts with `<eos>`; words follow by decreasing count, then by appearance."""
     corpus, every = words(tmp_path, *(strange_text(seed).encode() for seed in range(3))), []
     for name in ("train", "valid", "test"):
         with open(tmp_path / name, encoding="utf-8") as file:
@@ -69,11 +65,7 @@ def test_words_follow_the_official_rule(tmp_path):
     del counts["<eos>"]
     assert corpus.vocab == ["<eos>", *sorted(counts, key=lambda w: (-counts[w], every.index(w)))]
     assert corpus.train.dtype == corpus.test.dtype == torch.int32 and corpus.unit == "ppl"
-
-
-def test_wt103_counts_only_the_training_split(tmp_path):
-    """Counts in valid do not change the order, and <eos> is 0 although it is the rarest."""
-    corpus = words(tmp_path, b"a a b b b c c c c", b"a a a a a a\n", counted=1)
+    corpus = words(tmp_path, b"a a b b b c c c c", b"a a a a a a\n", counted=1)  # as wt103
     assert corpus.vocab == ["<eos>", "c", "b", "a"]
 
 
@@ -90,8 +82,7 @@ def test_unpublished_counts_and_bad_texts_are_rejected(tmp_path):
 
 
 def test_words_are_encoded_and_decoded():
-    """Words are joined by single spaces; newlines become separators, which become newlines again.
-    """
+    """Words are joined by single spaces; newlines become separators and newlines again."""
     vocab = ["<eos>", "the", "cat", "sat"]
     for text in ("cat\nsat\n", "the cat\n\nsat the", "\ncat"):
         assert decode(encode(text, vocab), vocab) == text
@@ -100,11 +91,8 @@ def test_words_are_encoded_and_decoded():
     assert decode([0, 1, 0], ["<S>", "a"]) == "\na\n"
 
 
-# ---- sentences ----------------------------------------------------------------------------------
-
 def test_sentences_are_between_single_separators(tmp_path):
-    """The official tokens have two separators there.  Unknown words are <UNK>, empty sentences are
-    kept, and shards are in the order of the table."""
+    """Unknown words are <UNK>, empty sentences are kept, and shards are in the table's order."""
     corpus = sentences(tmp_path, SHARDS)
     assert corpus.train.tolist() == TOKENS and corpus.train.dtype == torch.int32
     assert corpus.valid.tolist() == corpus.test.tolist() == [0, 3, 2, 0]
@@ -130,14 +118,11 @@ def test_a_killed_encoding_restarts(tmp_path, monkeypatch):
         *NAMES, "heldout", "vocab", "new.train.int32"}
 
 
-# ---- training -----------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("kind, unit, sizes", [
     ("bytes", "bpc", []), ("words", "ppl", ["--model", "laptop-words", "--n-layer", "1"]),
     ("sentences", "ppl", ["--cutoffs", "2", "4", "--div-val", "2"])])
 def test_from_the_archive_to_the_test_score(kind, unit, sizes, tmp_path, monkeypatch, capsys):
-    """`--dataset NAME` unpacks, trains and tests; the folder is then tested again and sampled.
-    The small vocabulary drops the band of laptop-words that starts at word 2,000."""
+    """`--dataset NAME` unpacks, trains and tests; the folder is then tested again and sampled."""
     draw, names = random.Random(0), ("train", "valid", "test")
     lines = [" ".join(draw.choices("abcd", k=6)) for _ in range(60)]
     data = zipped({name: ("\n".join(lines) + "\n").encode() for name in names})
@@ -156,8 +141,6 @@ def test_from_the_archive_to_the_test_score(kind, unit, sizes, tmp_path, monkeyp
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == line and any(words.startswith("a d") for words in printed)
 
-
-# ---- lanes of sentences -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("n, B", [(1, 1), (53, 8), (9, 9), (1003, 10)])
 def test_lanes_of_sentences_equal_those_written_out_by_hand(monkeypatch, n, B):
