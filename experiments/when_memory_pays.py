@@ -20,7 +20,8 @@ import common  # before torch
 import torch
 from matplotlib.figure import Figure
 
-from common import Study, checkpoint, fast, lesson_5, presets
+from common import Study, fast, lesson_5, presets
+from support.files import write_atomically
 from table6_ablation import interval
 
 NAME = "when_memory_pays"
@@ -85,7 +86,8 @@ class NotingReader:
                       for M in study.lengths]
             score = copying_score(reader, len(job.corpus.vocab), before // 8)
         notes = read_notes(job.path) | {job.state.step: (*losses, score)}
-        checkpoint.write(job.path / "notes.json", lambda file: json.dump([*notes.items()], file))
+        write_atomically(job.path / "notes.json",
+                         lambda file: json.dump([*notes.items()], file), "w")
 
 
 def read_notes(path):

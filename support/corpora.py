@@ -35,7 +35,8 @@ import numpy as np
 import torch
 
 from support import validate
-from support.download import SOURCES, fetch, unpack, write
+from support.download import SOURCES, fetch, unpack
+from support.files import write_atomically
 from support.progress import progress
 
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings",
@@ -191,7 +192,8 @@ def sentence_corpus(name, root):
     encoded = Path(root, f"{name}.train.int32")
     if not encoded.is_file():
         tokens = (tokenize(shard, "<S>", token).numpy() for shard in shards)
-        write(encoded, itertools.chain([np.int32(token["<S>"]).tobytes()], tokens))
+        pieces = itertools.chain([np.int32(token["<S>"]).tobytes()], tokens)
+        write_atomically(encoded, lambda file: file.writelines(pieces))
     train = torch.from_file(str(encoded), shared=False, size=encoded.stat().st_size // 4,
                             dtype=torch.int32)
     first = torch.tensor([token["<S>"]], dtype=torch.int32)

@@ -26,17 +26,15 @@ FORMAT = "transformer-xl-from-scratch 9"  # identifies our checkpoints
 
 # ---- complete files -----------------------------------------------------------------------------
 
-def write(path, fill, mode="w", backup=None):
-    """Write a complete file (support/files.py).  OSError, with the path, if that fails."""
+def save(path, content, backup=None):
+    """Write a checkpoint; the one that it replaces is renamed to `backup`, if given.
+
+    OSError, with the path, if that fails.
+    """
     try:
-        write_atomically(path, fill, mode, backup)
+        write_atomically(path, lambda file: torch.save(content, file), backup=backup)
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
         raise OSError(f"could not write {path}: {error}") from None
-
-
-def save(path, content, backup=None):
-    """Write a checkpoint; the one that it replaces is renamed to `backup`, if given."""
-    write(path, lambda file: torch.save(content, file), "wb", backup)
 
 
 class Content(dict):
