@@ -18,8 +18,9 @@ import train  # before torch, for which it sets GOMP_SPINCOUNT
 import torch
 
 from support import corpora, validate
+from support.command import Parser
 from training import checkpoint, fast, log, machine, presets
-from training.flags import PRETRAINED, Parser, exit_status
+from training.flags import PRETRAINED, exit_status
 from training.job import Job, open_job, read_corpus, load_model
 
 lesson_1 = import_module("01_vanilla_segments")
@@ -52,7 +53,7 @@ SHARED = {  # flags that several experiments take
 
 def new_parser(name, about, *shared):
     """Return a parser with these of the SHARED flags, whose --help begins with `about`."""
-    parser = Parser(prog=f"experiments/{name}.py", description=about, argument_default=None)
+    parser = Parser(prog=f"experiments/{name}.py", description=about)
     for flag in shared:
         parser.add_argument(flag, **SHARED[flag])
     return parser

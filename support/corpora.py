@@ -17,7 +17,6 @@ segment is converted (`.long()`) when it is used: a text of bytes takes an eight
 prints the sizes of a corpus and, for bytes, the bits per byte that zlib and xz need for its test
 split.  A model with a higher loss has learned little.
 """
-import argparse
 import hashlib
 import itertools
 import lzma
@@ -34,7 +33,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from support import validate
+from support.command import Parser, did_you_mean
 from support.download import SOURCES, fetch, unpack
 from support.files import write_atomically
 from support.progress import progress
@@ -98,7 +97,7 @@ def read(name, root):
         raise ValueError(f"there is no file {name} (a folder or a pipe must be saved as a file)")
     known = ["stdlib", *SOURCES, "copies"]
     raise ValueError(f"{name!r} is neither a file that exists nor one of {', '.join(known)}"
-                     f"{validate.did_you_mean(name, known)}")
+                     f"{did_you_mean(name, known)}")
 
 
 def split(data, label):
@@ -349,13 +348,13 @@ def compressed_bits(corpus):
 
 def main(argv=None):
     """Print the sizes and beginning of a corpus, and bits per byte of compressors for bytes."""
-    parser = argparse.ArgumentParser("python -m support.corpora", description="Show a corpus.")
+    parser = Parser(prog="python -m support.corpora", description="Show a corpus.")
     parser.add_argument("corpus", nargs="?", default="stdlib", metavar="NAME or FILE",
                         help=f"stdlib (the default), {', '.join(SOURCES)}, copies, or a file")
     parser.add_argument("--data-dir", default="data", metavar="FOLDER",
                         help="where benchmarks are kept (default: data)")
-    given = parser.parse_args(argv)
     try:
+        given = parser.parse_args(argv)
         corpus = load(given.corpus, given.data_dir)
     except ValueError as error:
         raise SystemExit(f"corpora.py: {error}") from None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from support import validate
+from support.command import Parser, did_you_mean
 from training import presets, ranks
 from training.presets import flag, option
 
@@ -57,21 +57,6 @@ MODEL_FLAGS = {  # the corpus or the evaluation decides the other fields of Conf
     "untie_r": "u and v for each layer, not one pair"}
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse with a ValueError of one line for a mistake."""
-
-    def __init__(self, **options):
-        defaults = {"allow_abbrev": False, "argument_default": argparse.SUPPRESS,
-                    "formatter_class": argparse.RawDescriptionHelpFormatter}
-        super().__init__(**defaults | options)
-
-    def error(self, message):
-        """Raise ValueError, with the most similar flag."""
-        wrong = message.partition("unrecognized arguments: ")[2].split("=")[0].split(" ")[0]
-        raise ValueError(f"{message}{validate.did_you_mean(wrong, self._option_string_actions)} "
-                         f"(python {self.prog} --help lists all flags)")
-
-
 def add_flag(group, field, text):
     """Add the flag of a dataclass's field, with its choices in --help."""
     kind, choices = field.type, field.metadata.get("choices")
@@ -92,7 +77,7 @@ def by_preset(presets_of, field):
 
 def parse(argv, description):
     """Parse the command line -> Flags.  ValueError, one sentence, for a mistake."""
-    parser = Parser(prog="train.py", description=description,
+    parser = Parser(prog="train.py", description=description, argument_default=argparse.SUPPRESS,
                     epilog=f"models: {', '.join(presets.MODELS)}")
     group = parser.add_argument_group("data and training")
     for z in fields(presets.Recipe):
@@ -130,7 +115,7 @@ def choose_model(flags, device, saved=None):
     name = flags.model or (paper if device == "cuda" else small)
     if name not in presets.MODELS:
         raise ValueError(f"unknown model {name!r}, known are {', '.join(presets.MODELS)}"
-                         f"{validate.did_you_mean(name, presets.MODELS)}")
+                         f"{did_you_mean(name, presets.MODELS)}")
     config, recipe = presets.MODELS[name]
     large = presets.CONFIGS[paper]
     if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model, many words
