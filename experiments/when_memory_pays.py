@@ -42,13 +42,14 @@ SCALES = {  # lengths are the memories of evaluation
 COLORS = {1: "tab:orange", 2: "tab:green", 4: "tab:blue"}
 
 
+@torch.no_grad()
 def copying_score(reader, V, n):
     """Return the mean loss on 32 strings of n random tokens, each read after a copy of itself,
     minus the mean loss on the same strings, each read after its reverse.
     """
     string = torch.randint(V, (32, n), generator=torch.Generator().manual_seed(0))
     means = []
-    with common.evaluating_with(reader, mem_len=2 * n, same_length=True, clamp_len=0):
+    with common.train.evaluating(reader, mem_len=2 * n, same_length=True, clamp_len=0):
         for before in string, string.flip(1):
             tokens = torch.cat([before, string], dim=1).to(reader.u.device)
             losses, _ = reader(tokens[:, :-1], None, tokens[:, 1:])
