@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from support.command import Parser, did_you_mean
+from support.names import did_you_mean
 from support.download import SOURCES, fetch, unpack
 from support.files import write_atomically
 from support.progress import progress
@@ -346,16 +346,10 @@ def compressed_bits(corpus):
     return {name: 8 * size / len(test) for name, size in sizes.items()}
 
 
-def main(argv=None):
+def main(argv):
     """Print the sizes and beginning of a corpus, and bits per byte of compressors for bytes."""
-    parser = Parser(prog="python -m support.corpora", description="Show a corpus.")
-    parser.add_argument("corpus", nargs="?", default="stdlib", metavar="NAME or FILE",
-                        help=f"stdlib (the default), {', '.join(SOURCES)}, copies, or a file")
-    parser.add_argument("--data-dir", default="data", metavar="FOLDER",
-                        help="where benchmarks are kept (default: data)")
     try:
-        given = parser.parse_args(argv)
-        corpus = load(given.corpus, given.data_dir)
+        corpus = load(argv[0] if argv else "stdlib")
     except ValueError as error:
         raise SystemExit(f"corpora.py: {error}") from None
     print(f"{corpus.name}\n  tokens: train {len(corpus.train):,}, valid {len(corpus.valid):,}, "
@@ -367,4 +361,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -20,11 +20,12 @@ import textwrap
 import zipfile
 from pathlib import Path
 
-sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # support/ is there
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # support/ and training/
 from course import lessons
 from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
-from support.command import Parser, did_you_mean
 from support.files import write_atomically
+from support.names import did_you_mean
+from training.command import Parser
 
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
 # the content of the student edition: files that students open show no solution, and files that

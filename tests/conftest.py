@@ -24,7 +24,7 @@ sys.path[:0] = map(str, (ROOT / "tests", ROOT, ROOT / "experiments"))  # before 
 from course import lessons, rules
 from course.exercises import BY_NAME, EXERCISES, LESSONS
 from course.rules import exercise_of
-from support.command import did_you_mean
+from support.names import did_you_mean
 
 XL_CODE = os.environ.get("XL_CODE")
 first_failures = {}  # exercise -> pytest's item of its first broken rule

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from support.command import Parser, did_you_mean
+from support.names import did_you_mean
 from training import presets, ranks
+from training.command import Parser
 from training.presets import flag, option
 
 ROOT = Path(__file__).resolve().parent.parent  # of train.py

@@ -1,11 +1,7 @@
-"""Command lines: a parser that reports a mistake in one line, with the most similar name."""
+"""The parser of all command lines.  It imports neither torch nor a lesson, which may be broken."""
 import argparse
-from difflib import get_close_matches
 
-
-def did_you_mean(name, known):
-    """Return "; did you mean X?", the end of a message, or "" if no known name is close."""
-    return "".join(f"; did you mean {z}?" for z in get_close_matches(name, known, 1, 0.5))
+from support.names import did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
