@@ -103,14 +103,15 @@ def train_step(model, optimizer, x, y, memory, recipe):
 # ---- evaluation ---------------------------------------------------------------------
 
 @contextmanager
-def evaluating(model, recipe):
-    """Put the model in eval mode, with evaluation lengths, within the block."""
+def evaluating(model, recipe=None, **lengths):
+    """Put the model in eval mode within the block, with a recipe's or other lengths."""
     training = model.training
     config = model.config
+    lengths = lengths or {"mem_len": recipe.eval_mem_len, "same_length": True,
+                          "clamp_len": recipe.eval_clamp_len}
     try:
         model.eval()
-        model.config = replace(config, mem_len=recipe.eval_mem_len, same_length=True,
-                               clamp_len=recipe.eval_clamp_len)
+        model.config = replace(config, **lengths)
         yield
     finally:  # even after an exception, restore the training settings
         model.config = config

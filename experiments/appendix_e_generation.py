@@ -30,7 +30,8 @@ import common  # before torch
 
 import torch
 
-from common import checkpoint, corpora, fast, lesson_1, lesson_5, machine, train
+from common import corpora, fast, lesson_1, lesson_5, machine, train
+from support.files import write_atomically
 
 NAME = "appendix_e_generation"
 COMMON, COUNTED = 500, 10_000_000
@@ -147,7 +148,7 @@ def write_samples(prompts, new, vocab, path):
     samples = [f"=== prompt {i + 1}, {kind} {k + 1}\n{corpora.decode(prompt, vocab)}>>>"
                f"{corpora.decode(texts[i], vocab)}\n" for i, prompt in enumerate(prompts)
                for kind in new for k, texts in enumerate(new[kind])]
-    checkpoint.write(path, lambda file: file.write("\n".join(samples).encode()), "wb")
+    write_atomically(path, lambda file: file.write("\n".join(samples).encode()))
     print(f"{samples[0]}===\nsamples: {path}")
 
 

@@ -7,7 +7,6 @@ command resumes it.  Evaluation is in float32: the thresholds of the measures ar
 import math
 import statistics
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +18,8 @@ import torch
 
 from support import corpora, validate
 from training import checkpoint, fast, log, machine, presets
-from training.flags import PRETRAINED, Parser, exit_status
+from training.command import Parser
+from training.flags import PRETRAINED, exit_status
 from training.job import Job, open_job, read_corpus, load_model
 
 lesson_1 = import_module("01_vanilla_segments")
@@ -52,7 +52,7 @@ SHARED = {  # flags that several experiments take
 
 def new_parser(name, about, *shared):
     """Return a parser with these of the SHARED flags, whose --help begins with `about`."""
-    parser = Parser(prog=f"experiments/{name}.py", description=about, argument_default=None)
+    parser = Parser(prog=f"experiments/{name}.py", description=about)
     for flag in shared:
         parser.add_argument(flag, **SHARED[flag])
     return parser
@@ -144,18 +144,6 @@ def open_run(path, data_dir, device="cpu"):
 
 # ---- losses at a context length -----------------------------------------------------------------
 
-@contextmanager
-def evaluating_with(model, **changes):
-    """Inside the block the model's config has these settings, and no gradient is stored."""
-    config = model.config
-    model.config = replace(config, **changes)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.config = config
-
-
 def excerpts(tokens, before, count, n, device):
     """Take count excerpts (count, before + n + 1) of the tokens (N,), evenly spread.
 
@@ -171,6 +159,7 @@ def excerpts(tokens, before, count, n, device):
     return torch.stack(parts).long().to(device)
 
 
+@torch.no_grad()
 def memory_losses(model, tokens, before, segment, **changes):
     """Read excerpts (B, before + n + 1) with a memory -> losses (B, n), without the context's.
 
@@ -178,13 +167,14 @@ def memory_losses(model, tokens, before, segment, **changes):
     """
     memory, losses = None, []
     parts = math.ceil((tokens.shape[1] - 1) / segment)
-    with evaluating_with(model, **changes):
+    with train.evaluating(model, **changes):
         for x, y in train.progress(lesson_1.segments(tokens, segment), "evaluating", parts):
             loss, memory = model(x, memory, y)
             losses.append(loss)
     return torch.cat(losses, dim=1)[:, before:].cpu()
 
 
+@torch.no_grad()
 def window_losses(model, tokens, before, L):
     """Read excerpts without a memory, in windows of L tokens; the last quarter of each is counted.
 
@@ -195,7 +185,7 @@ def window_losses(model, tokens, before, L):
     windows = torch.stack([tokens[:, end - L : end + 1] for end in ends], 1)  # (B, W, L + 1)
     at_once = max(1, min(8192, 2**27 // model.config.vocab_size) // L)  # their logits fit
     losses, parts = [], windows.flatten(0, 1).split(at_once)
-    with evaluating_with(model, mem_len=0):
+    with train.evaluating(model, mem_len=0):
         for z in train.progress(parts, "evaluating windows", len(parts)):
             losses.append(model(z[:, :-1], None, z[:, 1:])[0][:, L - stride :].cpu())
     losses = torch.cat(losses).view(len(tokens), len(ends), stride)

@@ -24,7 +24,8 @@ import common  # before torch
 import torch.nn as nn
 from torch.optim.swa_utils import AveragedModel
 
-from common import checkpoint, fast, lesson_5, log, presets, train
+from common import fast, lesson_5, log, presets, train
+from support.files import write_atomically
 from training.optimizers import OPTIMIZERS, set_rate
 
 NAME = "table5_ptb"
@@ -138,7 +139,7 @@ def result_of(model, corpus, recipe, memories, path, test):
     Each is done once for a model.
     """
     def note(result):
-        checkpoint.write(path, lambda file: json.dump(result, file, indent=1))
+        write_atomically(path, lambda file: json.dump(result, file, indent=1), "w")
 
     if not path.exists():
         farthest = recipe.segment + model.config.mem_len - 1  # distance in training

@@ -20,7 +20,8 @@ import common  # before torch
 import torch
 from matplotlib.figure import Figure
 
-from common import Study, checkpoint, fast, lesson_5, presets
+from common import Study, fast, lesson_5, presets
+from support.files import write_atomically
 from table6_ablation import interval
 
 NAME = "when_memory_pays"
@@ -41,13 +42,14 @@ SCALES = {  # lengths are the memories of evaluation
 COLORS = {1: "tab:orange", 2: "tab:green", 4: "tab:blue"}
 
 
+@torch.no_grad()
 def copying_score(reader, V, n):
     """Return the mean loss on 32 strings of n random tokens, each read after a copy of itself,
     minus the mean loss on the same strings, each read after its reverse.
     """
     string = torch.randint(V, (32, n), generator=torch.Generator().manual_seed(0))
     means = []
-    with common.evaluating_with(reader, mem_len=2 * n, same_length=True, clamp_len=0):
+    with common.train.evaluating(reader, mem_len=2 * n, same_length=True, clamp_len=0):
         for before in string, string.flip(1):
             tokens = torch.cat([before, string], dim=1).to(reader.u.device)
             losses, _ = reader(tokens[:, :-1], None, tokens[:, 1:])
@@ -85,7 +87,8 @@ class NotingReader:
                       for M in study.lengths]
             score = copying_score(reader, len(job.corpus.vocab), before // 8)
         notes = read_notes(job.path) | {job.state.step: (*losses, score)}
-        checkpoint.write(job.path / "notes.json", lambda file: json.dump([*notes.items()], file))
+        write_atomically(job.path / "notes.json",
+                         lambda file: json.dump([*notes.items()], file), "w")
 
 
 def read_notes(path):

@@ -17,7 +17,6 @@ segment is converted (`.long()`) when it is used: a text of bytes takes an eight
 prints the sizes of a corpus and, for bytes, the bits per byte that zlib and xz need for its test
 split.  A model with a higher loss has learned little.
 """
-import argparse
 import hashlib
 import itertools
 import lzma
@@ -34,8 +33,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from support import validate
-from support.download import SOURCES, fetch, unpack, write
+from support.names import did_you_mean
+from support.download import SOURCES, fetch, unpack
+from support.files import write_atomically
 from support.progress import progress
 
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings",
@@ -97,7 +97,7 @@ def read(name, root):
         raise ValueError(f"there is no file {name} (a folder or a pipe must be saved as a file)")
     known = ["stdlib", *SOURCES, "copies"]
     raise ValueError(f"{name!r} is neither a file that exists nor one of {', '.join(known)}"
-                     f"{validate.did_you_mean(name, known)}")
+                     f"{did_you_mean(name, known)}")
 
 
 def split(data, label):
@@ -191,7 +191,8 @@ def sentence_corpus(name, root):
     encoded = Path(root, f"{name}.train.int32")
     if not encoded.is_file():
         tokens = (tokenize(shard, "<S>", token).numpy() for shard in shards)
-        write(encoded, itertools.chain([np.int32(token["<S>"]).tobytes()], tokens))
+        pieces = itertools.chain([np.int32(token["<S>"]).tobytes()], tokens)
+        write_atomically(encoded, lambda file: file.writelines(pieces))
     train = torch.from_file(str(encoded), shared=False, size=encoded.stat().st_size // 4,
                             dtype=torch.int32)
     first = torch.tensor([token["<S>"]], dtype=torch.int32)
@@ -345,16 +346,10 @@ def compressed_bits(corpus):
     return {name: 8 * size / len(test) for name, size in sizes.items()}
 
 
-def main(argv=None):
+def main(argv):
     """Print the sizes and beginning of a corpus, and bits per byte of compressors for bytes."""
-    parser = argparse.ArgumentParser("python -m support.corpora", description="Show a corpus.")
-    parser.add_argument("corpus", nargs="?", default="stdlib", metavar="NAME or FILE",
-                        help=f"stdlib (the default), {', '.join(SOURCES)}, copies, or a file")
-    parser.add_argument("--data-dir", default="data", metavar="FOLDER",
-                        help="where benchmarks are kept (default: data)")
-    given = parser.parse_args(argv)
     try:
-        corpus = load(given.corpus, given.data_dir)
+        corpus = load(argv[0] if argv else "stdlib")
     except ValueError as error:
         raise SystemExit(f"corpora.py: {error}") from None
     print(f"{corpus.name}\n  tokens: train {len(corpus.train):,}, valid {len(corpus.valid):,}, "
@@ -366,4 +361,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -93,11 +93,6 @@ SOURCES = {
 
 # ---- fetch, check, unpack -----------------------------------------------------------------------
 
-def write(path, pieces):
-    """Write pieces of bytes into path, which appears when it is complete.  Raises OSError."""
-    write_atomically(path, lambda file: file.writelines(pieces))
-
-
 def pieces_of(stream, label, size=None):
     """Yield the content of a stream, 256 kB at a time, and print the progress."""
     return progress(iter(lambda: stream.read(1 << 18), b""), label, size, len)
@@ -129,7 +124,8 @@ def download(file, path):
         request = urllib.request.Request(address, headers=agent)
         try:
             with urllib.request.urlopen(request, timeout=30) as stream:
-                return write(path, checked(stream, file, f"fetching {address}"))
+                pieces = checked(stream, file, f"fetching {address}")
+                return write_atomically(path, lambda to: to.writelines(pieces))
         except (OSError, HTTPException, ValueError) as error:
             reasons.append(f"{address} ({' '.join(str(error).split())})")  # one line, always
     raise ValueError(f"{path} is missing and cannot be fetched from {' or '.join(reasons)}; fetch "
@@ -177,7 +173,8 @@ def extract(archive, wanted):
             if name in missing:
                 path = missing.pop(name)
                 with opened() as stream:
-                    write(path, pieces_of(stream, f"unpacking {path}"))
+                    pieces = pieces_of(stream, f"unpacking {path}")
+                    write_atomically(path, lambda to: to.writelines(pieces))
         if missing:
             raise ValueError(f"holds {found[:3]}, expected {next(iter(missing))!r}")
     except OSError as error:

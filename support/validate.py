@@ -4,10 +4,8 @@
     validate.call(model, x, memory, y)  tensors that do not fit each other and the model
     validate.above_0(name, value)       a number
     validate.types(settings)            a field of a dataclass with a value of another type
-    validate.did_you_mean(name, known)  the end of a message: "did you mean ...?"
 """
 from dataclasses import fields
-from difflib import get_close_matches
 from numbers import Integral, Real
 
 import torch
@@ -30,11 +28,6 @@ def above_0(name, value):
     """Raise ValueError unless a number is above 0."""
     if not value > 0:
         raise ValueError(f"{name} must be above 0, got {value}")
-
-
-def did_you_mean(name, known):
-    """Return "; did you mean X?", the end of a message, or "" if no known name is close."""
-    return "".join(f"; did you mean {z}?" for z in get_close_matches(name, known, n=1))
 
 
 def config(c):

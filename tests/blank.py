@@ -11,10 +11,8 @@
 Nothing is ever lost: a lesson is copied to tests/course/pristine before its first blank, and an
 attempt of yours is appended to runs/attempts.txt before it is overwritten.  Git is not needed.
 """
-import argparse
 import ast
 import codecs
-import difflib
 import shutil
 import sys
 import tempfile
@@ -22,10 +20,12 @@ import textwrap
 import zipfile
 from pathlib import Path
 
-sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # support/ is there
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent))  # support/ and training/
 from course import lessons
 from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
 from support.files import write_atomically
+from support.names import did_you_mean
+from training.command import Parser
 
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
 # the content of the student edition: files that students open show no solution, and files that
@@ -107,9 +107,8 @@ def exercise_called(name):
     known = {e.function: e for e in EXERCISES} | BY_NAME
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, 1, 0.4)
-    raise ValueError(f"no exercise is called {name!r}" + (f"; did you mean {close[0]}?" if close
-                     else "") + " (blank.py --list shows all)")
+    raise ValueError(f"no exercise is called {name!r}{did_you_mean(name, known)} "
+                     "(blank.py --list shows all)")
 
 
 def exercises_called(names):
@@ -255,19 +254,10 @@ def write_edition(folder, exam, blank_ones):
           "the rest")
 
 
-class Parser(argparse.ArgumentParser):
-    """An argparse parser that reports an error in one line instead of the usage page."""
-
-    def error(self, message):
-        """Raise a ValueError with the message, which main prints."""
-        raise ValueError(f"{message} (see python tests/{self.prog} --help)")
-
-
 def main(argv=None):
     """Run the command line, and return the exit status: 0, or 1 after a one-line error."""
     try:
-        parser = Parser(prog="blank.py", description=__doc__, allow_abbrev=False,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser = Parser(prog="blank.py", description=__doc__)
         what = parser.add_mutually_exclusive_group(required=True)
         what.add_argument("name", nargs="?", help="the exercise to blank")
         what.add_argument("--list", action="store_true", help="show all exercises")

@@ -10,7 +10,6 @@ A test that takes an exercise as an argument is a rule of it (course/rules.py). 
 broken rule of an exercise is reported; its later rules are skipped.  Only rules run on a
 submission, and while one of your own exercises is blank or incorrect.
 """
-import difflib
 import os
 import sys
 import textwrap
@@ -25,6 +24,7 @@ sys.path[:0] = map(str, (ROOT / "tests", ROOT, ROOT / "experiments"))  # before 
 from course import lessons, rules
 from course.exercises import BY_NAME, EXERCISES, LESSONS
 from course.rules import exercise_of
+from support.names import did_you_mean
 
 XL_CODE = os.environ.get("XL_CODE")
 first_failures = {}  # exercise -> pytest's item of its first broken rule
@@ -156,8 +156,8 @@ def pytest_sessionfinish(session):
         lines.append("only rules ran" + (": the other tests follow when all exercises in this "
                                          "folder are solved") * (not XL_CODE))
     for word in session.config.option.keyword.split() if not session.items else ():
-        if word not in BY_NAME and (close := difflib.get_close_matches(word, BY_NAME, 1, 0.5)):
-            lines.append(f"no exercise is called {word}; did you mean {close[0]}?")
+        if word not in BY_NAME and (closest := did_you_mean(word, BY_NAME)):
+            lines.append(f"no exercise is called {word}{closest}")
     lines += [rules.line_of(name) for name in chosen(session.config)] or [rules.progress_line()]
     for line in lines:
         reporter.write_line(line)

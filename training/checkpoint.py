@@ -8,7 +8,6 @@ So at any moment a complete checkpoint is on the disk, and usually two.  torch.s
 archive, whose records have checksums (CRC-32).  torch.load ignores them, so they are compared here
 by the standard library; if the newest checkpoint is damaged, the one before it is used.
 """
-import warnings
 from zipfile import ZipFile
 
 import torch
@@ -26,17 +25,15 @@ FORMAT = "transformer-xl-from-scratch 9"  # identifies our checkpoints
 
 # ---- complete files -----------------------------------------------------------------------------
 
-def write(path, fill, mode="w", backup=None):
-    """Write a complete file (support/files.py).  OSError, with the path, if that fails."""
+def save(path, content, backup=None):
+    """Write a checkpoint; the one that it replaces is renamed to `backup`, if given.
+
+    OSError, with the path, if that fails.
+    """
     try:
-        write_atomically(path, fill, mode, backup)
+        write_atomically(path, lambda file: torch.save(content, file), backup=backup)
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
         raise OSError(f"could not write {path}: {error}") from None
-
-
-def save(path, content, backup=None):
-    """Write a checkpoint; the one that it replaces is renamed to `backup`, if given."""
-    write(path, lambda file: torch.save(content, file), "wb", backup)
 
 
 class Content(dict):
@@ -56,10 +53,8 @@ def load(path):
         with ZipFile(path) as archive:
             if damaged := archive.testzip():  # compares the checksums
                 raise ValueError(f"bad CRC-32 of {damaged}")
-        with warnings.catch_warnings():  # about a foreign pickle; the error below is clearer
-            warnings.simplefilter("ignore")
-            content = torch.load(path, map_location="cpu", weights_only=True,
-                                 mmap=ranks.COUNT > 1)  # the ranks share one copy
+        content = torch.load(path, map_location="cpu", weights_only=True,
+                             mmap=ranks.COUNT > 1)  # the ranks share one copy
     except MemoryError:
         raise
     except Exception as error:  # truncated, a flipped bit, another file, a pickle that runs code

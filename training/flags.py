@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from support import validate
+from support.names import did_you_mean
 from training import presets, ranks
+from training.command import Parser
 from training.presets import flag, option
 
 ROOT = Path(__file__).resolve().parent.parent  # of train.py
@@ -57,23 +58,16 @@ MODEL_FLAGS = {  # the corpus or the evaluation decides the other fields of Conf
     "untie_r": "u and v for each layer, not one pair"}
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse with a ValueError of one line for a mistake."""
-
-    def __init__(self, **options):
-        defaults = {"allow_abbrev": False, "argument_default": argparse.SUPPRESS,
-                    "formatter_class": argparse.RawDescriptionHelpFormatter}
-        super().__init__(**defaults | options)
-
-    def error(self, message):
-        """Raise ValueError, with the most similar flag."""
-        wrong = message.partition("unrecognized arguments: ")[2].split("=")[0].split(" ")[0]
-        raise ValueError(f"{message}{validate.did_you_mean(wrong, self._option_string_actions)} "
-                         f"(python {self.prog} --help lists all flags)")
-
-
-def add_flag(group, field, text):
-    """Add the flag of a dataclass's field, with its choices in --help."""
+def add_flag(group, field, models):
+    """Add the flag of a dataclass's field.  --help shows its choices and, of a setting, the values
+    in two of the `models`; of another number, the default.
+    """
+    text = MODEL_FLAGS.get(field.name) or field.metadata["help"]
+    if models:
+        laptop, paper = (getattr(models[name], field.name) for name in ("laptop", "enwik8-12L"))
+        text += f" (laptop: {laptop}, enwik8-12L: {paper})"
+    elif field.type in (int, float) and field.default:
+        text += f" (default: {field.default})"
     kind, choices = field.type, field.metadata.get("choices")
     metavar = "|".join(choices) if choices else {str: "TEXT", tuple: "N"}.get(kind)
     options = {"type": kind, "metavar": metavar or kind.__name__.upper()}
@@ -84,27 +78,17 @@ def add_flag(group, field, text):
     group.add_argument(flag(field.name), help=text, **options)
 
 
-def by_preset(presets_of, field):
-    """Return the values of a setting in two named models, for --help."""
-    laptop, paper = (getattr(presets_of[name], field.name) for name in ("laptop", "enwik8-12L"))
-    return f" (laptop: {laptop}, enwik8-12L: {paper})"
-
-
 def parse(argv, description):
     """Parse the command line -> Flags.  ValueError, one sentence, for a mistake."""
-    parser = Parser(prog="train.py", description=description,
+    parser = Parser(prog="train.py", description=description, argument_default=argparse.SUPPRESS,
                     epilog=f"models: {', '.join(presets.MODELS)}")
-    group = parser.add_argument_group("data and training")
-    for z in fields(presets.Recipe):
-        add_flag(group, z, z.metadata["help"] + by_preset(presets.RECIPES, z))
-    group = parser.add_argument_group("sizes")
-    kinds = {z.name: z for z in fields(presets.Config)}
-    for name, text in MODEL_FLAGS.items():
-        add_flag(group, kinds[name], text + by_preset(presets.CONFIGS, kinds[name]))
-    group, flag_fields = parser.add_argument_group("what is done"), fields(Flags)[:-1]
-    for z in flag_fields:
-        default = f" (default: {z.default})" if z.type in (int, float) and z.default else ""
-        add_flag(group, z, z.metadata["help"] + default)
+    sizes = [field for field in fields(presets.Config) if field.name in MODEL_FLAGS]
+    for title, settings, models in (
+            ("data and training", fields(presets.Recipe), presets.RECIPES),
+            ("sizes", sizes, presets.CONFIGS), ("what is done", fields(Flags)[:-1], {})):
+        group = parser.add_argument_group(title)
+        for setting in settings:
+            add_flag(group, setting, models)
     values = vars(parser.parse_args(argv))
     for key in (key for key, value in values.items() if value == ""):
         raise ValueError(f"{flag(key)} is empty: give it a value, or leave it out")
@@ -112,7 +96,7 @@ def parse(argv, description):
         values["cutoffs"] = tuple(values["cutoffs"])
     if "text" in values:
         values["text"] = str(Path(values["text"]).resolve())  # the same file on --resume
-    done = {z.name: values.pop(z.name) for z in flag_fields if z.name in values}
+    done = {z.name: values.pop(z.name) for z in fields(Flags) if z.name in values}
     return Flags(**done, typed=values)
 
 
@@ -130,7 +114,7 @@ def choose_model(flags, device, saved=None):
     name = flags.model or (paper if device == "cuda" else small)
     if name not in presets.MODELS:
         raise ValueError(f"unknown model {name!r}, known are {', '.join(presets.MODELS)}"
-                         f"{validate.did_you_mean(name, presets.MODELS)}")
+                         f"{did_you_mean(name, presets.MODELS)}")
     config, recipe = presets.MODELS[name]
     large = presets.CONFIGS[paper]
     if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model, many words

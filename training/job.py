@@ -169,7 +169,8 @@ class Job:
             memory = self.state.memory
             self.state.memory = memory and [past[mine].to(self.device) for past in memory]
             checkpoint.set_random_state(saved, self.recipe.seed + self.state.step)
-            self.saved_at, self.on_disk = self.state.seconds, self.progress()
+            self.saved_at = self.state.seconds
+            self.on_disk = self.state.step, self.state.validated_at
         elif ranks.RANK:  # each rank draws its own dropout
             torch.manual_seed(self.recipe.seed + ranks.RANK)
         self.learner = ranks.parallel(self.model, *self.batches.segment(0))
@@ -179,10 +180,6 @@ class Job:
         usual = sorted(self.step_seconds or [seconds])[len(self.step_seconds) // 2]
         self.step_seconds.append(seconds)
         return usual if seconds > max(10, 10 * usual) else seconds
-
-    def progress(self):
-        """Return the two numbers by which a checkpoint differs from the one before."""
-        return self.state.step, self.state.validated_at
 
     def save_best(self):
         """Write best.pt: everything that evaluation and sampling need."""
@@ -194,7 +191,8 @@ class Job:
         """Write checkpoint.pt, everything that resuming needs, if something has changed; keep the
         one before as previous.pt.  The memory of all B lanes is saved, for any number of ranks.
         """
-        if self.on_disk == self.progress():
+        now = self.state.step, self.state.validated_at
+        if self.on_disk == now:
             return
         memory = self.state.memory and [ranks.gather(past) for past in self.state.memory]
         content = self.fixed_content | checkpoint.random_state(self.device.type) | {
@@ -205,7 +203,7 @@ class Job:
             self.log.flush()  # its lines must be on the disk before the checkpoint
             checkpoint.save(self.path / "checkpoint.pt", content, self.path / "previous.pt")
         ranks.broadcast(None)  # no rank continues or exits before the file is written
-        self.saved_at, self.on_disk = self.state.seconds, self.progress()
+        self.saved_at, self.on_disk = self.state.seconds, now
 
 
 def load_model(saved, device):

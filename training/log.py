@@ -13,9 +13,9 @@ from shutil import which
 import torch
 from matplotlib.figure import Figure
 
-from training import ranks
-from training.checkpoint import write
 from support.corpora import compressed_bits, decode
+from support.files import write_atomically
+from training import ranks
 
 # train, train_max: the mean and the largest loss since the last line; skipped: steps, so far
 COLUMNS = ("step", "tokens", "seconds", "lr", "grad_norm", "train", "train_max", "skipped", "valid")
@@ -70,7 +70,7 @@ class Log:
         if state.step and path.exists():
             lines = [line for line in path.read_text("utf-8").splitlines(keepends=True)
                      if line.endswith("\n") and is_known(line, state)]
-        write(path, lambda file: file.writelines(lines))
+        write_atomically(path, lambda file: file.writelines(lines), "w")
         self.file = open(path, "a", buffering=1, encoding="utf-8")
 
     def line(self, state, **values):

@@ -69,8 +69,8 @@ def test_losses_are_after_exactly_so_many_tokens(kind, T):
         for k, t in enumerate(range(120, 281, 40)):
             used = min(c, T) if kind == "vaswani" else c
             x, y = tokens[None, t - used : t], tokens[None, t - used + 1 : t + 1]
-            with common.evaluating_with(model, mem_len=29, same_length=True):
-                wanted = model(x, None, y)[0][0, -1]
+            with common.train.evaluating(model, mem_len=29, same_length=True):
+                wanted = model(x, None, y)[0][0, -1].detach()
             assert_close(found[i, k].double(), wanted, f"position {t} after {c}", 1e-5)
 
 
