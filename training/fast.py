@@ -57,7 +57,9 @@ def prepare(model, plain=False):
     """
     if plain:
         return model
-    if not (is_as_made(model) and agrees(model)):
+    c = model.config
+    parts = c.untie_r, len(c.cutoffs), c.div_val, c.tie_projections
+    if not (is_as_made(model) and agrees(type(model), *parts)):
         say_once("the model runs as it is written, since training/fast.py would not give its "
                  "numbers: slower to train and evaluate, several times slower to sample")
         return model
@@ -69,18 +71,18 @@ def prepare(model, plain=False):
     return Reader(model)
 
 
+@cache
 @torch.no_grad()
-def agrees(model):
+def agrees(kind, untie_r, bands, div_val, tie_projections):
     """Return whether a small model of this class and a Reader of it give the same numbers."""
-    c, bands = model.config, len(model.config.cutoffs)
     small = lesson_5.Config(
-        11 + 2 * bands, n_layer=2, d_model=2 * max(3, c.div_val**bands), n_head=3, d_head=4,
-        d_inner=7, mem_len=5, cutoffs=tuple(range(4, 4 + 3 * bands, 3)), div_val=c.div_val,
-        tie_projections=c.tie_projections, untie_r=c.untie_r)
+        11 + 2 * bands, n_layer=2, d_model=2 * max(3, div_val**bands), n_head=3, d_head=4,
+        d_inner=7, mem_len=5, cutoffs=tuple(range(4, 4 + 3 * bands, 3)), div_val=div_val,
+        tie_projections=tie_projections, untie_r=untie_r)
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         try:
-            model = type(model)(small).double().eval()
+            model = kind(small).double().eval()
             for weight in model.parameters():
                 nn.init.normal_(weight, std=0.5)
             for change in ({}, {"same_length": True}, {"clamp_len": 3}):
