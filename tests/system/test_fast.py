@@ -173,7 +173,7 @@ def code_of_now(monkeypatch):
 
 def prints(capsys, model):
     """Return what `prepare` returns, and what it prints when it is called for the first time."""
-    fast.say_once.cache_clear(), fast.agrees.cache_clear()
+    fast.say_once.cache_clear()
     return fast.prepare(model), capsys.readouterr().out
 
 

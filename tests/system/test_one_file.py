@@ -3,6 +3,7 @@ import subprocess
 import sys
 from importlib import import_module
 
+import pytest
 import torch
 
 from training import one_file
@@ -24,6 +25,7 @@ torch.save([z.detach() for z in outputs], "outputs.pt")
 """
 
 
+@pytest.mark.slow
 def test_the_file_alone_trains_and_generates_as_lesson_5(tmp_path, monkeypatch):
     """In an empty folder, three steps with a memory and a sample are equal up to rounding."""
     (tmp_path / "xl.py").write_text(one_file.one_file() + USE, encoding="utf-8")

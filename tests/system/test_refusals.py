@@ -226,7 +226,8 @@ def test_a_sample_needs_lanes_and_a_temperature_above_0():
 
 @pytest.mark.parametrize("command, status, words", [
     ("04_rel_shift.py --help", 0, "It takes no arguments"), ("04_rel_shift.py 3", 1, "It takes no"),
-    ("tests/test_04_rel_shift.py", 1, "python does not run tests: use pytest tests/test_04")])
+    pytest.param("tests/test_04_rel_shift.py", 1, "python does not run tests: use pytest tests/",
+                 marks=pytest.mark.slow)])
 def test_files_that_take_no_arguments_say_how_to_use_them(command, status, words):
     result = subprocess.run([sys.executable, *command.split()], cwd=ROOT, text=True, timeout=60,
                             capture_output=True)
