@@ -298,15 +298,17 @@ if __name__ == "__main__":
 #     gradient into segment 1: None
 # None is stronger than a gradient of 0: autograd finds no path into segment 1.
 #
+#     figure: runs/02_mechanism.png
+# A state is colored if changing it changes the last state (top right) of three layers,
+# here with T = 4.  Each layer reaches M = 4 tokens further back.
+#
 #     token 0 changed, T = 8, M = 8: farthest token whose loss changes
 #       N = 4, M = 0:  7, reach() predicts  7
 #       N = 1, M = 8: 15, reach() predicts 15
 #       N = 2, M = 8: 23, reach() predicts 23
 #       N = 3, M = 8: 31, reach() predicts 31
 #       N = 4, M = 8: 39, reach() predicts 39
-#     figure: runs/02_mechanism.png
-# Each layer adds M = 8.  All losses after these tokens change by exactly 0.  In the
-# figure T = 4: a state is colored if changing it changes the last state, top right.
+# Each layer adds M = 8.  All losses after these tokens change by exactly 0.
 #
 #     one untrained layer, memory and segment token swapped: later losses change
 #       by 9e-16 if both were at position 3

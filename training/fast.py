@@ -204,18 +204,18 @@ class Attention(lesson_5.RelativeAttention):
 class Dropout(nn.Dropout):
     """nn.Dropout, on a CPU with 16 random bits per element: p is a multiple of 1 / 65536."""
 
-    def forward(self, z):
+    def forward(self, input):
         """Zero each element with probability p; scale the others to keep the mean."""
         if not self.training or self.p == 0:
-            return z
-        if z.device.type != "cpu":
-            return super().forward(z)
+            return input
+        if input.device.type != "cpu":
+            return super().forward(input)
         dropped = min(round(65536 * self.p), 65535)  # of 65,536 values that mean "drop"
-        draws = torch.empty((z.numel() + 3) // 4, dtype=torch.int64, device="cpu")
+        draws = torch.empty((input.numel() + 3) // 4, dtype=torch.int64, device="cpu")
         draws.random_(-(2**63), None)  # all 64 bits are random
-        numbers = draws.view(torch.int16)[: z.numel()].view(z.shape)  # -32768 ... 32767
+        numbers = draws.view(torch.int16)[: input.numel()].view(input.shape)  # -32768 ... 32767
         kept = numbers.ge_(dropped - 32768)  # in place: 0 (dropped) or 1
-        return z * kept.to(z.dtype).mul_(65536 / (65536 - dropped))
+        return input * kept.to(input.dtype).mul_(65536 / (65536 - dropped))
 
 
 def replace_parts(model):

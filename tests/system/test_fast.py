@@ -248,7 +248,8 @@ def edited_modules(name, folder, monkeypatch):
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edit_takes_effect_as_without_the_optimized_form(name, tmp_path, monkeypatch, capsys):
+def test_an_edit_takes_effect_as_without_the_optimized_form(
+        name, tmp_path, monkeypatch, capsys, needs_shipped_solutions):
     """Training with an edit equals `--plain` bit for bit.  So do evaluation and sampling, or up to
     rounding error where a Reader agrees; a comment changes nothing."""
     lesson, edited = edited_modules(name, tmp_path, monkeypatch)
