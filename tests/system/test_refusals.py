@@ -52,7 +52,7 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--lr 0", "--lr must be above 0, got 0"),
         (NEW + "--lr x", "--lr: invalid float value"),
         (NEW + "--batch 0", "--batch must be at least 1, got 0"),
-        (NEW + "--batch 9999", "--batch 9999: "),
+        (NEW + "--batch 9999", "--batch 9999:"),
         (NEW + f"--eval-mem-len {2**63}", "--eval-mem-len must be at most"),
         # sizes
         (NEW + "--n-head 3", "3 heads do not divide the model width 32"),
