@@ -71,11 +71,11 @@ class NotingReader:
     config = property(lambda self: self.reader.config,
                       lambda self, config: setattr(self.reader, "config", config))
 
-    def __call__(self, x, memory=None, y=None):
+    def __call__(self, x, memory=None, y=None, last_only=False):
         """Return losses (B, T) and the memory, as the reader."""
         if memory is None:  # a validation begins
             self.note()
-        return self.reader(x, memory, y)
+        return self.reader(x, memory, y, last_only)
 
     def note(self):
         """Record the loss at each memory length, and the copying score, for the current step."""

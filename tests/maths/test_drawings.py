@@ -16,7 +16,7 @@ def cells(matrix, hidden):
     return [["." if dot else f"{z:.0f}" for z, dot in zip(*rows)] for rows in zip(matrix, hidden)]
 
 
-def test_the_four_steps_of_the_shift():
+def test_the_four_steps_of_the_shift(needs_shipped_solutions):
     """Lesson 4 draws q k_R^T, the pad, the rows of T and the result.  A dot is a pad cell."""
     drawn = [[row.split() for row in re.findall(r"\[([ .\d]+)\]", line)]
              for line in lesson_4.__doc__.splitlines() if re.search(r"\d\]", line)]
