@@ -1,14 +1,10 @@
 """The resources that a run needs, before it is started: bytes, floating-point operations."""
 import math
-from importlib import import_module
-
-import torch
 
 from support.corpora import load
 from support.download import SOURCES
+from training import presets
 from training.flags import adapt_to_vocabulary, choose_model
-
-lesson_5 = import_module("05_full_model")
 
 
 def bands(config):
@@ -49,12 +45,11 @@ def dry_run(flags, device):
     else:
         V = len(load(recipe.text or recipe.dataset).vocab)
     config = adapt_to_vocabulary(config, V, flags)
-    with torch.device("meta"):
-        model = lesson_5.TransformerXL(config)
-    parameters, (B, T) = sum(p.numel() for p in model.parameters()), (recipe.batch, recipe.segment)
+    parameters, B, T = presets.count_parameters(config), recipe.batch, recipe.segment
     moments = 2 * parameters  # of Adam; Muon has one of its matrices
     if recipe.optimizer == "muon":
-        moments -= sum(p.numel() for p in model.layers.parameters() if p.dim() == 2)
+        D, HC = config.d_model, config.n_head * config.d_head
+        moments -= config.n_layer * D * (5 * HC + 2 * config.d_inner)
     memory = config.n_layer * B * config.mem_len * config.d_model
     flops = flops_per_step(config, B, T)
     length = f"as many as {recipe.minutes} minutes give"
