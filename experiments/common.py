@@ -17,7 +17,7 @@ import train  # before torch, for which it sets GOMP_SPINCOUNT
 import torch
 
 from support import corpora, validate
-from training import checkpoint, fast, machine, presets
+from training import checkpoint, fast, log, machine, presets
 from training.command import Parser
 from training.flags import PRETRAINED, exit_status
 from training.job import Job, open_job, read_corpus, load_model
