@@ -154,16 +154,16 @@ class RelativeAttention(nn.Module):
         score = lesson_4.relative_score(q, k, k_R, u, v)  # (B, H, T, K)
         score = score / math.sqrt(self.C)
         # -inf, not a large negative number: a masked probability is exactly 0
-        probability = score.masked_fill(mask, float("-inf")).softmax(-1)
+        probability = score.masked_fill_(mask, float("-inf")).softmax(-1)  # in place
         out = self.dropout_attention(probability) @ value  # (B, H, T, C)
         return out.transpose(1, 2).flatten(2)
 
     def forward(self, h, memory, R, u, v, mask):
         """h (B, T, D), memory (B, m, D), R (K, D), u, v (H, C) -> (B, T, D)."""
-        h_tilde = torch.cat([memory, h], dim=1)  # [memory ; h], (B, K, D)
         q = self.heads(self.W_q(h))  # (B, H, T, C): queries from the segment only
-        k = self.heads(self.W_kE(h_tilde))  # (B, H, K, C)
-        value = self.heads(self.W_v(h_tilde))  # (B, H, K, C)
+        # [memory ; h], projected apart, so that no gradient of memory is computed
+        k = self.heads(torch.cat([self.W_kE(memory), self.W_kE(h)], 1))  # (B, H, K, C)
+        value = self.heads(torch.cat([self.W_v(memory), self.W_v(h)], 1))
         k_R = self.heads(self.W_kR(R))  # (H, K, C): one key per distance
         return self.W_o(self.attend(q, k, value, k_R, u, v, mask))
 

@@ -81,5 +81,5 @@ def test_milliseconds_is_the_fastest_after_a_first_call(monkeypatch):
 def test_the_examples_in_the_docstrings_are_correct():
     """Every lesson except lesson 3 has examples, and these return what they show."""
     found = {name: doctest.testmod(import_module(name), raise_on_error=True).attempted
-             for name in (*LESSONS, "training.fast")}
+             for name in LESSONS}
     assert [name for name in found if not found[name]] == [LESSONS[2]]

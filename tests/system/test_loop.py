@@ -43,7 +43,7 @@ def witness(corpus, recipe, shown):
     without seconds, the printed lines, the last and best model, and the memory."""
     torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(TINY)
-    model = model if recipe.plain else fast.replace_parts(model)
+    model = model if recipe.plain else fast.replace_dropouts(model)
     matrices = [weight for name, weight in model.named_parameters() if recipe.optimizer == "muon"
                 and name.startswith("layers.") and weight.dim() == 2]
     adam = torch.optim.Adam([weight for weight in model.parameters()
