@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from support.corpora import compressed_bits, decode
 from support.files import write_atomically
-from training import ranks
+from training import machine, ranks
 
 # train, train_max: the mean and the largest loss since the last line; skipped: steps, so far
 COLUMNS = ("step", "tokens", "seconds", "lr", "grad_norm", "train", "train_max", "skipped", "valid")
@@ -145,19 +145,20 @@ def draw(path, corpus):
     figure.savefig(path.with_name("curve.png"), dpi=120)
 
 
+def commit():
+    """Return the commit of this code; "unknown" if it is not in a repository of its own."""
+    git = ["git", "--git-dir", "../.git", "rev-parse", "--short", "HEAD"]  # of no folder above
+    found = subprocess.run(git, cwd=Path(__file__).parent, text=True,
+                           capture_output=True).stdout.strip() if which("git") else ""
+    return found or "unknown"
+
+
 def metrics_header(parameters, job):
     """Return comment lines for metrics.tsv: command, commit, versions, hardware, model."""
-    git = ["git", "--git-dir", "../.git", "rev-parse", "--short", "HEAD"]  # of no folder above
-    commit = subprocess.run(git, cwd=Path(__file__).parent, text=True,
-                            capture_output=True).stdout.strip() if which("git") else ""
-    hardware = torch.cuda.get_device_name() if job.device.type == "cuda" else (
-        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads")
     command = " ".join(join(["python", *sys.argv]).split())  # in one line
-    is_fast = any(type(part).__module__ == "training.fast" for part in job.model.modules())
-    return (f"# {command}\n# commit {commit or 'unknown'}, Python {platform.python_version()}, "
-            f"torch {torch.__version__}, {job.device.type}: {hardware}\n"
-            f"# {parameters:,} parameters, {job.corpus.name}; the model runs "
-            f"{'as training/fast.py has it' if is_fast else 'as lesson 5 has it'}\n")
+    return (f"# {command}\n# commit {commit()}, Python {platform.python_version()}, "
+            f"torch {torch.__version__}, {machine.name(job.device.type)}\n"
+            f"# {parameters:,} parameters, {job.corpus.name}\n")
 
 
 def print_next_steps(job, prompt, sample):

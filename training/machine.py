@@ -2,6 +2,7 @@
 import ctypes
 import sys
 import timeit
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,17 @@ def choose(device=""):
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     tune(device)
     return device
+
+
+def name(device):
+    """Return what computes: a GPU's name, or a CPU's, its threads, and whether it has bf16."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    cpuinfo = Path("/proc/cpuinfo")  # Linux has it
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
+    models = [line.partition(": ")[2] for line in text.splitlines() if "model name" in line]
+    bf16 = " with bf16" if "avx512_bf16" in text or "amx_bf16" in text else ""
+    return f"{(models or ['CPU'])[0]}{bf16}, {torch.get_num_threads()} threads"
 
 
 def autocast(recipe, device):

@@ -1,0 +1,186 @@
+"""The lab: train a row of variants.py with a seed, measure everything, append to results.tsv.
+
+    python experiments/lab.py --dtype bf16                    every row that is missing, five seeds
+    python experiments/lab.py --rows ours ours-none --seeds 0 1 2
+    python experiments/lab.py --rows pretrained               the model in pretrained/
+    python experiments/lab.py --scale paper --dtype bf16      WikiText-103; GPUs
+    python experiments/report.py --write                      the pages, from results.tsv
+
+A model is trained (train.fit, saved every minute; the same command resumes it), measured, and
+written to the file in one piece; a row and seed that are there are not trained again.  All seeds
+differ in their initial weights, and all but the first in where they begin to read the text.  RECL
+compares the models of one seed, so it is added when the last of them is there.
+"""
+import sys
+from dataclasses import replace
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+
+import measures  # before torch
+
+import torch
+
+from support import corpora
+from support.files import write_atomically
+from training import fast, log, machine
+from training.command import Parser
+from training.flags import exit_status
+from training.job import Job, open_job
+from variants import ROWS, SCALES, make, recipe_of, text_of, train
+
+lesson_1 = import_module("01_vanilla_segments")
+lesson_5 = import_module("05_full_model")
+RESULTS = Path(__file__).with_name("results.tsv")
+COLUMNS = ("row", "seed", "steps", "dtype", "measure", "length", "value", "commit", "machine",
+           "torch", "minutes")
+GROUP = "ours", "shaw", "ours-none", "vaswani-none-half", "lstm"  # of RECL
+FRACTIONS = 0.1, 0.5, 1.0
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+def read_results(path):
+    """Return the lines of a table of results as dicts of text; none if it is missing."""
+    if not path.exists():
+        return []
+    _, *lines = path.read_text(encoding="utf-8").splitlines()
+    return [dict(zip(COLUMNS, line.split("\t"))) for line in lines]
+
+
+def append(path, fixed, found):
+    """Append the numbers found, {(measure, length): value}, in one write; fixed are the columns
+    that they share.
+    """
+    lines = [] if path.exists() else ["\t".join(COLUMNS)]
+    for (measure, length), value in found.items():
+        line = fixed | {"measure": measure, "length": length, "value": f"{value:.7g}"}
+        lines.append("\t".join(str(line[column]) for column in COLUMNS))
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+# ---- one model ----------------------------------------------------------------------------------
+
+def train_row(name, seed, scale, corpus, given):
+    """Train the model of a row with a seed, or resume it -> its Job, finished."""
+    row, path = ROWS[name], given.out / f"{name}-{seed}"
+    recipe, corpus = recipe_of(row, scale, seed, given.dtype), text_of(row, corpus, seed)
+
+    def make_job(saved):
+        torch.manual_seed(seed)
+        model = make(row, scale, len(corpus.vocab)).to(given.device)
+        job = Job(path, name, model, recipe, corpus)
+        other = [key for key, value in job.fixed_content.items() if saved and saved[key] != value]
+        if other:
+            raise ValueError(f"{path} was trained with other settings ({', '.join(other)}); name "
+                             "another folder with --out")
+        return job
+
+    with open_job(path, make_job, resume=any(path.glob("*.pt"))) as job:
+        if train.fit(job):
+            print(f"{path} is saved; the same command resumes it", file=sys.stderr)
+            raise KeyboardInterrupt
+    job.model.eval()
+    return job
+
+
+def measure(job, row, scale, corpus):
+    """Take every measure of a row's model -> {(measure, length): value}.
+
+    What RECL needs is kept in the model's folder.
+    """
+    model = job.model
+    parameters = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    found = {("parameters", ""): parameters}
+    T = job.recipe.segment
+    if row.encoding == "lstm":
+        reader, L = model, T
+    else:
+        reader = fast.prepare(model)
+        found["copying", T // 2] = measures.copying_score(reader, T // 2)
+    found |= measures.losses_by_length(reader, row, scale, corpus)
+    if row.encoding == "ours":
+        found |= measures.attention(model, corpus, 2 * T)
+    by_memory = {L: loss for (name, L), loss in found.items() if name == "valid memory"}
+    L = min(by_memory, key=by_memory.get) if by_memory else T
+    if job.name in GROUP:
+        losses = measures.context_losses(reader, row, scale, corpus, L)
+        write_atomically(job.path / "contexts.pt", lambda file: torch.save(losses, file))
+    return found
+
+
+def measure_group(seed, scale, given):
+    """Return {row: its RECL} for the models of a seed; nothing until all of GROUP are measured."""
+    paths = [given.out / f"{name}-{seed}" / "contexts.pt" for name in GROUP]
+    if not all(path.exists() for path in paths):
+        return {}
+    losses = torch.stack([torch.load(path) for path in paths])
+    found = {name: {} for name in GROUP}
+    for r in FRACTIONS:
+        for name, length in zip(GROUP, measures.recl(losses, scale.contexts, r)):
+            found[name]["recl", r] = length
+    return found
+
+
+# ---- the command --------------------------------------------------------------------------------
+
+def parse(argv):
+    """Return the flags.  ValueError for impossible ones."""
+    flags = Parser(prog="experiments/lab.py", description=__doc__)
+    flags.add_argument("--rows", nargs="+", choices=(*ROWS, "pretrained"), default=[*ROWS])
+    flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    flags.add_argument("--steps", type=int, help="default: the scale's; small: 4300")
+    flags.add_argument("--scale", choices=SCALES, default="small")
+    flags.add_argument("--dtype", choices=("float32", "bf16"), default="float32",
+                       help="of matrix products in training; measures are in float32")
+    flags.add_argument("--device", choices=("cpu", "cuda"), default="")
+    flags.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
+    flags.add_argument("--out", type=Path, help="where models and, but for the scale small, "
+                       "results.tsv are kept (default: runs/lab-SCALE)")
+    given = flags.parse_args(argv)
+    given.device = machine.choose(given.device)
+    given.results = given.out / "results.tsv" if given.out else RESULTS
+    given.out = given.out or lesson_1.RUNS / f"lab-{given.scale}"
+    given.out.mkdir(parents=True, exist_ok=True)
+    return given
+
+
+def columns(name, seed, scale, given, minutes):
+    """Return the columns that all numbers of a row and seed share."""
+    return {"row": name, "seed": seed, "steps": scale.recipe.steps, "dtype": given.dtype,
+            "commit": log.commit(), "machine": machine.name(given.device),
+            "torch": torch.__version__, "minutes": f"{minutes:.1f}"}
+
+
+def run(argv):
+    """Train, measure and append what is missing."""
+    given = parse(argv)
+    scale = SCALES[given.scale]
+    scale = replace(scale, recipe=replace(scale.recipe, steps=given.steps or scale.recipe.steps))
+    corpus = corpora.load(scale.dataset, root=given.data_dir)
+    for split, n in (corpus.valid, scale.n // 2), (corpus.test, scale.n):  # long enough?
+        measures.excerpts(split, scale.lengths[-1], scale.count, n)
+    for seed, name in product(given.seeds, given.rows):
+        key = {"row": name, "seed": str(seed), "steps": str(scale.recipe.steps),
+               "dtype": given.dtype}
+        done = [line for line in read_results(given.results) if key.items() <= line.items()]
+        if done:
+            continue
+        job = train_row(name, seed, scale, corpus, given)
+        print(f"{name}, seed {seed}: trained {job.state.step:,} steps in "
+              f"{job.state.seconds / 60:.1f} minutes; measuring", flush=True)
+        found = measure(job, ROWS[name], scale, job.corpus)
+        append(given.results, columns(name, seed, scale, given, job.state.seconds / 60), found)
+        for other, numbers in measure_group(seed, scale, given).items():
+            append(given.results, columns(other, seed, scale, given, 0), numbers)
+    return 0
+
+
+def main(argv=None):
+    """Return the exit status."""
+    return exit_status("lab.py", run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""What is measured of a trained model: each function returns {(measure, length): value}.
+
+Losses are in nats per token, in float32.  The attention length L is the number of keys that a query
+sees, itself included.
+
+RECL, the relative effective context length (section 4.3, appendix C), asks how long a context a
+model uses, beside the best of a group of models at the shorter context, where that is worst.  With
+l_i(c, t) = -ln p_i(x_t | the c tokens before):
+
+    b(c, t)    = min_i l_i(c, t)                          the best model's loss at context c
+    T_r(c)     = the fraction r of positions where b(c, t) is largest: the hard ones
+    f_i(c, c') = mean over T_r(c) of min(b(c, t), l_i(c', t))
+    g_i(c, c') = (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c)
+
+Start with a small c; if a context of c' = c + step gains less than 1 percent, g_i < 0.01, the RECL
+of model i is c; otherwise continue from c'.  The paper does not say which step.
+"""
+import math
+from functools import partial
+from importlib import import_module
+
+import variants  # before torch
+
+import torch
+
+from variants import train
+
+lesson_1 = import_module("01_vanilla_segments")
+lesson_4 = import_module("04_rel_shift")
+
+
+# ---- losses by attention length -----------------------------------------------------------------
+
+def excerpts(tokens, before, count, n):
+    """Take count excerpts (count, before + n + 1) of the tokens (N,), evenly spread.
+
+    The first `before` tokens are context, the next n are inputs whose predictions count.
+    ValueError if the text is too short for excerpts whose counted parts do not overlap.
+    """
+    need = before + count * n + 1
+    if len(tokens) < need:
+        raise ValueError(f"the split to evaluate has {len(tokens):,} tokens, {need:,} are needed")
+    last = len(tokens) - (before + n + 1)  # start of the last excerpt
+    starts = (last * i // max(1, count - 1) for i in range(count))
+    return torch.stack([tokens[start : start + before + n + 1] for start in starts]).long()
+
+
+@torch.no_grad()
+def memory_losses(model, tokens, before, T, **changes):
+    """Read excerpts (B, before + n + 1) with a memory -> losses (B, n), without the context's.
+
+    changes are those of the config, such as mem_len=512.  The model may be a Reader.
+    """
+    memory, losses = None, []
+    parts = math.ceil((tokens.shape[1] - 1) / T)
+    with train.evaluating(model, **changes):
+        for x, y in train.progress(lesson_1.segments(tokens, T), "evaluating", parts):
+            loss, memory = model(x, memory, y)
+            losses.append(loss)
+    return torch.cat(losses, dim=1)[:, before:].cpu()
+
+
+@torch.no_grad()
+def window_losses(model, tokens, before, L):
+    """Read excerpts without a memory, in windows of L tokens; the last quarter of each is counted.
+
+    So each prediction has a context of L - L // 4 + 1 to L tokens.
+    """
+    stride, n = max(1, L // 4), tokens.shape[1] - 1 - before
+    ends = [*range(before + stride, before + n, stride), before + n]
+    windows = torch.stack([tokens[:, end - L : end + 1] for end in ends], 1)  # (B, W, L + 1)
+    at_once = max(1, min(8192, 2**27 // model.config.vocab_size) // L)  # their logits fit
+    losses, parts = [], windows.flatten(0, 1).split(at_once)
+    with train.evaluating(model, mem_len=0):
+        for part in train.progress(parts, "evaluating windows", len(parts)):
+            losses.append(model(part[:, :-1], None, part[:, 1:])[0][:, L - stride :].cpu())
+    losses = torch.cat(losses).view(len(tokens), len(ends), stride)
+    last = n - (len(ends) - 1) * stride  # the last window shares tokens with the one before
+    return torch.cat([losses[:, :-1].flatten(1), losses[:, -1, stride - last :]], dim=1)
+
+
+def losses_by_length(reader, row, scale, corpus):
+    """Return the mean losses of validation and test text for each attention length, in windows and,
+    with recurrence, with a memory of L - 1.
+    """
+    found, before = {}, scale.lengths[-1]
+    for split, tokens, n in (("valid", corpus.valid, scale.n // 2), ("test", corpus.test, scale.n)):
+        tokens = excerpts(tokens, before, scale.count, n)
+        for L in scale.lengths:
+            if row.encoding != "lstm" and row.recurrence:
+                losses = memory_losses(reader, tokens, before, 128, mem_len=L - 1,
+                                       same_length=True)
+                found[f"{split} memory", L] = losses.mean().item()
+            if row.encoding != "al-rfou" or L <= variants.segment_length(row, scale):
+                losses = window_losses(reader, tokens, before, L)
+                found[f"{split} windows", L] = losses.mean().item()
+    return found
+
+
+@torch.no_grad()
+def copying_score(reader, n):
+    """Return the mean loss on 32 strings of n random tokens, each read after a copy of itself,
+    minus the mean loss on the same strings, each read after its reverse.
+
+    Both contexts hold the same tokens, so the score is below 0 only if the model uses their order.
+    """
+    generator = torch.Generator().manual_seed(0)
+    string = torch.randint(reader.config.vocab_size, (32, n), generator=generator)
+    means = []
+    with train.evaluating(reader, mem_len=2 * n, same_length=True, clamp_len=0):
+        for before in string, string.flip(1):
+            tokens = torch.cat([before, string], dim=1)
+            losses, _ = reader(tokens[:, :-1], None, tokens[:, 1:])
+            means.append(losses[:, n:].mean().item())  # without the string's first token
+    return means[0] - means[1]
+
+
+# ---- attention by distance (appendix D) ---------------------------------------------------------
+
+PARTS = "whole", "a", "b", "d"  # the paper leaves out (c)
+
+
+def terms(q, k, k_R, u, v):
+    """Return the terms of lesson 4's relative_score, (a) to (d), from its arguments, divided by
+    sqrt(C), (4, B, H, T, K).
+
+    q (B, H, T, C), k (B, H, K, C), k_R (H, K, C) by descending distance, u, v (H, C).
+    """
+    u, v = (bias[:, None].expand_as(q) for bias in (u, v))  # the same for every query
+    k, k_R = k.mT, k_R.mT  # (B, H, C, K), (H, C, K)
+    b, d = lesson_4.rel_shift(q @ k_R), lesson_4.rel_shift(v @ k_R)
+    return torch.stack([q @ k, b, u @ k, d]) / q.shape[-1] ** 0.5
+
+
+@torch.no_grad()
+def attention_by_distance(model, tokens, n):
+    """Return the mean attention of the last n tokens of each lane (B, L) by distance; L - n >= M.
+
+    (4, N, H, M + 1) float64, PARTS in front; each row sums to 1.  A part's attention is made from
+    its term alone.
+    """
+    c, memory = model.config, None
+    sums = torch.zeros(4, c.n_layer, c.n_head, c.mem_len + 1, dtype=torch.float64)
+
+    def look(number, attend, *given):
+        q, k, _, k_R, u, v, mask = given
+        table = terms(q, k, k_R, u, v)[..., ~mask]  # a query's keys as in the text
+        table = table.unflatten(-1, (q.shape[2], c.mem_len + 1)).flip(-1)  # nearest first
+        for i, score in enumerate((table.sum(0), *table[[0, 1, 3]])):
+            sums[i, number] += score.double().softmax(-1).sum((0, 2))
+        return attend(*given)
+
+    past, counted = (part.split(64, dim=1) for part in tokens.long().tensor_split([-n], dim=1))
+    parts = [*past, *counted]
+    for i, x in enumerate(train.progress(parts, "reading segment", len(parts))):
+        if i == len(past):  # lesson 5 returns no scores: compute them from its arguments
+            for number, layer in enumerate(model.layers):
+                layer.attention.attend = partial(look, number, layer.attention.attend)
+        _, memory = model(x, memory, last_only=True)  # logits of one token are enough
+    for layer in model.layers:
+        del layer.attention.attend  # what remains is the class's own
+    return sums / (n * len(tokens))
+
+
+def attention(model, corpus, M, n=4096, each_head=False):
+    """Return the attention of n queries of the validation split by distance, M tokens back: the
+    mean over all heads, or of each; its entropy (bits); and how far each term's is from the whole
+    (total variation, the share of the probability that is elsewhere).
+    """
+    tokens = lesson_1.lanes(corpus.valid, 8)[:, : M + n // 8]
+    with train.evaluating(model, mem_len=M, same_length=True, clamp_len=0):
+        by_head = attention_by_distance(model, tokens, n // 8).flatten(1, 2)  # (4, N * H, M + 1)
+    found, distances = {}, [2**i for i in range(20) if 2**i <= M]
+    for part, heads in zip(PARTS, by_head):
+        found |= {(f"attention {part}", d): heads[:, d].mean().item() for d in (0, *distances)}
+        entropy = torch.special.entr(heads).sum(-1) / math.log(2)
+        found[f"entropy {part}", ""] = entropy.mean().item()
+        if part != "whole":
+            apart = (heads - by_head[0]).abs().sum(-1) / 2
+            found[f"apart {part}", ""] = apart.mean().item()
+    if each_head:
+        found |= {(f"head {i}", d): head[d].item() for i, head in enumerate(by_head[0])
+                  for d in (0, *distances)}
+    for name in "u", "v":
+        found[f"norm {name}", ""] = getattr(model, name).norm(dim=-1).mean().item()
+    return found
+
+
+# ---- RECL ---------------------------------------------------------------------------------------
+
+def losses_by_context(model, tokens, contexts, L, positions=0):
+    """Return -ln p in nats after exactly c tokens, for each c in contexts: (contexts, positions).
+
+    contexts are step, 2 step, 3 step ...  One pass over a window gives the losses after 1, 2, 3 ...
+    tokens, all exact, since there is nothing before the window.  The windows begin a step apart:
+
+        window 0    [ step 1 ][ step 2 ][ step 3 ]
+        window 1              [ step 1 ][ step 2 ][ step 3 ]
+        window 2                        [ step 1 ][ step 2 ][ step 3 ]
+                                                  ^ predicted from 3, 2 and 1 steps
+
+    L is the attention length.  A model that was trained on `positions` absolute positions (0: it
+    was not) reads the last `positions` tokens of a longer context.
+    """
+    step, most, I = contexts[0], contexts[-1], len(contexts)
+    windows = tokens.unfold(0, most + 1, step).long()  # (W, most + 1)
+    P = len(windows) - I + 1
+
+    def read(windows, T=64):
+        return torch.cat([memory_losses(model, part, 0, T, mem_len=L - 1, same_length=True)
+                          for part in windows.split(100)])
+
+    if positions:
+        seen, by_length = [min(c, positions) for c in contexts], {}
+        for c in set(seen):
+            last = tokens[I * step - c :].unfold(0, c + 1, step)[:P].long()  # (P, c + 1)
+            by_length[c] = read(last, c)[:, -1]  # in one piece
+        return torch.stack([by_length[c] for c in seen])
+    table = read(windows)[:, step - 1 :: step]  # (W, I)
+    # the loss of window w at column i is that of position w + i + 1, counted in steps
+    return torch.stack([table[I - 1 - i : I - 1 - i + P, i] for i in range(I)])
+
+
+def context_losses(model, row, scale, corpus, L):
+    """Return losses_by_context of eight places of the test split, (contexts, positions)."""
+    contexts = scale.contexts
+    need = contexts[0] * (scale.windows - 1) + contexts[-1] + 1
+    starts = range(0, len(corpus.test) - need + 1, max(1, (len(corpus.test) - need) // 7))
+    absolute = row.encoding in ("vaswani", "al-rfou")
+    positions = variants.segment_length(row, scale) if absolute else 0
+    return torch.cat([losses_by_context(model, corpus.test[start : start + need], contexts, L,
+                                        positions) for start in starts], dim=1)
+
+
+def hard_loss(losses, i, c, other, r):
+    """Return f_i(c, other), in nats; c and other are indices of contexts.
+
+    losses (models, contexts, positions); T_r is the fraction r of the positions, at least one.
+    """
+    best = losses[:, c].min(0).values  # b(c, t)
+    hard = best.topk(max(1, round(r * len(best)))).indices  # T_r(c)
+    return torch.minimum(best, losses[i, other])[hard].double().mean().item()
+
+
+def recl(losses, contexts, r, threshold=0.01):
+    """Return the RECL of each model, in tokens; the largest context means "at least that".
+
+    losses (models, contexts, positions) in nats, contexts ascending.  Two models and one position:
+    the first gains from 200 tokens and no more, the second never.
+
+    >>> recl(torch.tensor([[[3.0], [2.0], [2.0]], [[3.0], [3.0], [3.0]]]), [100, 200, 300], r=1.0)
+    [200, 100]
+    """
+    lengths = []
+    for i in range(len(losses)):
+        c = 0
+        while c + 1 < len(contexts):
+            here, there = (hard_loss(losses, i, c, other, r) for other in (c, c + 1))
+            if 1 - math.exp(there - here) < threshold:  # g = (exp here - exp there) / exp here
+                break
+            c += 1
+        lengths.append(contexts[c])
+    return lengths

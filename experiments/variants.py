@@ -1,0 +1,290 @@
+"""The models of the lab by name: lesson 5's with another encoding, recurrence, loss, depth, ...
+
+    ours        R_i-j, a sinusoid of the distance, through W_kR; all four terms     lessons 3 and 4
+    shaw        a learned vector for each distance, in terms (a) and (b) only       lesson 3, preface
+    vaswani     a sinusoid of the position in the segment, added to the embedding   lesson 1
+    al-rfou     a learned vector for each position, added to the input of each layer
+    rope        query and key are rotated by their positions (Su et al. 2021): the score depends on
+                the distance, without weights
+    alibi       the score falls linearly with the distance (Press et al. 2021), for each head with
+                its own slope
+    lstm        two layers with a state instead of a memory, as wide as lesson 5's parameters allow
+
+Of Al-Rfou et al. (2018) the two auxiliary losses are missing, as in the paper's row.  Vaswani's and
+Al-Rfou's need no recurrence; one row, vaswani, has it, and shows what temporal confusion costs
+(lesson 2).
+"""
+import math
+import sys
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
+import train  # before torch, for which support/ sets GOMP_SPINCOUNT
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from support import corpora
+from training import presets
+from training.batches import SentenceLanes
+
+lesson_1 = import_module("01_vanilla_segments")
+lesson_5 = import_module("05_full_model")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model of the lab: what differs from the first row.
+
+    T, the segment length, is `longer` times the scale's; M is T, or 0 without recurrence.
+    """
+
+    encoding: str = "ours"
+    recurrence: bool = True
+    half_loss: bool = False  # train the later half of each segment only
+    n_layer: int = 0  # 0: the scale's
+    longer: float = 1.0
+    shuffled: bool = False  # lines in random order
+    optimizer: str = "muon"
+
+
+ROWS = {
+    "ours": Row(),
+    "ours-half": Row(half_loss=True),
+    "ours-none-half": Row(recurrence=False, half_loss=True),
+    "ours-none": Row(recurrence=False),
+    "shaw": Row("shaw"),
+    "vaswani-none-half": Row("vaswani", recurrence=False, half_loss=True),
+    "vaswani": Row("vaswani"),
+    "rope": Row("rope"),
+    "alibi": Row("alibi"),
+    "layers-1": Row(n_layer=1),
+    "layers-2": Row(n_layer=2),
+    "layers-1-none": Row(n_layer=1, recurrence=False),
+    "layers-2-none": Row(n_layer=2, recurrence=False),
+    "shuffled": Row(shuffled=True),
+    "shuffled-none": Row(shuffled=True, recurrence=False),
+    "ours-none-176": Row(recurrence=False, longer=11 / 8),  # table 10's ratio
+    "al-rfou-none-half": Row("al-rfou", recurrence=False, half_loss=True),
+    "lstm": Row("lstm"),
+    "adam": Row(optimizer="adam"),
+}
+ADAM = {"optimizer": "adam", "lr": 0.003, "schedule": "cosine", "warmup": 100, "clip": 0.25}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a row is trained and measured with."""
+
+    dataset: str
+    config: lesson_5.Config  # the corpus decides vocab_size
+    recipe: presets.Recipe
+    lengths: tuple  # attention lengths in tokens, ascending
+    count: int  # excerpts that are read side by side in evaluation ...
+    n: int  # ... and predictions in each; half as many on the validation split
+    contexts: range  # of RECL
+    windows: int  # in each of eight places of the test split, for RECL
+
+
+# 128M parameters as in the paper's table 6, which names no dimensions: these are ours
+WT103 = replace(presets.CONFIGS["wt103-standard"], d_model=350, d_head=35, d_inner=2150)
+SCALES = {
+    "tiny": Scale("stdlib", lesson_5.Config(2, n_layer=2, d_model=16, n_head=2, d_head=8,
+                                            d_inner=16),
+                  presets.Recipe(batch=4, segment=8, steps=6, optimizer="muon"), (4, 8, 16, 24),
+                  count=2, n=32, contexts=range(4, 25, 4), windows=20),
+    "small": Scale("stdlib", presets.CONFIGS["laptop"],
+                   replace(presets.RECIPES["laptop"], minutes=0.0, steps=4300),
+                   (64, 128, 192, 256, 384, 512, 768, 1024), count=16, n=2048,
+                   contexts=range(64, 1025, 64), windows=150),
+    "copies": Scale("copies", lesson_5.Config(2, n_layer=2, d_model=64, n_head=4, d_head=32,
+                                              d_inner=128),
+                    presets.Recipe(batch=16, segment=64, steps=700),
+                    (16, 24, 32, 48, 64, 72, 96, 128), count=16, n=960,
+                    contexts=range(24, 145, 24), windows=250),
+    "paper": Scale("wt103", WT103, replace(presets.RECIPES["wt103-standard"], segment=128),
+                   (60, 120, 180, 256, 300, 360, 400, 450, 500, 560, 640), count=16, n=12_000,
+                   contexts=range(100, 1601, 100), windows=250),
+}
+
+
+# ---- attention with another encoding ------------------------------------------------------------
+
+class LearnedDistances(nn.Module):
+    """Instead of W_kR: a learned vector per distance, for all heads; the last for all beyond.
+
+    The table is one matrix, so that it is trained by Muon, as W_kR is.
+    """
+
+    def __init__(self, distances, width):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(distances, width) * 0.02)
+
+    def forward(self, R):
+        """R (K, D), of which only K counts -> (K, H * C) by descending distance."""
+        distance = torch.arange(len(R) - 1, -1, -1, device=R.device)
+        return self.rows[distance.clamp(max=len(self.rows) - 1)]
+
+
+def rotate(x, position):
+    """Rotate each pair (x_i, x_i+C/2) of x (..., n, C) by the angle position / 10000^(2i / C)."""
+    C = x.shape[-1]
+    rate = 10000.0 ** (-torch.arange(0, C, 2, device=x.device) / C)  # (C / 2,), in radians
+    angle = position[:, None] * rate  # (n, C / 2)
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * angle.cos() - second * angle.sin(),
+                      first * angle.sin() + second * angle.cos()], dim=-1).to(x.dtype)
+
+
+class RotaryAttention(lesson_5.RelativeAttention):
+    """Lesson 5's attention with RoPE."""
+
+    def attend(self, q, k, value, k_R, u, v, mask):
+        """As lesson 5's; k_R, u and v are not used."""
+        T, K = mask.shape
+        position = torch.arange(K, device=q.device)
+        score = rotate(q, position[K - T :]) @ rotate(k, position).mT / math.sqrt(self.C)
+        probability = score.masked_fill(mask, float("-inf")).softmax(-1)
+        return (self.dropout_attention(probability) @ value).transpose(1, 2).flatten(2)
+
+
+class LinearBiasAttention(lesson_5.RelativeAttention):
+    """Lesson 5's attention with ALiBi: head h of H subtracts 2^(-8 h / H) per token of distance."""
+
+    def attend(self, q, k, value, k_R, u, v, mask):
+        """As lesson 5's; k_R, u and v are not used."""
+        T, K = mask.shape
+        key = torch.arange(K, device=q.device)
+        distance = key[K - T :, None] - key  # (T, K)
+        slope = 2.0 ** (-8 * torch.arange(1, self.H + 1, device=q.device) / self.H)
+        score = q @ k.mT / math.sqrt(self.C) - slope[:, None, None] * distance
+        probability = score.masked_fill(mask, float("-inf")).softmax(-1)
+        return (self.dropout_attention(probability).to(value) @ value).transpose(1, 2).flatten(2)
+
+
+ATTENTIONS = {"rope": RotaryAttention, "alibi": LinearBiasAttention}
+
+
+def add_sinusoid(dropout, given, h):
+    """Add Vaswani's positions to the embedding (B, T, D): a hook of dropout_embedding."""
+    positions = lesson_1.sinusoid(torch.arange(h.shape[1], device=h.device), h.shape[2]).to(h)
+    return h + F.dropout(positions, dropout.p, dropout.training)
+
+
+def add_positions(layer, given):
+    """Add Al-Rfou's positions to the input (B, T, D) of a layer: a hook of it."""
+    h, *others = given
+    return h + layer.positions[:, : h.shape[1]], *others
+
+
+# ---- the models ---------------------------------------------------------------------------------
+
+class Variant(lesson_5.TransformerXL):
+    """Lesson 5's model with another encoding; T is the segment length of training.
+
+    In training half_loss counts the later half of each segment twice, the earlier not at all.
+    """
+
+    def __init__(self, config, T=128, encoding="ours", half_loss=False):
+        super().__init__(config)
+        self.half_loss = half_loss
+        if encoding != "ours":  # only ours has u and v
+            for bias in self.u, self.v:
+                nn.init.zeros_(bias).requires_grad_(False)
+        if encoding == "vaswani":
+            self.dropout_embedding.register_forward_hook(add_sinusoid)
+        for layer in self.layers:
+            if encoding == "shaw":
+                layer.attention.W_kR = LearnedDistances(
+                    config.mem_len + T, config.n_head * config.d_head)
+            elif encoding != "ours":  # no term (b)
+                nn.init.zeros_(layer.attention.W_kR.weight).requires_grad_(False)
+            if encoding in ATTENTIONS:
+                layer.attention.__class__ = ATTENTIONS[encoding]
+            if encoding == "al-rfou":
+                layer.positions = nn.Parameter(torch.randn(1, T, config.d_model) * 0.02)
+                layer.register_forward_pre_hook(add_positions)
+
+    def forward(self, x, memory=None, y=None, last_only=False):
+        """As lesson 5's; in training with half_loss the losses (B, T) are weighted 0 and 2."""
+        out, memory = super().forward(x, memory, y, last_only)
+        if self.half_loss and self.training:
+            T = x.shape[1]
+            out = 2 * out * (torch.arange(T, device=x.device) >= T // 2)
+        return out, memory
+
+
+class LSTM(nn.Module):
+    """The baseline with a state: two layers of torch's, as wide as `parameters` allow, tied."""
+
+    def __init__(self, config, parameters):
+        super().__init__()
+        self.config = config
+        self.embedding = (lesson_5.AdaptiveSoftmax if config.cutoffs else lesson_5.TiedEmbedding)(
+            config)
+        for weight in self.embedding.parameters():
+            nn.init.normal_(weight, std=0.02)
+        D = config.d_model
+        width = max(w for w in range(8, 4096, 8)  # two layers, and a matrix back to D
+                    if 4 * w * (D + 3 * w + 4) + w * D <= parameters)
+        self.layers = nn.LSTM(D, width, num_layers=2, batch_first=True)  # named as in lesson 5
+        self.out = nn.Linear(width, D, bias=False)
+
+    def forward(self, x, memory, y):
+        """Read like the others; memory is a list of two states and two cells, each (B, width)."""
+        h = self.embedding(x) * self.config.d_model**0.5
+        state = memory and tuple(torch.stack(part) for part in (memory[:2], memory[2:]))
+        h, state = self.layers(h, state)
+        return self.embedding.losses(self.out(h), y), [
+            each.detach() for part in state for each in part]
+
+
+def segment_length(row, scale):
+    """Return T of a row, in tokens."""
+    return int(row.longer * scale.recipe.segment)
+
+
+def make(row, scale, vocab_size):
+    """Return the untrained model of a row."""
+    T = segment_length(row, scale)
+    config = replace(scale.config, vocab_size=vocab_size, mem_len=T if row.recurrence else 0,
+                     n_layer=row.n_layer or scale.config.n_layer)
+    if row.encoding == "lstm":
+        layers = lesson_5.TransformerXL(config).layers
+        return LSTM(config, sum(weight.numel() for weight in layers.parameters()))
+    return Variant(config, T, row.encoding, row.half_loss)
+
+
+def recipe_of(row, scale, seed, dtype):
+    """Return the Recipe that a row is trained with."""
+    changes = ADAM if row.optimizer == "adam" else {}
+    return replace(scale.recipe, segment=segment_length(row, scale), seed=seed, dtype=dtype,
+                   save_minutes=1.0, **changes)
+
+
+# ---- texts --------------------------------------------------------------------------------------
+
+def text_of(row, corpus, seed):
+    """Return the text for a row and seed: seed 0 begins at its start, others elsewhere.
+
+    Shuffled, the lines of the training text are in a new order in each epoch, others in one.
+    """
+    if row.shuffled:
+        return without_order(corpus)
+    start = torch.randint(len(corpus.train), (), generator=torch.Generator().manual_seed(seed))
+    return replace(corpus, train=corpus.train.roll(-start.item())) if seed else corpus
+
+
+def without_order(corpus):
+    """Return the corpus with its lines shuffled.  ValueError if it has too few."""
+    ends = [corpus.vocab.index(symbol) for symbol in (10, "<eos>") if symbol in corpus.vocab]
+    splits = corpus.train, corpus.valid, corpus.test
+    if not ends or min((split == ends[0]).sum() for split in splits) < 200:
+        raise ValueError(f"{corpus.name} has fewer than 200 lines in a split: leave out the rows "
+                         "that shuffle them")
+    lanes = [SentenceLanes(split, 1, ends[0], 0, 0) for split in splits[1:]]
+    valid, test = (each[:, : each.shape[1]][0] for each in lanes)
+    return replace(corpus, separator=ends[0], valid=valid, test=test)
