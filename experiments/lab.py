@@ -101,7 +101,7 @@ def measure(job, row, scale, corpus):
         found["copying", T // 2] = measures.copying_score(reader, T // 2)
     found |= measures.losses_by_length(reader, row, scale, corpus)
     if row.encoding == "ours":
-        found |= measures.attention(model, corpus, 2 * T)
+        found |= measures.attention(model, corpus, 2 * T, scale.n // 4)
     by_memory = {L: loss for (name, L), loss in found.items() if name == "valid memory"}
     L = min(by_memory, key=by_memory.get) if by_memory else T
     if job.name in GROUP:

@@ -162,14 +162,14 @@ def attention_by_distance(model, tokens, n):
     return sums / (n * len(tokens))
 
 
-def attention(model, corpus, M, n=4096, each_head=False):
-    """Return the attention of n queries of the validation split by distance, M tokens back: the
+def attention(model, corpus, M, n=512, each_head=False):
+    """Return the attention of 8 n queries of the validation split by distance, M tokens back: the
     mean over all heads, or of each; its entropy (bits); and how far each term's is from the whole
     (total variation, the share of the probability that is elsewhere).
     """
-    tokens = lesson_1.lanes(corpus.valid, 8)[:, : M + n // 8]
+    tokens = lesson_1.lanes(corpus.valid, 8)[:, : M + n]
     with train.evaluating(model, mem_len=M, same_length=True, clamp_len=0):
-        by_head = attention_by_distance(model, tokens, n // 8).flatten(1, 2)  # (4, N * H, M + 1)
+        by_head = attention_by_distance(model, tokens, n).flatten(1, 2)  # (4, N * H, M + 1)
     found, distances = {}, [2**i for i in range(20) if 2**i <= M]
     for part, heads in zip(PARTS, by_head):
         found |= {(f"attention {part}", d): heads[:, d].mean().item() for d in (0, *distances)}

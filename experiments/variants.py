@@ -1,7 +1,7 @@
 """The models of the lab by name: lesson 5's with another encoding, recurrence, loss, depth, ...
 
     ours        R_i-j, a sinusoid of the distance, through W_kR; all four terms     lessons 3 and 4
-    shaw        a learned vector for each distance, in terms (a) and (b) only       lesson 3, preface
+    shaw        a learned vector for each distance, in terms (a) and (b) only      lesson 3, preface
     vaswani     a sinusoid of the position in the segment, added to the embedding   lesson 1
     al-rfou     a learned vector for each position, added to the input of each layer
     rope        query and key are rotated by their positions (Su et al. 2021): the score depends on

@@ -1,0 +1,92 @@
+"""The lab from end to end at the scale tiny: train, measure, append, kill, resume."""
+import signal
+from importlib import import_module
+
+import pytest
+import torch
+
+lab, measures = import_module("lab"), import_module("measures")
+variants, corpora = import_module("variants"), import_module("support.corpora")
+TINY = ["--scale", "tiny", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def small_text(notes, monkeypatch):
+    """The lab's text is a small file, not Python's library."""
+    load = corpora.load
+    monkeypatch.setattr(corpora, "load", lambda name, **more: load(str(notes), **more))
+
+
+def run(out, *flags):
+    """Run the lab -> its status and the lines of its table."""
+    status = lab.main([*TINY, "--out", str(out), *flags])
+    return status, lab.read_results(out / "results.tsv")
+
+
+def test_a_row_and_seed_are_trained_once_and_measured_completely(tmp_path, monkeypatch, capsys):
+    """Every line has all columns; a second call does nothing; RECL comes with the last of its
+    group."""
+    monkeypatch.setattr(lab, "GROUP", ("ours", "lstm"))
+    status, lines = run(tmp_path, "--rows", "ours", "ours-none", "--seeds", "0", "3")
+    assert status == 0
+    assert {(line["row"], line["seed"]) for line in lines} == {
+        (row, seed) for row in ("ours", "ours-none") for seed in "03"}
+    assert all(set(line) == set(lab.COLUMNS) and line["steps"] == "6" for line in lines)
+    numbers = {(line["row"], line["seed"], line["measure"], line["length"]): float(line["value"])
+               for line in lines}
+    assert len(numbers) == len(lines)  # none twice
+    for length in ("4", "24"):
+        for measure in ("valid memory", "test memory", "valid windows", "test windows"):
+            is_there = ("ours-none", "0", measure, length) in numbers
+            assert is_there == ("memory" not in measure)
+            assert ("ours", "3", measure, length) in numbers
+    assert {"copying", "attention b", "apart d", "norm v"} <= {line["measure"] for line in lines}
+    assert numbers["ours", "0", "test memory", "8"] != numbers["ours", "3", "test memory", "8"]
+    monkeypatch.setattr(lab, "train_row", lambda *given: pytest.fail("trained again"))
+    assert run(tmp_path, "--rows", "ours", "--seeds", "0", "3") == (0, lines)
+    monkeypatch.undo()
+    monkeypatch.setattr(lab, "GROUP", ("ours", "lstm"))
+    _, after = run(tmp_path, "--rows", "lstm", "--seeds", "3")
+    recl = [line for line in after if line["measure"] == "recl"]
+    assert {(line["row"], line["seed"]) for line in recl} == {("ours", "3"), ("lstm", "3")}
+    assert {line["length"] for line in recl} == {"0.1", "0.5", "1.0"} and after[: len(lines)] == lines
+
+
+def test_a_killed_row_resumes_and_leaves_no_line(tmp_path, monkeypatch, capsys):
+    """Ctrl-C in training and a kill while measuring: the same command ends with the same numbers."""
+    _, wanted = run(tmp_path / "whole", "--rows", "ours", "--seeds", "1")
+    step, out = lab.train.train_step, tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.train, "train_step", lambda *given: (
+            signal.raise_signal(signal.SIGINT), step(*given))[1])
+        assert run(out, "--rows", "ours", "--seeds", "1") == (130, [])
+    assert "the same command resumes" in capsys.readouterr().err
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(measures, "attention", lambda *given: exit())
+        run(out, "--rows", "ours", "--seeds", "1")
+    assert not (out / "results.tsv").exists()
+    _, lines = run(out, "--rows", "ours", "--seeds", "1")
+    assert lines == wanted
+    with pytest.raises(ValueError, match="other settings.*name another folder"):
+        lab.train_row("ours", 1, variants.SCALES["tiny"], corpora.load("notes"), lab.parse(
+            [*TINY, "--out", str(out), "--dtype", "bf16"]))
+
+
+def test_each_split_has_its_measure_and_the_memory_its_length(notes, monkeypatch):
+    """An attention of L keys is a memory of L - 1; al-rfou has no positions beyond T."""
+    scale, corpus, asked = variants.SCALES["tiny"], corpora.load("notes"), []
+    monkeypatch.setattr(measures, "excerpts", lambda split, before, count, n: (split, n))
+    monkeypatch.setattr(measures, "memory_losses", lambda model, tokens, *given, **lengths: (
+        asked.append(("memory", *tokens, lengths["mem_len"] + 1)), torch.ones(2))[1])
+    monkeypatch.setattr(measures, "window_losses", lambda model, tokens, before, L: (
+        asked.append(("windows", *tokens, L)), torch.ones(2))[1])
+    for name, kinds, lengths in (("ours", {"memory", "windows"}, (4, 8, 16, 24)),
+                                 ("al-rfou-none-half", {"windows"}, (4, 8))):
+        asked.clear()
+        measures.losses_by_length(None, variants.ROWS[name], scale, corpus)
+        assert {kind for kind, *_ in asked} == kinds
+        for split, n in (corpus.valid, 16), (corpus.test, 32):
+            for kind in kinds:
+                found = [L for how, tokens, count, L in asked
+                         if how == kind and tokens is split and count == n]
+                assert found == [*lengths]

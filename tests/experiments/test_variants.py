@@ -1,0 +1,152 @@
+"""The lab's models are lesson 5's, lesson 1's, Shaw's, ...; its rows are what they say."""
+import cmath
+from collections import Counter
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+
+from helpers import assert_close, randomized
+from maths import oracle
+
+variants, corpora = import_module("variants"), import_module("support.corpora")
+lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
+CONFIG = lesson_5.Config(11, n_layer=2, d_model=12, n_head=3, d_head=4, d_inner=10, mem_len=5)
+WITHOUT_MEMORY = "vaswani", "al-rfou"
+
+
+def made(encoding, half_loss=False):
+    """A model in float64, for segments of 4; what is frozen stays 0."""
+    config = replace(CONFIG, mem_len=0) if encoding in WITHOUT_MEMORY else CONFIG
+    model = variants.Variant(config, 4, encoding, half_loss)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.5)
+    return model.double().eval()
+
+
+def test_the_row_of_ours_is_lesson_5():
+    """Same weights, two segments."""
+    ours, wanted = made("ours"), randomized(lesson_5.TransformerXL(CONFIG)).eval()
+    ours.load_state_dict(wanted.state_dict())
+    memory = past = None
+    for x, y in torch.randint(11, (2, 2, 2, 4)):
+        loss, memory = ours(x, memory, y)
+        other, past = wanted(x, past, y)
+        assert_close(loss, other, "the losses")
+
+
+def test_vaswani_is_lesson_1():
+    """The same weights; what lesson 1 has not is 0."""
+    wanted = randomized(lesson_1.VanillaTransformer(11, N=2, D=12, H=3, FF=10))
+    ours, state = made("vaswani"), wanted.state_dict()
+    for old, new in (("W_k.", "W_kE."), ("feed_forward.0", "W_1"), ("feed_forward.2", "W_2")):
+        state = {name.replace(old, new): weight for name, weight in state.items()}
+    ours.embedding.bias.data.zero_()
+    assert not ours.load_state_dict(state, strict=False).unexpected_keys
+    x, y = torch.randint(11, (2, 2, 9))  # longer than T = 4: a sinusoid goes on
+    assert_close(ours(x, None, y)[0], lesson_1.token_losses(wanted(x), y), "the losses")
+
+
+def test_shaws_score_is_terms_a_and_b_with_learned_distances():
+    """Key by key; beyond the distances of training, up to 8, the farthest counts."""
+    attention, zero = made("shaw").layers[0].attention, torch.zeros(3, 4).double()
+    rows = torch.randn(2, 12, 12).double()
+    memory, h = rows[:, :9], rows[:, 9:]
+    mask = lesson_5.attention_mask(3, 9, 9, False)
+    found = attention(h, memory, torch.randn(12, 12).double(), zero, zero, mask)  # no R counts
+    learned = attention.W_kR.rows  # (9, H * C)
+    attention.W_kR.weight = torch.eye(12).double()  # the encoding is the key
+    R = learned[[min(distance, 8) for distance in range(12)]]
+    wanted = [oracle.attended(attention, rows[:, : n + 1].unbind(1), R, zero, zero)
+              for n in (9, 10, 11)]
+    assert_close(found, torch.stack(wanted, 1), "the attention")
+
+
+def rotated_product(q, k, distance):
+    """q · k, its pairs (x_i, x_i+C/2) as complex numbers, k turned back by the distance."""
+    half = len(q) // 2
+    turns = [cmath.exp(1j * distance * 10000 ** (-2 * i / len(q))) for i in range(half)]
+    return sum((complex(q[i], q[i + half]) * turn * complex(k[i], k[i + half]).conjugate()).real
+               for i, turn in enumerate(turns))
+
+
+def linear_bias(head):
+    return lambda q, k, distance: (
+        (q * k).sum().item() - 2 * 2 ** (-8 * (head + 1) / 3) * distance)  # times sqrt(C)
+
+
+@pytest.mark.parametrize("encoding, score_of", [
+    ("rope", lambda head: rotated_product), ("alibi", linear_bias)])
+def test_rope_and_alibi_pair_by_pair(encoding, score_of):
+    """Five keys, the last three of them queries, three heads."""
+    attention = made(encoding).layers[0].attention
+    q, k, value = (torch.randn(1, 3, n, 4).double() for n in (3, 5, 5))
+    found = attention.attend(q, k, value, None, None, None, lesson_5.attention_mask(3, 2, 2, False))
+    for head in range(3):
+        for i in range(3):
+            scores = [score_of(head)(q[0, head, i], k[0, head, j], 2 + i - j) / 2
+                      for j in range(2 + i + 1)]
+            p = torch.tensor(scores).double().softmax(-1)
+            wanted = p @ value[0, head, : 2 + i + 1]
+            assert_close(found[0, i, 4 * head : 4 * head + 4], wanted, f"head {head} query {i}",
+                         1e-6)  # angles and slopes are float32
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_al_rfou_adds_positions_before_each_layer(n):
+    model = made("al-rfou")
+    x, y = torch.randint(11, (2, 1, 4))
+    before = model(x, None, y)[0][0]
+    model.layers[n].positions.data[0, 2] += torch.randn(12)
+    changed = (model(x, None, y)[0][0] - before).abs() > 1e-9
+    assert changed.tolist() == [False, False, True, True]
+
+
+def test_the_half_loss_counts_the_later_half_twice_in_training_only():
+    """An odd segment of 5: tokens 2, 3 and 4."""
+    half, full = made("ours", half_loss=True), made("ours")
+    full.load_state_dict(half.state_dict())
+    x, y = torch.randint(11, (2, 2, 5))
+    assert_close(half(x, None, y)[0], full(x, None, y)[0], "in evaluation")
+    wanted = full(x, None, y)[0] * torch.tensor([0.0, 0.0, 2.0, 2.0, 2.0])
+    assert_close(half.train()(x, None, y)[0], wanted, "in training")
+
+
+@pytest.mark.parametrize("name", variants.ROWS)
+def test_a_row_is_what_it_says(name):
+    """M is T or 0, u and v are ours alone, and so is W_kR; an LSTM is at most as large."""
+    scale, row = variants.SCALES["tiny"], variants.ROWS[name]
+    model = variants.make(row, scale, 11)
+    T = 11 if name.endswith("176") else 8
+    assert model.config.mem_len == (0 if "none" in name else T)
+    assert variants.recipe_of(row, scale, 3, "bf16").segment == T
+    if name == "lstm":
+        layers = variants.make(variants.ROWS["ours"], scale, 11).layers
+        most, size = (sum(weight.numel() for part in parts for weight in part.parameters())
+                      for parts in ((layers,), (model.layers, model.out)))
+        assert most / 3 < size <= most
+        return
+    assert model.half_loss == ("half" in name)
+    assert len(model.layers) == (int(name[7]) if name.startswith("layers") else 2)
+    frozen = {weight for weight, value in model.named_parameters() if not value.requires_grad}
+    assert all(not dict(model.named_parameters())[weight].any() for weight in frozen)
+    assert ("u" in frozen) == ("v" in frozen) == (row.encoding != "ours")
+    assert any("W_kR" in weight for weight in frozen) == (row.encoding not in ("ours", "shaw"))
+
+
+def test_the_text_begins_elsewhere_for_each_seed_and_may_be_shuffled(notes):
+    """The splits keep their lines, except the last, cut one; training draws an order each epoch."""
+    corpus = corpora.load(notes)
+    first, other, again = (variants.text_of(variants.Row(), corpus, seed) for seed in (0, 1, 1))
+    assert first.train.equal(corpus.train) and other.train.equal(again.train)
+    place = (other.train.unfold(0, 99, 1) == corpus.train[:99]).all(-1).nonzero()[0].item()
+    assert other.train.roll(-place).equal(corpus.train) and other.valid.equal(corpus.valid)
+    shuffled = variants.text_of(variants.Row(shuffled=True), corpus, 1)
+    assert shuffled.separator == corpus.vocab.index(10) and shuffled.train.equal(corpus.train)
+    for old, new in ((corpus.valid, shuffled.valid), (corpus.test, shuffled.test)):
+        before, after = (Counter(corpora.decode(split.long(), corpus.vocab).split("\n"))
+                         for split in (old, new))
+        assert (before - after).total() <= 3 and (after - before).total() <= 3
+        assert not new.equal(old[: len(new)])
