@@ -1,0 +1,367 @@
+"""The tables and figures of results.md and README.md, from the values in results.tsv.
+
+    python experiments/report.py            prints all tables
+    python experiments/report.py --write    puts them into the pages and draws the figures
+    python experiments/report.py --check    exits with status 1 if a page differs from results.tsv
+
+A page has each table between <!-- its name --> and <!-- end -->; a figure likewise.
+
+The loss of a model is its test loss at the attention length that is best in validation: the
+shortest within 0.001 nats of the lowest.  Rows with recurrence are read with a memory, others in
+windows.  Two rows are compared seed by seed, between equal steps, dtypes and machines only (a
+setting); with several settings, the one with most seeds counts.  The interval of the difference is
+Student's t at 95 percent.  If it contains 0, or with fewer than three seeds, a claim is undecided.
+"""
+import re
+import sys
+from dataclasses import dataclass, field
+from fnmatch import filter as select
+from itertools import zip_longest
+from math import inf, sqrt
+from pathlib import Path
+from statistics import mean, stdev
+
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the lessons are one folder up
+from support.files import write_atomically
+from training.command import Parser
+from training.flags import exit_status
+
+PAGES = "experiments/results.md", "README.md"
+STATUS = "as in the paper", "reversed", "undecided", "not in the paper", "not run"
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+
+
+# ---- what is compared ---------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Claim:
+    """In the paper a value of one row is larger than a value of another."""
+
+    text: str
+    row: str
+    other: str
+    paper: str = ""  # its values; none if the paper does not compare these
+    key: str = "loss"
+    minus: str = ""  # as key
+
+
+CLAIMS = [
+    Claim("no recurrence is worse", "ours-none", "ours", "29.02; 26.77 ppl"),
+    Claim("no recurrence is worse, half loss", "ours-none-half", "ours-half", "30.10; 28.33 ppl"),
+    Claim("no recurrence is worse, equal storage", "ours-none-176", "ours", "27.98; 26.77 ppl"),
+    Claim("no recurrence is worse, shuffled lines", "shuffled-none", "shuffled", "27.1; 25.2 ppl"),
+    Claim("no recurrence, one layer", "layers-1-none", "layers-1"),
+    Claim("no recurrence, two layers", "layers-2-none", "layers-2"),
+    Claim("Shaw's encoding is worse", "shaw", "ours", "27.94; 26.77 ppl"),
+    Claim("Vaswani's encoding is worse", "vaswani-none-half", "ours-none-half", "30.97; 30.10 ppl"),
+    Claim("absolute positions are worse", "vaswani", "ours", "section 3.3"),
+    Claim("Al-Rfou's encoding is worse", "al-rfou-none-half", "ours-none-half", "31.16; 30.10 ppl"),
+    Claim("RoPE instead of our encoding", "rope", "ours"),
+    Claim("ALiBi instead of our encoding", "alibi", "ours"),
+    Claim("half loss is worse", "ours-half", "ours", "28.33; 26.77 ppl"),
+    Claim("Adam instead of Muon", "adam", "ours"),
+    *(Claim(f"attention {one} is worse than {two}", row, row, paper, f"loss {one}", f"loss {two}")
+      for row, one, two, paper in (
+          ("ours", 256, 512, "best at 500"), ("shaw", 512, 256, "best at 256"),
+          ("ours-half", 256, 512, "best at 460"), ("ours-none", 128, 256, "best at 260"),
+          ("ours-none-half", 256, 128, "best at 120"), ("rope", 512, 256, ""),
+          ("alibi", 512, 256, ""))),
+    *(Claim("RECL (bytes), r = 0.1, is longer", "ours", other, f"{words} words", "recl 0.1")
+      for other, words in (("shaw", "700; 400"), ("ours-none", "700; 300"),
+                           ("vaswani-none-half", "700; 128"), ("lstm", "900; 400"))),
+    *(Claim(f"figure 7: {text}", row, row, "yes", *keys) for row in ("ours", "adam")
+      for text, *keys in (
+          ("(a) is flatter than the whole (bits)", "entropy a", "entropy whole"),
+          ("(d) is less like the whole than (b)", "apart d", "apart b"),
+          ("(d) is flatter than (b) (bits)", "entropy d", "entropy b")))]
+FRONT = ("ours-none-half", "loss"), ("shaw", "loss"), ("rope", "loss"), ("ours", "loss 256")
+ROWS = [*dict.fromkeys(name for claim in CLAIMS for name in (claim.other, claim.row)), "pretrained"]
+TABLES = {  # name: the rows (none: all), the patterns of the columns
+    "rows": ((), ("parameters", "loss", "length", "copying 64")),
+    "lengths": (("ours", "shaw", "ours-half", "ours-none", "ours-none-half", "rope", "alibi"),
+                tuple(f"loss {L}" for L in (64, 128, 256, 512, 1024))),
+    "recl": ((), ("recl *",)),
+    "terms": (("ours", "adam"), ("entropy *", "apart *", "norm *")),
+    "memory": ((), ("memory *",)),
+    "gradient": ((), ("gradient *",)),
+    "dynamic": ((), ("static *", "dynamic *", "recurs *"))}
+
+
+# ---- results.tsv --------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model and its values, {"measure length": value}."""
+
+    row: str
+    seed: int
+    setting: tuple  # steps, dtype, machine
+    about: tuple  # commit, torch, minutes
+    values: dict = field(default_factory=dict)
+
+    def over(self, measure):
+        """Return {length: value} of a measure."""
+        keys = [key for key in self.values if key.rpartition(" ")[0] == measure]
+        return {int(key.rpartition(" ")[2]): self.values[key] for key in keys}
+
+    def add_losses(self):
+        """Add "loss L", the test loss by attention length, "length", the chosen one, and "loss"."""
+        valid, test = (self.over(f"{split} memory") or self.over(f"{split} windows")
+                       for split in ("valid", "test"))
+        self.values.update({f"loss {L}": loss for L, loss in test.items()})
+        if valid:
+            L = min(L for L, loss in valid.items() if loss <= min(valid.values()) + 0.001)
+            self.values.update({"length": L, "loss": test[L]})
+
+
+def read(path):
+    """Return the runs of a table, in the order of ROWS.  ValueError with the line."""
+    runs = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()[1:], 2):
+        try:
+            row, seed, steps, dtype, measure, length, value, *about = line.split("\t")
+            commit, machine, torch, minutes = about
+            run = Run(row, int(seed), (int(steps), dtype, machine), (commit, torch, float(minutes)))
+            values = runs.setdefault((row, seed, run.setting), run).values
+            if (key := f"{measure} {length}".strip()) in values:
+                raise ValueError(f"{row}, seed {seed} has two values of {key}")
+            values[key] = float(value)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}; remove the lines of this row and "
+                             "seed, and run lab.py again") from None
+    for run in runs.values():
+        run.add_losses()
+    names = [*ROWS, *(row for row, *_ in runs)]
+    return sorted(runs.values(), key=lambda run: (names.index(run.row), run.seed))
+
+
+def groups(runs, row=None):
+    """Return [(row, setting, its runs)], of a row or of all; a row's most seeds first."""
+    found = {}
+    for run in runs:
+        if row in (None, run.row):
+            found.setdefault((run.row, run.setting), []).append(run)
+    rows = [run.row for run in runs]
+    return sorted(((*key, group) for key, group in found.items()),
+                  key=lambda group: (rows.index(group[0]), -len(group[2])))
+
+
+def letters(runs):
+    """Return {setting: the letter that the tables have for it}."""
+    return dict(zip(dict.fromkeys(run.setting for run in runs), "ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
+
+
+def compare(claim, runs):
+    """Return (status, differences by seed, half of their 95 percent interval, setting)."""
+    found, others = {}, {(run.setting, run.seed): run for run in runs if run.row == claim.other}
+    for run in runs:
+        if run.row == claim.row and (other := others.get((run.setting, run.seed))):
+            pair = run.values.get(claim.key), other.values.get(claim.minus or claim.key)
+            if None not in pair:
+                found.setdefault(run.setting, []).append(pair[0] - pair[1])
+    if not found:
+        return "not run", [], 0.0, None
+    setting, values = max(found.items(), key=lambda item: len(item[1]))
+    n = len(values)
+    half = T95[n] * stdev(values) / sqrt(n) if n > 1 else inf
+    if not claim.paper:
+        return "not in the paper", values, half, setting
+    if n < 3 or not abs(mean(values)) > half:
+        return "undecided", values, half, setting
+    return "as in the paper" if mean(values) > 0 else "reversed", values, half, setting
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+def table(header, rows):
+    """Return a table of Markdown, with real minus signs."""
+    lines = (header, ["---"] * len(header), *rows)
+    text = "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
+    return re.sub(r"(?<= )-(?=\d)", "−", text)
+
+
+def claims_table(runs, wanted=None):
+    """Return the claims by status; only the wanted (row, key)."""
+    lines = []
+    for claim in CLAIMS:
+        if not wanted or (claim.row, claim.key) in wanted:
+            status, values, half, setting = compare(claim, runs)
+            digits = 0 if "recl" in claim.key else 3
+            here = f"{mean(values):+.{digits}f}" if values else ""
+            here += f" ± {half:.{digits}f}" if len(values) > 1 else ""
+            rows = claim.row + f" − {claim.other}" * (claim.other != claim.row)
+            lines.append((status, claim.text, f"`{rows}`", claim.paper, here,
+                          f"{len(values)} {letters(runs).get(setting, '')}"))
+    lines.sort(key=lambda cells: STATUS.index(cells[0]))
+    return table(("status", "claim", "rows", "paper", "here", "seeds"), lines)
+
+
+def spread(values):
+    """Return the mean of the seeds' values ± half their range, as text; nothing without values."""
+    if None in values:
+        return ""
+    digits = 3 if any(value % 1 for value in values) else 0
+    half = f" ± {(max(values) - min(values)) / 2:.{digits}f}" if min(values) < max(values) else ""
+    return f"{mean(values):,.{digits}f}{half}"
+
+
+def values_table(runs, rows, patterns):
+    """Return a table with a row for each row and setting that has some of the values."""
+    names = dict.fromkeys(key for run in runs for key in run.values)
+    keys = [key for pattern in patterns for key in select(names, pattern)]
+    lines = []
+    for row, setting, group in groups(runs):
+        cells = [spread([run.values.get(key) for run in group]) for key in keys]
+        if row in (rows or (row,)) and any(cells):
+            lines.append((f"`{row}`", f"{len(group)} {letters(runs)[setting]}", *cells))
+    return table(("row", "seeds", *keys), lines) if lines else "Not run."
+
+
+def settings_table(runs):
+    """Return the steps, dtypes and machines, with the letters of the tables."""
+    lines = []
+    for setting, letter in letters(runs).items():
+        commits, torches, minutes = zip(*(run.about for run in runs if run.setting == setting))
+        lines.append((letter, *setting, len(commits), f"{min(minutes):.0f} to {max(minutes):.0f}",
+                      ", ".join(sorted({*torches})), ", ".join(sorted({*commits}))))
+    return table(("", "steps", "dtype", "machine", "models", "minutes", "torch", "commits"), lines)
+
+
+# ---- figures: blue, orange and black ------------------------------------------------------------
+
+def curve(runs, row, measure):
+    """Return {length: mean over the seeds} of a measure, from 1, in the setting with most seeds."""
+    tables = [run.over(measure) for _, _, group in groups(runs, row)[:1] for run in group]
+    return {L: mean(values[L] for values in tables) for L in tables[0] if L} if tables else {}
+
+
+def draw_marks(marks, **labels):
+    """Plot [(name, value, half of its interval, style)], a line for each name; None if empty."""
+    if not marks:
+        return None
+    height = 1.2 + 0.3 * len({name for name, *_ in marks})
+    axes = Figure(figsize=(7, height), layout="constrained").subplots()
+    for name, value, half, style in marks:
+        axes.errorbar(value, name, xerr=half, fmt=style, mfc="none", capsize=3 * (half > 0))
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.4)
+    axes.set(**labels)
+    axes.minorticks_off()
+    return axes.figure
+
+
+def draw_lines(panels, xlabel, ylabel, ticks=(), **labels):
+    """Plot {title: {name: (points, style)}} over logarithmic lengths; None without points."""
+    panels = {title: named for title, lines in panels.items()
+              if (named := {name: line for name, line in lines.items() if line[0]})}
+    if not panels:
+        return None
+    rows, columns = -(-len(panels) // 3), min(3, len(panels))
+    figure = Figure(figsize=(3 + 4 * columns, 4 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes, (title, lines) in zip(grid.flat, panels.items()):
+        axes.set(xscale="log", title=title, **labels)
+        for points, style in lines.values():
+            axes.plot(*zip(*points.items()), style, markersize=4)
+        axes.set_xticks(list(points), [dict(ticks).get(L, L) for L in points])
+        axes.minorticks_off()
+    for axes, lines in zip(grid.flat, panels.values()):  # names at the lines' ends, 0.07 apart
+        axes.get_ylim()  # completes transData
+        height = -1.0
+        for line, name in sorted(zip(axes.lines, lines), key=lambda pair: pair[0].get_ydata()[-1]):
+            end = axes.transData.transform(line.get_xydata()[-1])
+            height = max(height + 0.07, axes.transAxes.inverted().transform(end)[1])
+            axes.text(1.01, height, name, color=line.get_color(), transform=axes.transAxes)
+    figure.supxlabel(xlabel)
+    figure.supylabel(ylabel)
+    return figure
+
+
+def make_figures(runs):
+    """Yield (name, description, figure), the figure None if nothing of it has been run."""
+    pairs = [(claim, *compare(claim, runs)) for claim in CLAIMS if claim.key == "loss"]
+    yield "differences", "Difference of losses, with its interval", draw_marks(
+        [(f"{claim.row} − {claim.other}", mean(values), half, "C0o") for claim, _, values, half, _
+         in pairs if len(values) > 1], xlabel="difference of the test losses, nats per byte")
+    styles = {"ours": "ko-", "shaw": "ks:", "rope": "C1o-", "alibi": "C0o-"}
+    yield "lengths", "Test loss over attention length, by encoding", draw_lines(
+        {"": {row: (curve(runs, row, "loss"), style) for row, style in styles.items()}},
+        "attention length (bytes, logarithmic)", "nats per byte (not from 0)",
+        ticks={256: "256\n(training)"})
+    lengths = 32, 64, 128, 256, 512, 1024
+    yield "recl", "Relative effective context length", draw_marks(
+        [(run.row, run.values[f"recl {r}"], 0, style) for run in runs if "recl 0.1" in run.values
+         for r, style in (("1.0", "k|"), ("0.5", "C0o"), ("0.1", "C1^"))],
+        xscale="log", xticks=lengths, xticklabels=lengths,
+        xlabel="RECL, bytes (logarithmic); r = 0.1: triangle, 0.5: circle, 1.0: bar")
+    styles = {"whole": "k-", "(a)": "k:", "(b)": "C0.-", "(d)": "C1.-"}
+    distance, attention = "distance (bytes, logarithmic)", "mean attention (logarithmic)"
+    yield "terms", "Attention over distance, whole and by term", draw_lines(
+        {row: {part: (curve(runs, row, f"attention {part.strip('()')}"), style)
+               for part, style in styles.items()} for row in ("ours", "adam")},
+        distance, attention, yscale="log")
+    yield "heads", "Attention of each head over distance", draw_lines(
+        {f"layer {n + 1}": {f"head {k + 1}": (curve(runs, "pretrained", f"head {3 * n + k}"), style)
+                            for k, style in enumerate(("k.-", "C0.-", "C1.-"))} for n in range(6)},
+        distance, attention, yscale="log")
+    yield "layers", "Loss without the memory of a layer", draw_marks(
+        [(key, value, 0, "C0o") for run in runs for key, value in run.values.items()
+         if key.startswith("memory ")], xlabel="bits per byte", xlim=(0, None))
+
+
+# ---- pages --------------------------------------------------------------------------------------
+
+def make_blocks(runs):
+    """Return {name: text} of all tables and figures, and {name: figure}."""
+    names = [row for row in ROWS if not groups(runs, row)]
+    blocks = {"claims": claims_table(runs), "front": claims_table(runs, FRONT),
+              **{name: values_table(runs, *of) for name, of in TABLES.items()},
+              "settings": settings_table(runs),
+              "not run": f"    python experiments/lab.py --rows {' '.join(names)}"}
+    figures = {}
+    for name, about, figures[name] in make_figures(runs):
+        blocks[f"figure {name}"] = (f"![{about}](../figures/{name}.png)" if figures[name]
+                                    else f"{about}: not run.")
+    return blocks, figures
+
+
+def fill(page, text, blocks):
+    """Return a page's text with the blocks between its markers.  ValueError for a wrong marker."""
+    marks = re.findall(r"<!-- ([a-z ]+) -->", text)
+    for name, end in zip_longest(marks[::2], marks[1::2]):
+        if name not in blocks or end != "end":
+            raise ValueError(f"{page}: <!-- {name} --> is not a table of report.py, or it has no "
+                             "<!-- end -->")
+    return re.sub(r"(<!-- ([a-z ]+) -->\n).*?(<!-- end -->)", lambda found: (
+        f"{found[1]}{blocks[found[2]]}\n{found[3]}"), text, flags=re.DOTALL)
+
+
+def main(argv=None):
+    """Print, write or check the tables."""
+    parser = Parser(prog="experiments/report.py", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put them into the pages, and draw")
+    parser.add_argument("--check", action="store_true", help="exit with status 1 if a page differs")
+    args = parser.parse_args(argv)
+    blocks, figures = make_blocks(read(ROOT / "experiments/results.tsv"))
+    if not (args.write or args.check):
+        print("\n\n".join(f"{name}\n{text}" for name, text in blocks.items()))
+        return 0
+    old = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    new = {page: fill(page, text, blocks) for page, text in old.items()}
+    different = [page for page in PAGES if new[page] != old[page]]
+    for page in different:
+        if args.check:
+            print(f"{page} differs from results.tsv: run python experiments/report.py --write")
+        else:
+            write_atomically(ROOT / page, lambda file: file.write(new[page]), "w")
+    for name, figure in figures.items():
+        if args.write and figure:
+            figure.savefig(ROOT / f"figures/{name}.png", dpi=120)
+    return int(args.check and different != [])
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status("report.py", main))
