@@ -77,12 +77,12 @@ CLAIMS = [
           ("(a) is flatter than the whole (bits)", "entropy a", "entropy whole"),
           ("(d) is less like the whole than (b)", "apart d", "apart b"),
           ("(d) is flatter than (b) (bits)", "entropy d", "entropy b")))]
-FRONT = ("ours-none-half", "loss"), ("shaw", "loss"), ("rope", "loss"), ("ours", "loss 256")
+FRONT = ("ours-none-half", "loss"), ("shaw", "loss"), ("ours", "loss 256")  # of the front page
 ROWS = [*dict.fromkeys(name for claim in CLAIMS for name in (claim.other, claim.row)), "pretrained"]
 TABLES = {  # name: the rows (none: all), the patterns of the columns
-    "rows": ((), ("parameters", "loss", "length", "copying 64")),
+    "rows": ((), ("loss", "length", "copying 64")),
     "lengths": (("ours", "shaw", "ours-half", "ours-none", "ours-none-half", "rope", "alibi"),
-                tuple(f"loss {L}" for L in (64, 128, 256, 512, 1024))),
+                tuple(f"loss {L}" for L in (128, 256, 512, 1024))),
     "recl": ((), ("recl *",)),
     "terms": (("ours", "adam"), ("entropy *", "apart *", "norm *")),
     "memory": ((), ("memory *",)),
@@ -118,17 +118,18 @@ class Run:
 
 
 def read(path):
-    """Return the runs of a table, in the order of ROWS.  ValueError with the line."""
-    runs = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()[1:], 2):
+    """Return the runs of a table, in the order of ROWS; none if it is missing.  ValueError with the
+    line."""
+    runs, lines = {}, path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for number, line in enumerate(lines[1:], 2):
         try:
             row, seed, steps, dtype, measure, length, value, *about = line.split("\t")
             commit, machine, torch, minutes = about
             run = Run(row, int(seed), (int(steps), dtype, machine), (commit, torch, float(minutes)))
             values = runs.setdefault((row, seed, run.setting), run).values
-            if (key := f"{measure} {length}".strip()) in values:
-                raise ValueError(f"{row}, seed {seed} has two values of {key}")
-            values[key] = float(value)
+            key = f"{measure} {length}".strip()
+            if values.setdefault(key, float(value)) != float(value):
+                raise ValueError(f"{row}, seed {seed} has another value of {key}")
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}; remove the lines of this row and "
                              "seed, and run lab.py again") from None
@@ -179,8 +180,8 @@ def compare(claim, runs):
 def table(header, rows):
     """Return a table of Markdown, with real minus signs."""
     lines = (header, ["---"] * len(header), *rows)
-    text = "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
-    return re.sub(r"(?<= )-(?=\d)", "−", text)
+    text = "\n".join(f"|{'|'.join(map(str, cells))}|" for cells in lines)
+    return re.sub(r"(?<=\|)-(?=\d)", "−", text)
 
 
 def claims_table(runs, wanted=None):
@@ -194,7 +195,7 @@ def claims_table(runs, wanted=None):
             here += f" ± {half:.{digits}f}" if len(values) > 1 else ""
             rows = claim.row + f" − {claim.other}" * (claim.other != claim.row)
             lines.append((status, claim.text, f"`{rows}`", claim.paper, here,
-                          f"{len(values)} {letters(runs).get(setting, '')}"))
+                          f"{len(values)} {letters(runs).get(setting, '')}".strip()))
     lines.sort(key=lambda cells: STATUS.index(cells[0]))
     return table(("status", "claim", "rows", "paper", "here", "seeds"), lines)
 

@@ -9,7 +9,7 @@ authors' later public code has settings for another architecture (no W_kR, no me
 
 Variational dropout (Gal & Ghahramani 2016; Merity, Keskar and Socher 2017, 4.2) draws one mask for
 all time steps of a segment, so a dropped feature cannot be read off the neighboring word.  Here it
-is at the input and the output; inside the layers, where it hurts (tuning.md), elements are dropped
+is at the input and the output; inside the layers, where it hurt in trials, elements are dropped
 independently.  The weight average is the mean of the weights after each step of the run's last
 part, at a constant rate; it is the run's model.  Memory and clamp of evaluation are chosen on the
 validation split.  The test split is read only with --test, once for each finished model.

@@ -12,8 +12,7 @@ from training.flags import choose_model, parse
 READMES = [ROOT / name for name in ("README.md", "training/README.md", "tests/README.md",
                                     "tests/teaching.md", "tests/course/answers.md",
                                     "experiments/results.md", "experiments/questions.md",
-                                    "experiments/tuning.md", "pretrained/README.md",
-                                    ".github/CONTRIBUTING.md")]
+                                    "pretrained/README.md", ".github/CONTRIBUTING.md")]
 # with the flags of torchrun and pip
 SOURCES = "--nnodes --nproc-per-node --shutdown-timeout --index-url" + "".join(
     path.read_text(encoding="utf-8") for pattern in (
