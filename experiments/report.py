@@ -21,11 +21,12 @@ from math import inf, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
-from matplotlib.figure import Figure
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the lessons are one folder up
-from support.files import write_atomically
+from support.files import write_atomically  # before matplotlib
+
+from matplotlib.figure import Figure
+
 from training.command import Parser
 from training.flags import exit_status
 
