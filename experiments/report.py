@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))  # the lessons are one folder up
 from support.files import write_atomically  # before matplotlib
 
 from matplotlib.figure import Figure
+from matplotlib.scale import SymmetricalLogScale
 
 from training.command import Parser
 from training.flags import exit_status
@@ -287,7 +288,9 @@ def make_figures(runs):
     pairs = [(claim, *compare(claim, runs)) for claim in CLAIMS if claim.key == "loss"]
     yield "differences", "Difference of losses, with its interval", draw_marks(
         [(f"{claim.row} − {claim.other}", mean(values), half, "C0o") for claim, _, values, half, _
-         in pairs if len(values) > 1], xlabel="difference of the test losses, nats per byte")
+         in pairs if len(values) > 1], xscale=SymmetricalLogScale(None, linthresh=0.1),
+        xticks=(-0.1, 0, 0.1, 1), xticklabels=(-0.1, 0, 0.1, 1),
+        xlabel="difference of test losses, nats per byte\n(logarithmic beyond 0.1)")
     styles = {"ours": "ko-", "shaw": "ks:", "rope": "C1o-", "alibi": "C0o-"}
     yield "lengths", "Test loss over attention length, by encoding", draw_lines(
         {"": {row: (curve(runs, row, "loss"), style) for row, style in styles.items()}},
