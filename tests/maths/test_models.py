@@ -128,34 +128,26 @@ def test_every_parameter_has_a_gradient_if_a_batch_holds_one_band(token):
     assert [name for name, z in model.named_parameters() if z.grad is None] == []
 
 
-def largest_difference(model, x, *segmentations):
-    """Return the largest difference of logits between two segmentations of x."""
-    first, second = (read(model, x, lengths)[0] for lengths in segmentations)
-    return (first - second).abs().max().item()
+SEGMENTED = {  # a model, and whether its logits do not depend on the segmentation
+    "lesson 3": (lambda: early(lesson_3.RelativeTransformer, M=12), True),
+    "lesson 5": (lambda: full(replace(SMALL, mem_len=12)), True),
+    "same_length, M 0": (lambda: full(replace(SMALL, mem_len=0, same_length=True)), True),
+    "same_length, M 1": (lambda: full(replace(SMALL, mem_len=1, same_length=True)), True),
+    "same_length, M 4": (lambda: full(replace(SMALL, mem_len=4, same_length=True)), True),
+    "lesson 2": (lambda: early(lesson_2.RecurrentTransformer, M=12), False),
+    "lesson 3, M 0": (lambda: early(lesson_3.RelativeTransformer, M=0), False),
+    "lesson 5, M 1": (lambda: full(replace(SMALL, mem_len=1)), False)}
 
 
-@pytest.mark.parametrize("lengths", [(3, 3, 3, 3), (1,) * 12, (5, 1, 6), (2, 10)], ids=str)
-@pytest.mark.parametrize("make", [lambda M: early(lesson_3.RelativeTransformer, M=M),
-                                  lambda M: full(replace(SMALL, mem_len=M))], ids=["03", "05"])
-def test_golden_1_segments_with_enough_memory_equal_one_pass(make, lengths):
-    """While no state has left the memory, the segmentation changes no logit.  Without a memory, or
-    with lesson 2's absolute positions, it does."""
-    x = torch.randint(11, (2, 12))
-    assert largest_difference(make(12), x, lengths, (12,)) < 1e-12
-    assert largest_difference(make(0), x, lengths, (12,)) > 1e-3
-    absolute = early(lesson_2.RecurrentTransformer, M=12)
-    assert largest_difference(absolute, x, lengths, (12,)) > 1e-3
-
-
-@pytest.mark.parametrize("M", [0, 1, 4, 20])
-def test_golden_2_with_same_length_no_loss_depends_on_the_segmentation(M):
-    """Each query always attends to itself and to M keys before it.  Without same_length this number
-    differs, unless the memory holds everything."""
-    x, model = torch.randint(11, (2, 12)), full(replace(SMALL, mem_len=M, same_length=True))
-    for lengths in ((1,) * 12, (2,) * 6, (4,) * 3, (5, 1, 6)):  # NaN also fails
-        assert largest_difference(model, x, lengths, (12,)) < 1e-12, f"segments of {lengths}"
-    model.config = replace(model.config, same_length=False)
-    assert M == 20 or largest_difference(model, x, (2,) * 6, (4,) * 3) > 1e-3
+@pytest.mark.parametrize("name", SEGMENTED)
+def test_segments_equal_one_pass(name):
+    """With relative positions, the segmentation changes no logit while no state has left the
+    memory, or with same_length, where each query attends to M keys before it."""
+    (make, is_same), x = SEGMENTED[name], torch.randint(11, (2, 12))
+    model = make()
+    for lengths in ((3, 3, 3, 3), (1,) * 12, (5, 1, 6), (2, 10)):
+        difference = (read(model, x, lengths)[0] - read(model, x, (12,))[0]).abs().max()
+        assert difference < 1e-12 if is_same else difference > 1e-3, lengths  # NaN also fails
 
 
 @pytest.mark.parametrize("words", [

@@ -24,8 +24,9 @@ def lines_of(axes):
     return [(line.get_label(), *map(list, line.get_data())) for line in axes.lines]
 
 
-def test_curves_and_bars(axes, monkeypatch):
-    lesson_1.show_by_position({"a": [5.0, 4.0], "b": [2.0, 3.0]}, "", "")
+def test_curves_and_bars(axes, monkeypatch, capsys):
+    lesson_1.show_by_position({"a": [9, 8, 7, 6, 5, 4], "b": [2, 3]}, "", "")
+    assert " 9.00 8.00 7.00 6.00 4.00\n" in capsys.readouterr().out
     shifted, relative_score = [], lesson_4.relative_score
     monkeypatch.setattr(lesson_4, "relative_score", lambda *given: (
         shifted.append(1), relative_score(*given))[1])
@@ -37,7 +38,8 @@ def test_curves_and_bars(axes, monkeypatch):
     lesson_5.show_loss_by_memory_length(lesson_5.TransformerXL(lesson_5.CONFIGS["tiny"]), "")
     lesson_1.show_losses({"lesson 1: a": 3.0, "lesson 2: b": 2.0}, "")
     by_position, cost, by_length, bars = axes
-    assert lines_of(by_position) == [("a", [0, 1], [5, 4]), ("b", [0, 1], [2, 3])]
+    assert lines_of(by_position) == [
+        ("a", [*range(6)], [9, 8, 7, 6, 5, 4]), ("b", [0, 1], [2, 3])]
     assert [points for _, *points in lines_of(cost)] == [[[8, 16], [24, 48]], [[8, 16], [8, 16]]]
     assert [z.get_text() for z in cost.texts] == ["for all pairs:\n48 ms", "by the shift:\n16 ms"]
     plain, clamped, (_, trained, _) = lines_of(by_length)
