@@ -44,6 +44,7 @@ def parse_commands(text):
 def test_what_is_named_exists(path):
     """Check links, files, flags, exercises and models; train.py accepts the commands."""
     text = path.read_text(encoding="utf-8")
+    assert not re.findall(r"^ {4}.{98,}", text, re.MULTILINE), "GitHub shows 97 characters of code"
     parse_commands(text)
     with pytest.raises(ValueError, match="datset"):
         parse_commands(text + "\n    python train.py --datset enwik8   says why\n")
@@ -87,14 +88,6 @@ def test_the_front_page_shows_lesson_5_as_it_is():
     """Its code block is a part of the lesson."""
     (block,) = re.findall(r"```python\n(.+?)```", READMES[0].read_text(encoding="utf-8"), re.S)
     assert indent(block, "    ") in (ROOT / "05_full_model.py").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)
-def test_no_line_of_code_has_to_be_scrolled(path):
-    """GitHub shows 97 characters of a code block."""
-    text = path.read_text(encoding="utf-8")
-    fenced = "".join(re.findall(r"```\w*\n(.+?)```", text, re.S)).splitlines()
-    assert not [line for line in fenced + re.findall(r"^ {4}(.+)$", text, re.M) if len(line) > 97]
 
 
 def test_each_question_of_the_lessons_has_an_answer():
