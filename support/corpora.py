@@ -133,8 +133,8 @@ def byte_corpus(name, root, drop_newlines):
 
 # ---- words: read line by line, because a text may be larger than memory -------------------------
 
-def tokenize(path, separator, token):
-    """Tokenize a text by a dict {word: token} -> (n,) int32; the separator ends each line.
+def tokenize(path, separator, token_of):
+    """Tokenize a text by a function of a word -> (n,) int32; the separator ends each line.
 
     Raises ValueError for fewer than two tokens, one to read and one to predict.
     """
@@ -142,7 +142,7 @@ def tokenize(path, separator, token):
         lines = progress(file, f"reading {path}", path.stat().st_size,
                          lambda line: len(line.encode()))
         words = itertools.chain.from_iterable((*line.split(), separator) for line in lines)
-        tokens = np.fromiter(map(token.__getitem__, words), np.int32)
+        tokens = np.fromiter(map(token_of, words), np.int32)
     if len(tokens) < 2:
         raise ValueError(f"{path} has {len(tokens)} tokens, but at least 2 are needed")
     return torch.from_numpy(tokens)
@@ -155,7 +155,7 @@ def word_corpus(name, root):
     """
     source, paths = SOURCES[name], unpack(SOURCES[name], root)
     number = defaultdict(itertools.count(1).__next__, {"<eos>": 0})  # a new word gets the next
-    splits = [tokenize(path, "<eos>", number) for path in paths]
+    splits = [tokenize(path, "<eos>", number.__getitem__) for path in paths]
     words = list(number)
     found, published = (*map(len, splits), len(words)), (*source.counts, source.vocab_size)
     if source.counts and found != published:
@@ -170,13 +170,6 @@ def word_corpus(name, root):
 
 # ---- sentences: encoded once, into a file that is mapped into memory ----------------------------
 
-class VocabularyWithUnk(dict):
-    """{word: token}; all other words are `<UNK>`."""
-
-    def __missing__(self, word):
-        return self["<UNK>"]
-
-
 def sentence_corpus(name, root):
     """Return a Corpus of independent sentences, `<S> s1 <S> s2 <S> ... sn <S>`.
 
@@ -187,16 +180,20 @@ def sentence_corpus(name, root):
     *shards, heldout = unpack(SOURCES[name], root)
     with open(fetch(SOURCES[name].vocabulary, root), encoding="utf-8") as file:
         # a line is a word, and perhaps its count
-        token = VocabularyWithUnk((line.split()[0], number) for number, line in enumerate(file))
+        token = {line.split()[0]: number for number, line in enumerate(file)}
+
+    def token_of(word):
+        return token.get(word, token["<UNK>"])
+
     encoded = Path(root, f"{name}.train.int32")
     if not encoded.is_file():
-        tokens = (tokenize(shard, "<S>", token).numpy() for shard in shards)
+        tokens = (tokenize(shard, "<S>", token_of).numpy() for shard in shards)
         pieces = itertools.chain([np.int32(token["<S>"]).tobytes()], tokens)
         write_atomically(encoded, lambda file: file.writelines(pieces))
     train = torch.from_file(str(encoded), shared=False, size=encoded.stat().st_size // 4,
                             dtype=torch.int32)
     first = torch.tensor([token["<S>"]], dtype=torch.int32)
-    test = torch.cat([first, tokenize(heldout, "<S>", token)])
+    test = torch.cat([first, tokenize(heldout, "<S>", token_of)])
     return Corpus(train, test, test, list(token), name, token["<S>"])
 
 
