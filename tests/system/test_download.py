@@ -95,7 +95,7 @@ def test_a_wrong_or_truncated_archive_raises_one_sentence(tmp_path, name, pack, 
     (tmp_path / name).write_bytes(data)
     message = refusal(unpack, source_of(published(name, data)), tmp_path)
     assert str(tmp_path / name) in message and "delete it and run again" in message
-    assert length or "holds ['w/one', '../w/two'], expected 'w/two'" in message
+    assert length or "expected 'w/two'" in message
     assert files_in(tmp_path).keys() <= {name, "w/one"}
 
 
