@@ -133,8 +133,7 @@ def download(file, path):
 
 
 def fetch(file, root):
-    """Return the path of a published file in root: downloaded, or checked if it is already there.
-    """
+    """Return the path of a published file in root: downloaded, or checked if it is there."""
     path = Path(root, file.name)
     if not path.is_file():  # a pipe there would never end
         download(file, path)
@@ -166,17 +165,16 @@ def extract(archive, wanted):
 
     Raises ValueError if the archive lacks one or is broken, or if a path cannot be written.
     """
-    missing, found, path = dict(wanted), [], next(iter(wanted.values()))
+    missing, path = dict(wanted), next(iter(wanted.values()))
     try:
         for name, opened in members(archive):
-            found.append(name)
             if name in missing:
                 path = missing.pop(name)
                 with opened() as stream:
                     pieces = pieces_of(stream, f"unpacking {path}")
                     write_atomically(path, lambda to: to.writelines(pieces))
         if missing:
-            raise ValueError(f"holds {found[:3]}, expected {next(iter(missing))!r}")
+            raise ValueError(f"expected {next(iter(missing))!r} in it")
     except OSError as error:
         raise ValueError(f"{path} cannot be unpacked from {archive} ({error})") from None
     except Exception as error:  # broken bytes raise a dozen types: of zipfile, tarfile, zlib, lzma

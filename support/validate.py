@@ -1,10 +1,4 @@
-"""Checks (ValueError) of input that would otherwise fail far from its cause, or silently.
-
-    validate.config(config)             sizes that fit no model
-    validate.call(model, x, memory, y)  tensors that do not fit each other and the model
-    validate.above_0(name, value)       a number
-    validate.types(settings)            a field of a dataclass with a value of another type
-"""
+"""Checks (ValueError) of input that would otherwise fail far from its cause, or silently."""
 from dataclasses import fields
 from numbers import Integral, Real
 
@@ -20,8 +14,7 @@ def types(settings):
         kind, value = field.type, getattr(settings, field.name)
         if value is not field.default and (not isinstance(value, KINDS.get(kind, kind))
                                            or isinstance(value, bool) and kind is not bool):
-            got = " ".join(repr(value).split())[:80]  # one line, whatever it is
-            raise ValueError(f"{field.name} must be of type {kind.__name__}, got {got}")
+            raise ValueError(f"{field.name} must be of type {kind.__name__}, got {value!r}")
 
 
 def above_0(name, value):
@@ -57,8 +50,7 @@ def config(c):
 
 
 def call(model, x, memory, y):
-    """Raise ValueError unless x, y (B, T) and memory, a list of N tensors (B, m, D), fit the model.
-    """
+    """Raise ValueError unless x, y (B, T) and memory, N tensors (B, m, D), fit the model."""
     tokens(model, x, y)
     if memory is None:
         return
