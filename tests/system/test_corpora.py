@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from course.oracles import segments
-from helpers import published, refusal, zipped
+from helpers import refusal
 from support import corpora
 from support.corpora import as_bytes, compressed_bits, decode, encode, load
 from support.download import File, Source
@@ -244,15 +244,15 @@ def test_sentences_are_between_single_separators_and_a_killed_encoding_restarts(
 @pytest.mark.parametrize("kind, unit, sizes", [
     ("bytes", "bpc", []), ("words", "ppl", ["--model", "laptop-words", "--n-layer", "1"]),
     ("sentences", "ppl", ["--cutoffs", "2", "4", "--div-val", "2"])])
-def test_from_the_archive_to_the_test_score(kind, unit, sizes, tmp_path, monkeypatch, capsys):
-    """`--dataset NAME` unpacks, trains and tests; the folder is then tested again and sampled."""
+def test_from_the_files_of_a_benchmark_to_the_test_score(kind, unit, sizes, tmp_path, monkeypatch, capsys):
+    """`--dataset NAME` trains and tests; the folder is then tested again and sampled."""
     draw, names = random.Random(0), ("train", "valid", "test")
     lines = [" ".join(draw.choices("abcd", k=6)) for _ in range(60)]
-    data = zipped({name: ("\n".join(lines) + "\n").encode() for name in names})
-    (tmp_path / "a.zip").write_bytes(data)
+    for name in names:
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
     (tmp_path / "vocab").write_bytes(VOCABULARY)
     monkeypatch.setitem(corpora.SOURCES, "new", Source(
-        kind, (), 0, published("a.zip", data), tuple(map(File, names)), vocabulary=File("vocab")))
+        kind, (), 0, None, tuple(map(File, names)), vocabulary=File("vocab")))
     # lanes of sentences support only slices; a student's `segments` may read them in another way
     monkeypatch.setattr(train.lesson_1, "segments", segments)
     given = ["--dataset", "new", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run"),
