@@ -235,10 +235,8 @@ def test_the_gradient_reaches_every_input(relative_attention, name):
 def simple_layer(attention):
     """Return a layer of width 2 and FF 3, whose dropouts multiply by 2, 3 (inner) and 5.  Its norms
     change nothing, and its feed-forward network returns 0."""
-    part = lesson.Layer(Config(7, n_layer=1, d_model=2, n_head=1, d_head=2, d_inner=3)).double()
-    part.dropout_output, part.dropout_inner = Multiply(2.0), Multiply(3.0)
-    part.dropout_ff = Multiply(5.0)
-    part.attention, part.norm_1, part.norm_2 = attention, nn.Identity(), nn.Identity()
+    part = random_layer(2, 3, attention, (2.0, 3.0, 5.0))
+    part.norm_1, part.norm_2 = nn.Identity(), nn.Identity()
     for z in part.parameters():
         nn.init.zeros_(z)
     return part
@@ -297,14 +295,13 @@ def test_each_norm_comes_after_its_sum(layer):
     assert same(layer(part, numbers(1, -1), *context), numbers(11 * 7 * 21, 11 * 7 * 39))
 
 
-def random_layer(D=6, FF=9):
+def random_layer(D=6, FF=9, attention=None, factors=(1.5, 0.7, 1.9)):
     """Return a layer with random weights, Mix as its attention, and dropouts that multiply."""
     part = lesson.Layer(Config(9, n_layer=1, d_model=D, n_head=8, d_head=5, d_inner=FF)).double()
     for z in part.parameters():
         nn.init.normal_(z)
-    part.dropout_output, part.dropout_inner = Multiply(1.5), Multiply(0.7)
-    part.dropout_ff = Multiply(1.9)
-    part.attention = Mix()
+    part.dropout_output, part.dropout_inner, part.dropout_ff = map(Multiply, factors)
+    part.attention = attention or Mix()
     return part
 
 
