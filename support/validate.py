@@ -69,19 +69,19 @@ def call(model, x, memory, y):
 def tokens(model, x, y):
     """Raise ValueError unless x and y are int64 (B, T) on the model's device, in its vocabulary."""
     device, V = model.u.device, model.config.vocab_size
-    for z in (x,) if y is None else (x, y):
-        if not (isinstance(z, torch.Tensor) and z.shape == x.shape and 0 not in z.shape
-                and (z.dtype, z.dim(), z.device) == (torch.int64, 2, device)):
+    for given in (x,) if y is None else (x, y):
+        if not (isinstance(given, torch.Tensor) and given.shape == x.shape and 0 not in given.shape
+                and (given.dtype, given.dim(), given.device) == (torch.int64, 2, device)):
             raise ValueError("x and y must be int64 of one shape (B, T), both at least 1, on the "
-                             f"model's {device}; got {describe(z)}, x is {describe(x)}")
-        if z.device.type == "cpu":  # on a GPU every call would wait for the values
-            for token in (z.min().item(), z.max().item()):
+                             f"model's {device}; got {describe(given)}, x is {describe(x)}")
+        if given.device.type == "cpu":  # on a GPU every call would wait for the values
+            for token in (given.min().item(), given.max().item()):
                 if not 0 <= token < V:
                     raise ValueError(f"token {token} outside vocabulary of {V}")
 
 
-def describe(z):
+def describe(given):
     """Describe what was passed to a call, for its error message."""
-    if not isinstance(z, torch.Tensor):
-        return type(z).__name__
-    return f"{z.dtype} {tuple(z.shape)} on {z.device}"
+    if not isinstance(given, torch.Tensor):
+        return type(given).__name__
+    return f"{given.dtype} {tuple(given.shape)} on {given.device}"

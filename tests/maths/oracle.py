@@ -88,7 +88,8 @@ def read(model, x, lengths):
         h = h + unit_circle([i - start for i, start in enumerate(starts)], E.shape[1])
     for n, layer in enumerate(model.layers):
         if hasattr(model, "u"):
-            u, v = (z.view(-1, *z.shape[-2:])[n if c.untie_r else 0] for z in (model.u, model.v))
+            u, v = (bias.view(-1, *bias.shape[-2:])[n if c.untie_r else 0]
+                    for bias in (model.u, model.v))
         states = []
         for i, start in enumerate(starts):
             first = max(0, (i if c.same_length else start) - c.mem_len)

@@ -50,7 +50,7 @@ def with_factors():
 def read(model, x, lengths, *y):
     """Read x (and y) in segments; return the outputs (B, n, ...) and the memory after each."""
     memory, outputs, memories = None, [], []
-    for part, *targets in zip(*(z.split(list(lengths), dim=1) for z in (x, *y))):
+    for part, *targets in zip(*(tokens.split(list(lengths), dim=1) for tokens in (x, *y))):
         output, memory = model(part, memory, *targets)
         outputs.append(output)
         memories.append(memory)
@@ -122,7 +122,7 @@ def test_every_parameter_has_a_gradient_if_a_batch_holds_one_band(token):
     """Several ranks wait for the gradients of all parameters, also of a band without tokens."""
     model, x = TransformerXL(replace(BANDS, tie_projections=False)), torch.full((2, 4), token)
     model(x, None, x)[0].sum().backward()
-    assert [name for name, z in model.named_parameters() if z.grad is None] == []
+    assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
 
 
 SEGMENTED = {  # a model, and whether its logits do not depend on the segmentation
@@ -154,15 +154,15 @@ def test_first_values_are_the_authors(words):
     softmax; gains N(1, 0.02); biases 0."""
     model = TransformerXL(lesson.Config(3000, n_layer=3, d_model=128, n_head=3, d_head=32,
                                         d_inner=256, untie_r=True, **words))
-    for name, z in model.named_parameters():
-        n, mean = z.numel(), float("norm" in name)
+    for name, weight in model.named_parameters():
+        n, mean = weight.numel(), float("norm" in name)
         std = 0.02 if mean else 0.01 if "project" in name else model.config.init_std
         if name.endswith("bias"):
-            assert not z.any(), name
+            assert not weight.any(), name
             continue
         # within five standard errors
-        assert z.mean().item() == pytest.approx(mean, abs=5 * std / math.sqrt(n)), name
-        assert z.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * n)), name
+        assert weight.mean().item() == pytest.approx(mean, abs=5 * std / math.sqrt(n)), name
+        assert weight.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * n)), name
 
 
 def test_each_dropout_has_its_rate():

@@ -85,10 +85,10 @@ def test_the_fraction_done_counts_steps_or_minutes(length):
 @pytest.mark.parametrize("dtype, wanted", [("bf16", torch.bfloat16), ("float32", torch.float32)])
 def test_autocast_affects_only_matrix_products(dtype, wanted):
     """Products are in 16 bits if the recipe asks for it, only in the block; sums are in float32."""
-    z = torch.ones(2, 2)
+    matrix = torch.ones(2, 2)
     with machine.autocast(replace(RECIPE, dtype=dtype), "cpu"):
-        assert (z @ z).dtype == wanted and (z + z).dtype == torch.float32
-    assert (z @ z).dtype == torch.float32
+        assert (matrix @ matrix).dtype == wanted and (matrix + matrix).dtype == torch.float32
+    assert (matrix @ matrix).dtype == torch.float32
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -218,7 +218,7 @@ def test_the_table_has_the_sizes_that_loading_does_not_compare():
     assert len(table["lm1b"].files) == 100
 
 
-def test_sentences_are_between_single_separators_and_a_killed_encoding_restarts(tmp_path):
+def test_sentences_have_single_separators_and_a_killed_encoding_restarts(tmp_path):
     """Unknown words are <UNK>, empty sentences are kept, and shards are in the table's order.  The
     vocabulary is in the order of its file.  A killed encoding leaves no partial file."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
@@ -236,7 +236,7 @@ def test_sentences_are_between_single_separators_and_a_killed_encoding_restarts(
 @pytest.mark.parametrize("kind, unit, sizes", [
     ("bytes", "bpc", []), ("words", "ppl", ["--model", "laptop-words", "--n-layer", "1"]),
     ("sentences", "ppl", ["--cutoffs", "2", "4", "--div-val", "2"])])
-def test_from_the_files_of_a_benchmark_to_the_test_score(kind, unit, sizes, tmp_path, monkeypatch, capsys):
+def test_from_the_files_to_the_test_score(kind, unit, sizes, tmp_path, monkeypatch, capsys):
     """`--dataset NAME` trains and tests; the folder is then tested again and sampled."""
     draw, names = random.Random(0), ("train", "valid", "test")
     lines = [" ".join(draw.choices("abcd", k=6)) for _ in range(60)]

@@ -45,7 +45,7 @@ def test_curves_and_bars(axes, monkeypatch, capsys):
     plain, clamped, (_, trained, _) = lines_of(by_length)
     assert plain[1:] == ([4, 16, 64, 384, 1024], pytest.approx([4, 16, 64, 384, 1024]))
     assert clamped[1:] == ([384, 1024], pytest.approx([384, 1024 + 383])) and trained == [383] * 2
-    assert [z.get_text() for z in bars.get_yticklabels()] == ["lesson 1: a", "lesson 2: b"]
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["lesson 1: a", "lesson 2: b"]
     assert [bar.get_width() for bar in bars.patches] == [3.0, 2.0]
 
 
@@ -69,10 +69,10 @@ def test_lesson_3_has_the_four_terms_scaled_and_masked(axes):
     h, attention = model.embedding(tokens[None]) * math.sqrt(model.D), model.layers[0].attention
     terms = attention.terms(h[:, T:], h[:, :T], model.u, model.v)[:, 0, 0] / math.sqrt(attention.C)
     terms = terms.masked_fill(lesson_2.causal_mask(T, T), math.nan)
-    for a, term in zip((a for a in axes if a.get_xlabel()), terms, strict=True):
-        shown = torch.tensor(a.images[0].get_array().filled(math.nan))
+    for panel, term in zip((a for a in axes if a.get_xlabel()), terms, strict=True):
+        shown = torch.tensor(panel.images[0].get_array().filled(math.nan))
         assert shown.allclose(term, equal_nan=True)
-        assert "".join(z.get_text() for z in a.get_xticklabels()) == "a¶·bc¶"
+        assert "".join(label.get_text() for label in panel.get_xticklabels()) == "a¶·bc¶"
 
 
 @pytest.mark.parametrize("lesson, trainer, shows", [
