@@ -9,7 +9,7 @@ import torch
 from course.exercises import LESSONS
 from helpers import assert_close, randomized
 
-lesson_1, lesson_2, lesson_3, lesson_4 = map(import_module, LESSONS[:4])
+lesson_1, lesson_2, _, lesson_4 = map(import_module, LESSONS[:4])
 
 
 def nll(logits, y):
@@ -49,12 +49,6 @@ def test_lane_losses_are_those_of_all_tokens(n, B, T):
     wanted = nll(scores.double()[tokens[:inputs].long()], tokens[1 : inputs + 1]).mean().item()
     losses = lesson_2.lane_losses(lambda x, memory: (scores[x], None), tokens, B, T)
     assert lesson_1.bits(losses) == pytest.approx(wanted / math.log(2), abs=1e-5)
-
-
-def test_means_by_position_leave_out_an_incomplete_segment():
-    losses = torch.rand(3, 11)
-    wanted = [losses[:, [p, p + 4]].mean().item() / math.log(2) for p in range(4)]
-    assert lesson_3.mean_by_position(losses, 4) == pytest.approx(wanted)
 
 
 def test_milliseconds_is_the_fastest_after_a_first_call(monkeypatch):
