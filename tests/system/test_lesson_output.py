@@ -54,14 +54,13 @@ def test_a_lesson_prints_what_it_says(name, monkeypatch, tmp_path, capsys):
 
 def test_a_lesson_repeats_the_losses_of_the_lesson_before():
     """Its BEFORE is what that lesson prints; the slow test compares the block with the run."""
-    losses = []
-    for name in LESSONS[:3]:
-        lines, before = block((ROOT / f"{name}.py").read_text(encoding="utf-8")), losses
-        losses = [line for line in lines if re.fullmatch(r"   lesson \d: \D+ \d\.\d\d", line)]
-        assert losses[: len(before)] == before and len(losses) > len(before)
-        module = import_module(name)
-        repeated = getattr(module, "BEFORE", {})
-        assert [f"   {key:38} {loss:.2f}" for key, loss in repeated.items()] == before
-    shown = " ".join(f"{loss:.2f}" for loss in (*module.LESSON_1[:4], module.LESSON_1[-1]))
-    (line,) = (line for line in lines if line.endswith(shown))
-    assert line in block((ROOT / f"{LESSONS[0]}.py").read_text(encoding="utf-8"))
+    blocks = [block((ROOT / f"{name}.py").read_text(encoding="utf-8")) for name in LESSONS[:3]]
+    losses = [[line for line in lines if re.fullmatch(r"   lesson \d: \D+ \d\.\d\d", line)]
+              for lines in blocks]
+    for name, before, now in zip(LESSONS[1:3], losses, losses[1:]):
+        lesson = import_module(name)
+        assert [f"   {key:38} {loss:.2f}" for key, loss in lesson.BEFORE.items()] == before
+        assert now[: len(before)] == before
+    shown = " ".join(f"{loss:.2f}" for loss in (*lesson.LESSON_1[:4], lesson.LESSON_1[-1]))
+    (line,) = (line for line in blocks[0] if line.endswith(shown))
+    assert line in blocks[2]
