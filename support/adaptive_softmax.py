@@ -40,8 +40,8 @@ class AdaptiveSoftmax(nn.Module):
         self.rows = nn.ParameterList(
             torch.empty(end - first, width) for (first, end), width in zip(self.bands, widths))
         self.tail_rows = nn.Parameter(torch.empty(len(config.cutoffs), D))  # of the head
-        self.bias = nn.Parameter(torch.empty(config.vocab_size))
-        self.tail_bias = nn.Parameter(torch.empty(len(config.cutoffs)))
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.tail_bias = nn.Parameter(torch.zeros(len(config.cutoffs)))
         self.project_in = self.project_out = [None] * len(self.bands)  # all rows are D wide
         if config.div_val > 1:
             self.project_in = nn.ParameterList(torch.empty(D, width) for width in widths)
@@ -52,7 +52,6 @@ class AdaptiveSoftmax(nn.Module):
             nn.init.normal_(weight, std=config.init_std)
         for weight in (*self.project_in, *self.project_out) if config.div_val > 1 else ():
             nn.init.normal_(weight, std=0.01)
-        nn.init.zeros_(self.bias), nn.init.zeros_(self.tail_bias)
         self.register_buffer("cutoffs", torch.tensor(config.cutoffs), persistent=False)
 
     def band(self, x):
@@ -71,10 +70,7 @@ class AdaptiveSoftmax(nn.Module):
         return h
 
     def scores(self, h, i):
-        """Return the logits of band i, (..., D) -> (..., words of the band).
-
-        Band 0 is the head, with one more column at its end for each tail.
-        """
+        """Return the logits of band i, (..., D) -> (..., words); band 0 also has each tail's."""
         (first, end), rows = self.bands[i], self.rows[i]
         bias = self.bias[first:end]
         if i == 0:

@@ -9,10 +9,7 @@ load("copies") is a synthetic text whose lowest loss at each memory length is kn
 Tokens are uint8, or int32 for words.  An embedding needs int64, eight bytes per token, so each
 segment is converted (`.long()`) when it is used: a text of bytes takes an eighth of the memory.
 
-    python -m support.corpora               the built-in corpus
-    python -m support.corpora copies        the synthetic one
-    python -m support.corpora enwik8        a benchmark: fetched into data/ once, and checked
-    python -m support.corpora notes.txt     any file of yours
+    python -m support.corpora enwik8        or stdlib, copies, a file of yours
 
 prints the sizes of a corpus and, for bytes, the bits per byte that zlib and xz need for its test
 split.  A model with a higher loss has learned little.
@@ -41,7 +38,6 @@ from support.progress import progress
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings",
            "pydoc_data", "lib2to3",  # of the standard library: tests, tables, other people's code,
            "distutils"}  # and what Python 3.12 no longer has
-PRIMED = 1 << 25  # from this many training bytes on, xz is not primed with them
 SEPARATORS = "<eos>", "<S>"  # ends of a line: <S> in lm1b, <eos> elsewhere
 
 
@@ -104,8 +100,7 @@ def split(data, label):
     """Split one text into train, valid and test; ValueError if it is too short."""
     twentieth = len(data) // 20
     if twentieth < 2:  # one token to read, one to predict
-        raise ValueError(f"{label} has {len(data)} bytes, but at least 40 are needed for 2 in each "
-                         "of train, valid and test")
+        raise ValueError(f"{label} has {len(data)} bytes, but at least 40 are needed")
     return data[:-2 * twentieth], data[-2 * twentieth:-twentieth], data[-twentieth:]
 
 
@@ -170,13 +165,6 @@ def word_corpus(name, root):
 
 # ---- sentences: encoded once, into a file that is mapped into memory ----------------------------
 
-class VocabularyWithUnk(dict):
-    """{word: token}; all other words are `<UNK>`."""
-
-    def __missing__(self, word):
-        return self["<UNK>"]
-
-
 def sentence_corpus(name, root):
     """Return a Corpus of independent sentences, `<S> s1 <S> s2 <S> ... sn <S>`.
 
@@ -187,7 +175,9 @@ def sentence_corpus(name, root):
     *shards, heldout = unpack(SOURCES[name], root)
     with open(fetch(SOURCES[name].vocabulary, root), encoding="utf-8") as file:
         # a line is a word, and perhaps its count
-        token = VocabularyWithUnk((line.split()[0], number) for number, line in enumerate(file))
+        token = {line.split()[0]: number for number, line in enumerate(file)}
+    vocab, unknown = list(token), token["<UNK>"]
+    token = defaultdict(lambda: unknown, token)  # and any other word
     encoded = Path(root, f"{name}.train.int32")
     if not encoded.is_file():
         tokens = (tokenize(shard, "<S>", token).numpy() for shard in shards)
@@ -197,20 +187,18 @@ def sentence_corpus(name, root):
                             dtype=torch.int32)
     first = torch.tensor([token["<S>"]], dtype=torch.int32)
     test = torch.cat([first, tokenize(heldout, "<S>", token)])
-    return Corpus(train, test, test, list(token), name, token["<S>"])
+    return Corpus(train, test, test, vocab, name, token["<S>"])
 
 
 # ---- a synthetic text, whose dependencies are known ---------------------------------------------
 
 DISTANCES = (24, 48, 72, 96)  # multiples of the number of kinds: a token there is of the same kind
-SYMBOLS_PER_KIND = 8
-COPY_PROBABILITY = 0.9  # that a token repeats another
 
 
 def draw_copies(n, seed):
     """Draw n tokens, (n,) uint8, whose dependencies have a known length.
 
-    Four kinds of symbols, eight of each, take turns.  With COPY_PROBABILITY a token repeats the one
+    Four kinds of symbols, eight of each, take turns.  With probability 0.9 a token repeats the one
     at its kind's distance before it, otherwise it is a random symbol of its kind:
 
         kind               A        a        M        m        A        a        M        m   ...
@@ -222,8 +210,8 @@ def draw_copies(n, seed):
     for t in range(n):
         kind = t % len(DISTANCES)
         back = t - DISTANCES[kind]
-        tokens.append(tokens[back] if back >= 0 and draw.random() < COPY_PROBABILITY
-                      else SYMBOLS_PER_KIND * kind + draw.randrange(SYMBOLS_PER_KIND))
+        tokens.append(tokens[back] if back >= 0 and draw.random() < 0.9
+                      else 8 * kind + draw.randrange(8))
     return torch.tensor(tokens, dtype=torch.uint8)
 
 
@@ -339,7 +327,7 @@ def compressed_bits(corpus):
     """
     test = as_bytes(corpus.test, corpus.vocab)
     sizes = {"zlib": len(zlib.compress(test, 9)), "xz": xz_size(test)}
-    if len(corpus.train) < PRIMED:
+    if len(corpus.train) < 1 << 25:
         before = as_bytes(torch.cat([corpus.train, corpus.valid]), corpus.vocab)
         whole, part = map(xz_size, progress((before + test, before), "compressing text", 2))
         sizes["xz primed with the training text"] = whole - part

@@ -19,7 +19,7 @@ from support.progress import progress
 
 class File(NamedTuple):
     """A file as it was published, and how to check that it is complete."""
-    name: str  # in the data folder
+    name: str  # in the data folder, and in its archive
     size: int | None = None  # bytes; None if it is not published
     checksum: str | None = None  # "algorithm:hexadecimal digest"
     addresses: tuple[str, ...] = ()  # tried in order; a member of an archive has none
@@ -30,10 +30,9 @@ class Source(NamedTuple):
     kind: str  # "bytes", "words" or "sentences"
     models: tuple[str, str]  # that --dataset trains, with a GPU and without (training/presets.py)
     vocab_size: int  # as published
-    archive: File  # zip or tar.gz; without addresses: only what you put there is used
+    archive: File  # zip or tar.gz
     files: tuple[File, ...]  # to unpack: train, valid, test; for bytes perhaps one text, which is
     # then split; for sentences the shards, the held-out one last
-    folder: str = ""  # precedes their names in the archive
     counts: tuple[int, ...] = ()  # of words, published: tokens of train, valid and test
     counted: int = 3  # number of splits whose words the vocabulary counts
     vocabulary: File | None = None  # of sentences
@@ -73,9 +72,10 @@ SOURCES = {
         "words", ("ptb", "laptop-words"), 10_000,
         File("simple-examples.tgz", 34_869_662, "md5:30177ea32e27c525793142b6bf2c8e2d",
              ("http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",)),
-        (File("ptb.train.txt", 5_101_618), File("ptb.valid.txt", 399_782),
-         File("ptb.test.txt", 449_945)),
-        "./simple-examples/data/", (929_589, 73_760, 82_430)),
+        (File("./simple-examples/data/ptb.train.txt", 5_101_618),
+         File("./simple-examples/data/ptb.valid.txt", 399_782),
+         File("./simple-examples/data/ptb.test.txt", 449_945)),
+        counts=(929_589, 73_760, 82_430)),
     "lm1b": Source(
         "sentences", ("lm1b-base", "laptop-words"), 793_471,
         File(f"{LM1B}.tar.gz", 1_792_209_805,
@@ -133,8 +133,7 @@ def download(file, path):
 
 
 def fetch(file, root):
-    """Return the path of a published file in root: downloaded, or checked if it is already there.
-    """
+    """Return the path of a published file in root: downloaded, or checked if it is there."""
     path = Path(root, file.name)
     if not path.is_file():  # a pipe there would never end
         download(file, path)
@@ -166,17 +165,16 @@ def extract(archive, wanted):
 
     Raises ValueError if the archive lacks one or is broken, or if a path cannot be written.
     """
-    missing, found, path = dict(wanted), [], next(iter(wanted.values()))
+    missing, path = dict(wanted), next(iter(wanted.values()))
     try:
         for name, opened in members(archive):
-            found.append(name)
             if name in missing:
                 path = missing.pop(name)
                 with opened() as stream:
                     pieces = pieces_of(stream, f"unpacking {path}")
                     write_atomically(path, lambda to: to.writelines(pieces))
         if missing:
-            raise ValueError(f"holds {found[:3]}, expected {next(iter(missing))!r}")
+            raise ValueError(f"expected {next(iter(missing))!r} in it")
     except OSError as error:
         raise ValueError(f"{path} cannot be unpacked from {archive} ({error})") from None
     except Exception as error:  # broken bytes raise a dozen types: of zipfile, tarfile, zlib, lzma
@@ -189,11 +187,7 @@ def unpack(source, root):
     which is fetched first.  Raises ValueError, also if a file's size is not the published one.
     """
     paths = [Path(root, file.name) for file in source.files]
-    wanted = {source.folder + file.name: path for file, path in zip(source.files, paths)
-              if not path.is_file()}
-    if wanted and not (source.archive.addresses or Path(root, source.archive.name).is_file()):
-        raise ValueError(f"{next(iter(wanted.values()))} is missing, and this dataset has no "
-                         "address to fetch it from; put the file there")
+    wanted = {file.name: path for file, path in zip(source.files, paths) if not path.is_file()}
     if wanted:
         extract(fetch(source.archive, root), wanted)
     for file, path in zip(source.files, paths):

@@ -1,10 +1,4 @@
-"""Checks (ValueError) of input that would otherwise fail far from its cause, or silently.
-
-    validate.config(config)             sizes that fit no model
-    validate.call(model, x, memory, y)  tensors that do not fit each other and the model
-    validate.above_0(name, value)       a number
-    validate.types(settings)            a field of a dataclass with a value of another type
-"""
+"""Checks (ValueError) of input that would otherwise fail far from its cause, or silently."""
 from dataclasses import fields
 from numbers import Integral, Real
 
@@ -20,8 +14,7 @@ def types(settings):
         kind, value = field.type, getattr(settings, field.name)
         if value is not field.default and (not isinstance(value, KINDS.get(kind, kind))
                                            or isinstance(value, bool) and kind is not bool):
-            got = " ".join(repr(value).split())[:80]  # one line, whatever it is
-            raise ValueError(f"{field.name} must be of type {kind.__name__}, got {got}")
+            raise ValueError(f"{field.name} must be of type {kind.__name__}, got {value!r}")
 
 
 def above_0(name, value):
@@ -57,8 +50,7 @@ def config(c):
 
 
 def call(model, x, memory, y):
-    """Raise ValueError unless x, y (B, T) and memory, a list of N tensors (B, m, D), fit the model.
-    """
+    """Raise ValueError unless x, y (B, T) and memory, N tensors (B, m, D), fit the model."""
     tokens(model, x, y)
     if memory is None:
         return
@@ -77,19 +69,19 @@ def call(model, x, memory, y):
 def tokens(model, x, y):
     """Raise ValueError unless x and y are int64 (B, T) on the model's device, in its vocabulary."""
     device, V = model.u.device, model.config.vocab_size
-    for z in (x,) if y is None else (x, y):
-        if not (isinstance(z, torch.Tensor) and z.shape == x.shape and 0 not in z.shape
-                and (z.dtype, z.dim(), z.device) == (torch.int64, 2, device)):
+    for given in (x,) if y is None else (x, y):
+        if not (isinstance(given, torch.Tensor) and given.shape == x.shape and 0 not in given.shape
+                and (given.dtype, given.dim(), given.device) == (torch.int64, 2, device)):
             raise ValueError("x and y must be int64 of one shape (B, T), both at least 1, on the "
-                             f"model's {device}; got {describe(z)}, x is {describe(x)}")
-        if z.device.type == "cpu":  # on a GPU every call would wait for the values
-            for token in (z.min().item(), z.max().item()):
+                             f"model's {device}; got {describe(given)}, x is {describe(x)}")
+        if given.device.type == "cpu":  # on a GPU every call would wait for the values
+            for token in (given.min().item(), given.max().item()):
                 if not 0 <= token < V:
                     raise ValueError(f"token {token} outside vocabulary of {V}")
 
 
-def describe(z):
+def describe(given):
     """Describe what was passed to a call, for its error message."""
-    if not isinstance(z, torch.Tensor):
-        return type(z).__name__
-    return f"{z.dtype} {tuple(z.shape)} on {z.device}"
+    if not isinstance(given, torch.Tensor):
+        return type(given).__name__
+    return f"{given.dtype} {tuple(given.shape)} on {given.device}"

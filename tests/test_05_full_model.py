@@ -188,7 +188,7 @@ def test_attention_of_any_size(relative_attention, B, H, T, K, C):
     the values; u goes with the content (k), v with the position (k_R)."""
     given = inputs(torch.randn, B, H, T, K, C)
     mask = ~oracles.visible_entries(T, K - T, max(2, K - 2))
-    assert same(attended(relative_attention, [z.clone() for z in given], mask),
+    assert same(attended(relative_attention, [tensor.clone() for tensor in given], mask),
                 oracles.attention(*given, mask), tolerance=1e-9)
 
 
@@ -197,7 +197,7 @@ def test_attention_of_any_size(relative_attention, B, H, T, K, C):
 def test_a_masked_key_gets_probability_0(relative_attention, dtype, size):
     """A masked key gets exactly 0, in every dtype and however low the scores of the visible keys
     are. A number like -1e9 is not low enough; -inf is."""
-    q, k, value, k_R, u, v = (z.to(dtype) for z in inputs(torch.zeros, B=1, H=1, T=2, K=2, C=4))
+    q, k, value, k_R, u, v = (x.to(dtype) for x in inputs(torch.zeros, B=1, H=1, T=2, K=2, C=4))
     # query 0 sees a key with a very low score, and not the other, which has a value
     q[:, :, 0, 0], k[..., 0], value[0, 0, 1] = size, -size, 1
     assert same(attended(relative_attention, [q, k, value, k_R, u, v], [[0, 1], [0, 0]]),
@@ -235,12 +235,10 @@ def test_the_gradient_reaches_every_input(relative_attention, name):
 def simple_layer(attention):
     """Return a layer of width 2 and FF 3, whose dropouts multiply by 2, 3 (inner) and 5.  Its norms
     change nothing, and its feed-forward network returns 0."""
-    part = lesson.Layer(Config(7, n_layer=1, d_model=2, n_head=1, d_head=2, d_inner=3)).double()
-    part.dropout_output, part.dropout_inner = Multiply(2.0), Multiply(3.0)
-    part.dropout_ff = Multiply(5.0)
-    part.attention, part.norm_1, part.norm_2 = attention, nn.Identity(), nn.Identity()
-    for z in part.parameters():
-        nn.init.zeros_(z)
+    part = random_layer(2, 3, attention, (2.0, 3.0, 5.0))
+    part.norm_1, part.norm_2 = nn.Identity(), nn.Identity()
+    for weight in part.parameters():
+        nn.init.zeros_(weight)
     return part
 
 
@@ -254,7 +252,8 @@ def set_network(part):
 def layer_inputs(B=2, T=3, M=4, H=8, C=5, D=2):
     """Return h, memory, R, u, v and mask."""
     shapes = (B, T, D), (B, M, D), (M + T, D), (H, C), (H, C)
-    return [*(torch.randn(z, dtype=torch.float64) for z in shapes), ~oracles.visible_entries(T, M)]
+    given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    return [*given, ~oracles.visible_entries(T, M)]
 
 
 def numbers(*row):
@@ -271,7 +270,7 @@ def test_attention_is_added_to_h(layer):
 def test_the_attention_gets_all_six_arguments(layer):
     """The attention gets h, memory, R, u, v and mask, as they are and in this order."""
     part, given = simple_layer(Mix()), layer_inputs()
-    assert same(layer(part, *(z.clone() for z in given)), given[0] + 2 * Mix()(*given),
+    assert same(layer(part, *(tensor.clone() for tensor in given)), given[0] + 2 * Mix()(*given),
                 tolerance=1e-9)
 
 
@@ -297,14 +296,13 @@ def test_each_norm_comes_after_its_sum(layer):
     assert same(layer(part, numbers(1, -1), *context), numbers(11 * 7 * 21, 11 * 7 * 39))
 
 
-def random_layer(D=6, FF=9):
+def random_layer(D=6, FF=9, attention=None, factors=(1.5, 0.7, 1.9)):
     """Return a layer with random weights, Mix as its attention, and dropouts that multiply."""
     part = lesson.Layer(Config(9, n_layer=1, d_model=D, n_head=8, d_head=5, d_inner=FF)).double()
-    for z in part.parameters():
-        nn.init.normal_(z)
-    part.dropout_output, part.dropout_inner = Multiply(1.5), Multiply(0.7)
-    part.dropout_ff = Multiply(1.9)
-    part.attention = Mix()
+    for weight in part.parameters():
+        nn.init.normal_(weight)
+    part.dropout_output, part.dropout_inner, part.dropout_ff = map(Multiply, factors)
+    part.attention = attention or Mix()
     return part
 
 
@@ -312,7 +310,7 @@ def random_layer(D=6, FF=9):
 def test_the_whole_layer(layer, B, T, M, D, FF):
     """h = norm(h + dropout(block(h))), twice: attention with norm_1, feed-forward with norm_2."""
     part, given = random_layer(D, FF), layer_inputs(B, T, M, D=D)
-    assert same(layer(part, *(z.clone() for z in given)), oracles.layer(part, *given),
+    assert same(layer(part, *(tensor.clone() for tensor in given)), oracles.layer(part, *given),
                 tolerance=1e-9)
 
 

@@ -60,7 +60,7 @@ def run_folder(notes):
 def words(tmp_path, monkeypatch):
     """A folder with a small ptb, for --data-dir: 600, 40 and 90 lines of words, by a rule."""
     data, source = tmp_path / "data", corpora.SOURCES["ptb"]
-    data.mkdir()
+    (data / source.files[0].name).parent.mkdir(parents=True)
     for file, n in zip(source.files, (600, 40, 90)):
         firsts = torch.randint(20, (n,), generator=torch.Generator().manual_seed(n)).tolist()
         (data / file.name).write_text("".join(

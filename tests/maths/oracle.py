@@ -1,6 +1,6 @@
 """SPOILERS.  Compute the models of lessons 1, 2, 3 and 5 from the paper's equations.
 
-    log_p, inputs = read(model, x, lengths)      x (B, n), read in segments of these lengths
+    log_p = read(model, x, lengths)      x (B, n), read in segments of these lengths
 
 The code takes one query, one head and one key at a time, and nothing is shifted, masked or cached.
 Hidden states of earlier segments are detached: this is the stop-gradient SG of section 3.2.  Only
@@ -76,7 +76,7 @@ def log_probabilities(words, h):
 
 
 def read(model, x, lengths):
-    """Read x (B, n) -> log-probabilities (B, n, V) and the inputs of the N layers, (B, n, D)."""
+    """Read x (B, n) -> log-probabilities (B, n, V)."""
     c = getattr(model, "config", None) or SimpleNamespace(
         mem_len=getattr(model, "M", 0), same_length=False, clamp_len=0, untie_r=False)
     starts = [sum(lengths[:s]) for s, T in enumerate(lengths) for _ in range(T)]  # of each token
@@ -86,15 +86,14 @@ def read(model, x, lengths):
     h = factor(model, "dropout_embedding") * math.sqrt(E.shape[1]) * E[x]
     if not hasattr(model, "u"):  # lessons 1 and 2: positions in the segment
         h = h + unit_circle([i - start for i, start in enumerate(starts)], E.shape[1])
-    inputs = []
     for n, layer in enumerate(model.layers):
-        inputs.append(h)
         if hasattr(model, "u"):
-            u, v = (z.view(-1, *z.shape[-2:])[n if c.untie_r else 0] for z in (model.u, model.v))
+            u, v = (bias.view(-1, *bias.shape[-2:])[n if c.untie_r else 0]
+                    for bias in (model.u, model.v))
         states = []
         for i, start in enumerate(starts):
             first = max(0, (i if c.same_length else start) - c.mem_len)
             rows = [h[:, j].detach() if j < start else h[:, j] for j in range(first, i + 1)]
             states.append(transformed(layer, rows, R, u, v))
         h = torch.stack(states, 1)
-    return log_probabilities(model.embedding, factor(model, "dropout_final") * h), inputs
+    return log_probabilities(model.embedding, factor(model, "dropout_final") * h)

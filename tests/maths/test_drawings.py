@@ -13,7 +13,8 @@ T, m, K = 3, 2, 5  # of all drawings
 
 def cells(matrix, hidden):
     """Return the numbers of a matrix as text, with a dot where `hidden` is True."""
-    return [["." if dot else f"{z:.0f}" for z, dot in zip(*rows)] for rows in zip(matrix, hidden)]
+    return [["." if dot else f"{number:.0f}" for number, dot in zip(*rows)]
+            for rows in zip(matrix, hidden)]
 
 
 def test_the_four_steps_of_the_shift(needs_shipped_solutions):

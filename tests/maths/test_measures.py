@@ -1,7 +1,6 @@
 """Test the measurements of the lessons: losses, terms and costs."""
 import doctest
 import math
-import re
 from importlib import import_module
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from course.exercises import LESSONS
 from helpers import assert_close, randomized
 
-lesson_1, lesson_2, lesson_3, lesson_4 = map(import_module, LESSONS[:4])
+lesson_1, lesson_2, _, lesson_4 = map(import_module, LESSONS[:4])
 
 
 def nll(logits, y):
@@ -21,35 +20,25 @@ def nll(logits, y):
 
 @pytest.mark.parametrize("n, T", [(23, 4), (21, 5), (9, 1), (70 * 3 + 2, 3)])
 def test_segment_and_window_losses_equal_separate_passes(n, T):
-    """Segments start without context, windows predict from T tokens, and n may exceed a batch."""
+    """Windows start without context, T apart if they are segments; n may exceed a batch."""
     model = randomized(lesson_1.VanillaTransformer(V=11, N=2, D=12, H=3, FF=20))
     tokens = torch.randint(11, (n,))
-    found, starts = lesson_1.window_losses(model, tokens.byte(), T, T), range(0, n - T, T)
-    wanted = [nll(model(tokens[None, s : s + T])[0], tokens[s + 1 : s + T + 1]) for s in starts]
-    assert_close(found, torch.stack(wanted), "segments", tolerance=1e-10)
-    for every in (1, 3):
-        found = lesson_1.window_losses(model, tokens.byte(), T, every)[:, -1]
-        wanted = [nll(model(tokens[None, t - T : t])[0, -1], tokens[t])
-                  for t in range(T, n, every)]
-        assert_close(found, torch.stack(wanted), "windows", tolerance=1e-10)
+    for stride in (T, 1, 3):
+        found = lesson_1.window_losses(model, tokens.byte(), T, stride)
+        wanted = [nll(model(tokens[None, s : s + T])[0], tokens[s + 1 : s + T + 1])
+                  for s in range(0, n - T, stride)]
+        assert_close(found, torch.stack(wanted), f"stride {stride}", tolerance=1e-10)
     assert not found.requires_grad
 
 
 @pytest.mark.parametrize("n, T", [(243, 4), (246, 8)])
-def test_both_losses_are_printed_in_bits_over_the_same_tokens(monkeypatch, capsys, n, T):
-    """A model that ignores its input has equal losses; a last partial segment is left out."""
+def test_windows_are_compared_with_segments_over_the_same_tokens_in_bits(n, T):
+    """A window gains nothing for a model that ignores its input."""
     scores, tokens = torch.randn(7), torch.randint(7, (n,))
     model = lambda x: scores.expand(*x.shape, 7)
-    bits = nll(scores.expand(n - 1, 7), tokens[1:]) / math.log(2)
     losses = lesson_1.window_losses(model, tokens, T, T)
-    by_position = bits[: (n - 1) // T * T].view(-1, T).mean(0)
     assert lesson_1.show_sliding_window(model, tokens, losses) == pytest.approx(0, abs=1e-5)
     assert lesson_1.show_sliding_window(model, tokens, losses + 1) == pytest.approx(1 / math.log(2))
-    monkeypatch.setattr(lesson_1, "save", lambda figure, name: None)
-    lesson_1.show_by_position({"model": by_position.tolist()}, "", "")
-    printed = [float(z) for z in re.findall(r"\d\.\d\d", capsys.readouterr().out)]
-    shown = by_position[[0, 1, 2, 3, -1]].tolist()
-    assert printed == pytest.approx([0, 1 / math.log(2), *shown], abs=0.006)
 
 
 @pytest.mark.parametrize("n, B, T", [(12, 1, 5), (9, 1, 1), (5, 1, 20), (27, 3, 3)])
@@ -60,12 +49,6 @@ def test_lane_losses_are_those_of_all_tokens(n, B, T):
     wanted = nll(scores.double()[tokens[:inputs].long()], tokens[1 : inputs + 1]).mean().item()
     losses = lesson_2.lane_losses(lambda x, memory: (scores[x], None), tokens, B, T)
     assert lesson_1.bits(losses) == pytest.approx(wanted / math.log(2), abs=1e-5)
-
-
-def test_means_by_position_leave_out_an_incomplete_segment():
-    losses = torch.rand(3, 11)
-    wanted = [losses[:, [p, p + 4]].mean().item() / math.log(2) for p in range(4)]
-    assert lesson_3.mean_by_position(losses, 4) == pytest.approx(wanted)
 
 
 def test_milliseconds_is_the_fastest_after_a_first_call(monkeypatch):

