@@ -17,22 +17,23 @@ code (and its port to `transformers`, now retired, with the prefix `transformer.
                                                   LAST tail first, the port the first
     pos_emb.inv_freq                              none: R is computed
 
-What our tests cannot show, since the released files were not available: that those files have the
-names listed here, and that the data are split into words as they were for the training.  Three
-differences remain on purpose: with same_length we show M + 1 keys (as the TensorFlow code did)
-where the official PyTorch code shows M; we evaluate the last, shorter segment as well; and our
-first segment has no memory, where the port attends to a memory of zeros.
+The released files were not available, so no test shows that they have these names, and that the
+data are split into words as for the training.  Three differences are on purpose: with same_length a
+query sees M + 1 keys (as in the TensorFlow code), in the official PyTorch code M; the last, shorter
+segment counts as well; and the first has no memory, where the port has a memory of zeros.
 """
 import sys
 from dataclasses import replace
 
-import common  # before torch
+from variants import lesson_1, lesson_5, presets, train  # before torch
 
 import torch
 
-from common import fast, lesson_5, machine, presets, read_corpus, train
+from training import fast, machine
+from training.command import Parser
+from training.flags import exit_status
+from training.job import read_corpus
 
-NAME = "official_weights"
 PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 bpc",
          "wt103-standard": "24.0 ppl", "wt103-large": "18.3 ppl", "lm1b-large": "21.8 ppl"}
 
@@ -43,19 +44,15 @@ def is_port(state):
 
 
 def parts_by_name(model, state):
-    """Return {official name: [parts of our weights that are stacked in its rows]}.
-
-    The parts are views: what is copied into them is in the model.
-    """
+    """Return {official name: [views of our weights that are stacked in its rows]}."""
     port, c, words = is_port(state), model.config, model.embedding
     prefix, table = "transformer." * port, {}
     for n, layer in enumerate(model.layers):
         attention, name = layer.attention, f"{prefix}layers.{n}."
-        table |= {
-            name + "dec_attn.qkv_net.weight": [
-                attention.W_q.weight, attention.W_kE.weight, attention.W_v.weight],
-            name + "dec_attn.r_net.weight": [attention.W_kR.weight],
-            name + "dec_attn.o_net.weight": [attention.W_o.weight]}
+        qkv = [attention.W_q.weight, attention.W_kE.weight, attention.W_v.weight]
+        table |= {name + "dec_attn.qkv_net.weight": qkv,
+                  name + "dec_attn.r_net.weight": [attention.W_kR.weight],
+                  name + "dec_attn.o_net.weight": [attention.W_o.weight]}
         for ours, theirs in ((layer.norm_1, "dec_attn.layer_norm"), (layer.W_1, "pos_ff.CoreNet.0"),
                              (layer.W_2, "pos_ff.CoreNet.3"), (layer.norm_2, "pos_ff.layer_norm")):
             table |= {f"{name}{theirs}.weight": [ours.weight], f"{name}{theirs}.bias": [ours.bias]}
@@ -65,7 +62,6 @@ def parts_by_name(model, state):
                 table[own] = [ours[n if c.untie_r else 0]]
     if not c.untie_r:
         table |= {prefix + "r_w_bias": [model.u[0]], prefix + "r_r_bias": [model.v[0]]}
-
     rows = list(words.rows) if c.cutoffs else [words.weight]
     if c.cutoffs:
         tails = list(range(len(c.cutoffs)))[:: 1 if port else -1]  # in the order of theirs
@@ -86,9 +82,7 @@ def parts_by_name(model, state):
 @torch.no_grad()
 def load_official_weights(model, state):
     """Copy a state dict {name: tensor} of the official code or its port into our model; return it.
-
-    ValueError unless it has exactly the names and shapes of this model's config; and, after the
-    copy, unless the model holds what the file does: two tensors that it ties must be equal there.
+    ValueError unless it has the names and shapes of this model, and equal tensors where it ties.
     """
     table, D = parts_by_name(model, state), model.config.d_model
     sines = "transformer." * is_port(state) + "pos_emb.inv_freq"
@@ -103,14 +97,13 @@ def load_official_weights(model, state):
         for name, parts in table.items():
             for part, rows in zip(parts, state[name].split([len(part) for part in parts])):
                 part.copy_(rows)
-        wrong = [f"{name} differs from the tensor that this model ties to it"
-                 for name, parts in table.items() if not torch.cat(parts).equal(
-                     state[name].to(parts[0]))]
+        wrong = [f"{name} differs from the tensor that this model ties to it" for name, parts
+                 in table.items() if not torch.cat(parts).equal(state[name].to(parts[0]))]
         if not torch.allclose(state[sines].double(), frequencies, rtol=1e-3):  # it may be float16
             wrong.append(f"{sines} has other frequencies")
     if wrong:
-        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ValueError(f"not the weights of this model: {'; '.join(wrong[:3])}{more}")
+        raise ValueError(f"not the weights of this model ({len(wrong)} differences): "
+                         f"{'; '.join(wrong[:3])}")
     return model
 
 
@@ -126,27 +119,31 @@ def read(path):
     return state
 
 
-@common.make_main
-def main(argv):
+def run(argv):
     """Evaluate a file of official weights beside the published number: one line."""
-    flags = common.new_parser(NAME, __doc__, "--data-dir", "--device")
+    flags = Parser(prog="experiments/official_weights.py", description=__doc__)
+    flags.add_argument("--device", choices=("cpu", "cuda"), default="")
+    flags.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
     flags.add_argument("file", help="a state dict in the official layout")
     flags.add_argument("--model", choices=presets.CONFIGS, metavar="NAME", required=True,
                        help="its sizes: " + ", ".join(presets.CONFIGS))
     given = flags.parse_args(argv)
-    given.device = machine.choose(given.device)
-    state = read(given.file)
+    device, state = machine.choose(given.device), read(given.file)
     config, recipe = presets.CONFIGS[given.model], presets.RECIPES[given.model]
     is_shared = {"r_w_bias", "transformer.r_w_bias"} & state.keys()  # one u, v for all layers
     model = lesson_5.TransformerXL(replace(config, untie_r=not is_shared))
-    reader = fast.prepare(load_official_weights(model, state).to(given.device).eval())
+    reader = fast.prepare(load_official_weights(model, state).to(device).eval())
     recipe = replace(recipe, drop_newlines=recipe.dataset == "enwik8")  # as the authors count it
     corpus = read_corpus(recipe, given.data_dir)
     if len(corpus.vocab) != config.vocab_size:
         raise ValueError(f"{given.model} has {config.vocab_size:,} words, {corpus.name} has "
                          f"{len(corpus.vocab):,}: other data, or another vocabulary")
-    line = train.test_line(reader, corpus, recipe)
-    print(f"{line}; published: {PAPER.get(given.model, 'nothing')}")
+    print(f"{train.test_line(reader, corpus, recipe)}; published: {PAPER.get(given.model, '-')}")
+
+
+def main(argv=None):
+    """Return the exit status."""
+    return exit_status("official_weights.py", run, argv)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ MODELS = {
         tie_projections=False, untie_r=True, init_std=0.005), Recipe(
         dataset="lm1b", batch=512, segment=32, steps=1_200_000, lr=1e-4, warmup=30_000,
         eval_segment=32, eval_mem_len=128, eval_tokens=0, **OFTEN)),
-    "ptb": (Config(  # ours, as no script was published: experiments/table5_ptb.py has the sources
+    "ptb": (Config(  # ours, as no script was published: experiments/ptb.py has the sources
         vocab_size=10_000, n_layer=16, d_model=380, n_head=10, d_head=38, d_inner=704, mem_len=70,
         dropout=0.2, dropout_attention=0.2), Recipe(
         dataset="ptb", batch=10, segment=70, steps=166_000, lr=3e-4, warmup=3000, eval_segment=70,

@@ -17,14 +17,12 @@ from course.exercises import LESSONS
 from helpers import refusal
 from system.conftest import files
 
-common, lesson_5, train = map(import_module, ("common", "05_full_model", "train"))
+lesson_1, lesson_5, train = map(import_module, (LESSONS[0], LESSONS[4], "train"))
 ROOT = Path(train.__file__).parent
 
 NEW = "--model tiny --device cpu --text notes.txt --out new "
 NO_TEXT = "--model tiny --device cpu --out new "
 RESUME = "--resume --out small --device cpu "
-SHORT = "--scale tiny --dataset short.txt --out new "  # splits of 180, 10 and 10 tokens
-RUN = "--checkpoint small "  # its text has 200 bytes for validation and 200 for test
 REFUSED = {  # program: command line, words of the sentence
     "train": [
         # names
@@ -89,31 +87,14 @@ REFUSED = {  # program: command line, words of the sentence
         (". --cvs x", "--cvs"), ("", "SUBMISSIONS"),
         (". --only lanes,raech", "did you mean reach?"),
         (". --csv nowhere/a.csv", "--csv nowhere/a.csv"), (". --csv none", "is a folder")],
-    "when_memory_pays": [  # table6 and table8 have the same flags
-        ("--seeds 1 1", "--seeds must be different"), (f"--seeds {2**63}", "--seeds must be"),
-        ("--dataset no.txt", "'no.txt' is neither a file"), ("--device cuda", "no CUDA device"),
-        ("--scale huge", "invalid choice"), (SHORT, "10 tokens, 77 are needed"),
-        (SHORT + "--out short.txt", "another folder with --out")],
-    "table6_ablation": [
-        (SHORT + "--tables 6", "10 tokens, 85 are needed"),
-        (SHORT + "--tables 7", "fewer than 200 in a split: leave out table 7")],
-    "table8_recl": [(SHORT, "10 tokens, 202 are needed")],
-    "table9_eval_speed": [("--lanes 0", "at least 1")],
-    "table5_ptb": [("--text a", "unrecognized")],
-    "appendix_e_generation": [
-        ("--checkpoint short.txt", "is damaged or not a train.py checkpoint"),
-        (RUN + "--prompts 9 --n-tokens 60", "take 5,148"), (RUN + "--prompts 1", "--prompts"),
-        (RUN + "--dataset stdlib", "unrecognized"),
-        (RUN + "--prompts 2 --length 9 --n-tokens 9 --out short.txt", "another folder with --out")],
-    "dynamic_evaluation": [
-        ("--chekpoint small", "did you mean --checkpoint"), (RUN + "--seed 5", "unrecognized"),
-        (RUN + "--segment 0", "--segment must be at least 1")],
-    "longer_attention": [("--checkpoint nowhere", "no checkpoint at nowhere; ")],
-    "figures5_to_7_attention": [
-        (RUN + "--memory 0", "--memory 0 and --queries 4096 must be at least 1"),
-        (RUN + "--memory 20 --queries 200", "need 361 tokens of the validation split; it has 200"),
-        (RUN + "--memory 20 --queries 8 --position 19", "--position must be 20 to 198, "),
-        (RUN + "--memory 20 --queries 8 --position 199", "--position must be 20 to 198, ")]}
+    "lab": [
+        ("--rows our", "invalid choice"), ("--seeds one", "invalid int value"),
+        ("--device cuda", "no CUDA device"), ("--out short.txt", "another folder with --out")],
+    "speed": [("--lanes 0", "at least 1")],
+    "ptb": [
+        ("--text a", "unrecognized"), ("--seed -1", "--seed must be at least 0"),
+        ("--device cuda", "no CUDA device")],
+    "official_weights": [("no.bin --model tiny", "no.bin cannot be read as a state dict")]}
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +122,7 @@ def test_a_command_line_is_rejected_in_one_line(
     small()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(train, "train_step", None)
-    monkeypatch.setattr(common.lesson_1, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(lesson_1, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(blank, "ROOT", tmp_path / "project")
     monkeypatch.setattr(grade, "grade_all", None)
     before = files()
@@ -174,14 +155,14 @@ def test_a_program_accepts_any_streams_locale_backend_and_ctrl_c(streams, wanted
 
 
 def test_the_process_is_prepared_before_torch_and_matplotlib_are_imported():
-    """Lessons and train.py import support/ first, and experiments do so through common."""
-    experiments = {path: "common" for path in ROOT.glob("experiments/*.py")}
-    firsts = {ROOT / f"{name}.py": "support" for name in LESSONS} | experiments | {
-        ROOT / "experiments/common.py": "train"}
-    for path, first in firsts.items():
-        names = re.findall(r"^(?:import|from) (torch|matplotlib|support|training|common|train)\b",
-                           path.read_text(encoding="utf-8"), re.MULTILINE)
-        assert names[0] == first, path
+    """Lessons and train.py import support/ first; experiments train.py, or a module that does."""
+    firsts = {path: "variants measures support" for path in ROOT.glob("experiments/*.py")} | {
+        ROOT / f"{name}.py": "support" for name in LESSONS} | {
+        ROOT / "experiments/variants.py": "train"}
+    for path, allowed in firsts.items():
+        names = re.findall(r"^(?:import|from) (torch|matplotlib|support|training|variants|measures"
+                           r"|train)\b", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert names[0] in allowed.split(), path
 
 
 SMALL = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)

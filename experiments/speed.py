@@ -1,0 +1,91 @@
+"""Table 9 of the paper: how much slower is a sliding window than a memory?
+
+    python experiments/speed.py       4 layers, a minute on two cores; --scale paper: 24 layers
+
+Without a memory each prediction has a long context only if all of it is read again (Al-Rfou et al.
+2018).  Ours reads segments of 128 tokens with a full memory of that length.  The window is as fast
+as it can be: fused causal attention, and of the last layer only the last position.
+"""
+import sys
+import time
+from dataclasses import replace
+from statistics import median
+
+from variants import lesson_5, presets, train  # before torch
+
+import torch
+import torch.nn as nn
+
+from training import fast, machine
+from training.command import Parser
+from training.flags import exit_status
+
+PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times slower
+SEGMENT, TURNS = 128, 5  # tokens that ours reads at once; measurements of each
+SCALES = {"small": lesson_5.Config(256, n_layer=4, d_model=256, n_head=4, d_head=64, d_inner=1024),
+          "paper": presets.CONFIGS["enwik8-24L"]}
+
+
+def make_window(c):
+    """Return a function that predicts a token from each window (B, L); it adds no positions."""
+    embedding = nn.Embedding(c.vocab_size, c.d_model)
+    last = nn.TransformerEncoderLayer(c.d_model, c.n_head, c.d_inner, dropout=0, batch_first=True)
+    below = nn.TransformerEncoder(last, c.n_layer - 1, enable_nested_tensor=False)  # copies of it
+    causal = nn.Transformer.generate_square_subsequent_mask(c.mem_len)
+
+    def predict(x):
+        h = below(embedding(x), causal, is_causal=True)  # fused attention, which reads no mask
+        out, _ = last.self_attn(h[:, -1:], h, h, need_weights=False)
+        h = last.norm1(h[:, -1:] + out)  # (B, 1, D)
+        h = last.norm2(h + last.linear2(torch.relu(last.linear1(h))))
+        return h @ embedding.weight.T
+
+    return predict
+
+
+@torch.no_grad()
+def measure(c, given):
+    """Return the milliseconds per token of memory and window in each turn but the first."""
+    with torch.device(given.device):
+        reader, predict = fast.prepare(lesson_5.TransformerXL(c).eval()), make_window(c)
+        x, window = (torch.randint(c.vocab_size, (given.lanes, n)) for n in (SEGMENT, c.mem_len))
+    memory, times = None, []
+    with machine.autocast(given, given.device):
+        for _ in range(0, c.mem_len, SEGMENT):
+            _, memory = reader(x, memory, x)  # until it is full
+        for _ in train.progress(range(TURNS + 1), "turn", TURNS + 1):
+            for call, n in (lambda: reader(x, memory, x), SEGMENT), (lambda: predict(window), 1):
+                start = time.perf_counter()
+                call()
+                if given.device == "cuda":
+                    torch.cuda.synchronize()
+                times.append(1000 * (time.perf_counter() - start) / (given.lanes * n))
+    return times[2::2], times[3::2]
+
+
+def run(argv):
+    """Measure, and print a line for each length."""
+    flags = Parser(prog="experiments/speed.py", description=__doc__)
+    flags.add_argument("--scale", choices=SCALES, default="small")
+    flags.add_argument("--lanes", type=int, default=1, help="read side by side; default: 1")
+    flags.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
+    flags.add_argument("--device", choices=("cpu", "cuda"), default="")
+    given = flags.parse_args(argv)
+    if given.lanes < 1:
+        raise ValueError(f"--lanes must be at least 1, got {given.lanes}")
+    given.device = machine.choose(given.device)
+    print(f"{given.scale}, {given.dtype}, {machine.name(given.device)}: milliseconds per token")
+    for M, paper in PAPER.items():
+        memory, window = measure(replace(SCALES[given.scale], mem_len=M, same_length=True), given)
+        slower = sorted(a / b for a, b in zip(window, memory))
+        print(f"M {M}: memory {median(memory):.3f}, window {median(window):.3f}; times slower "
+              f"{median(slower):.4g} [{slower[0]:.4g} ... {slower[-1]:.4g}], paper {paper}")
+
+
+def main(argv=None):
+    """Return the exit status."""
+    return exit_status("speed.py", run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
