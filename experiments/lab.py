@@ -17,15 +17,17 @@ from importlib import import_module
 from pathlib import Path
 
 import measures  # before torch
+import pretrained
 
 import torch
 
 from support import corpora
 from support.files import write_atomically
-from training import fast, log, machine
+from training import checkpoint, fast, log, machine
 from training.command import Parser
-from training.flags import exit_status
-from training.job import Job, open_job
+from training.flags import PRETRAINED, exit_status
+from training.job import Job, load_model, open_job, read_corpus
+from training.presets import Recipe
 from variants import ROWS, SCALES, make, recipe_of, text_of, train
 
 lesson_1 = import_module("01_vanilla_segments")
@@ -109,6 +111,19 @@ def measure(job, row, scale, corpus):
     return found
 
 
+def measure_pretrained(scale, given):
+    """Return the columns of the model in pretrained/, and its measures."""
+    saved = checkpoint.to_evaluate(PRETRAINED)
+    model, recipe = load_model(saved, given.device), Recipe(**saved["recipe"])
+    corpus = read_corpus(recipe, given.data_dir, saved, similar=True)
+    found = measures.losses_by_length(fast.prepare(model), ROWS["ours"], scale, corpus)
+    found |= measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
+    state = saved["state"]
+    return {"row": "pretrained", "seed": recipe.seed, "steps": state["step"],
+            "dtype": recipe.dtype, "minutes": f"{state['seconds'] / 60:.1f}"}, (
+        found | pretrained.measure_all(model, corpus, recipe))
+
+
 def measure_group(seed, scale, given):
     """Return {row: its RECL} for the models of a seed; nothing until all of GROUP are measured."""
     paths = [given.out / f"{name}-{seed}" / "contexts.pt" for name in GROUP]
@@ -157,11 +172,15 @@ def run(argv):
               "machine": machine.name(given.device), "torch": torch.__version__}
 
     def is_there(**key):
-        key |= {"steps": shared["steps"], "dtype": given.dtype}
+        key = {"steps": shared["steps"], "dtype": given.dtype} | key
         return any(key.items() <= line.items() for line in read_results(given.results))
 
+    if "pretrained" in given.rows and not any(
+            line["row"] == "pretrained" for line in read_results(given.results)):
+        own, found = measure_pretrained(scale, given)
+        append(given.results, shared | own, found)
     for seed in given.seeds:
-        for name in given.rows:
+        for name in (name for name in given.rows if name in ROWS):
             if not is_there(row=name, seed=str(seed)):
                 job = train_row(name, seed, scale, corpus, given)
                 minutes = f"{job.state.seconds / 60:.1f}"

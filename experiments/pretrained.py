@@ -124,8 +124,8 @@ def sample_from_last(reader, prompts, n, T):
     return text[:, -n:]
 
 
-def names_that_recur(model, corpus, recipe, P=512, n=1000):
-    """Return the percent of the names in eight prompts of P test bytes that recur in samples of n
+def names_that_recur(model, corpus, recipe, P=512, n=500, count=32):
+    """Return the percent of the names in `count` prompts of P test bytes that recur in samples of n
     bytes with memory, and from the last T bytes alone; by chance, that of other prompts' names.
     The 500 most common names do not count, nor what touches an end of a prompt (appendix E).
     """
@@ -136,7 +136,7 @@ def names_that_recur(model, corpus, recipe, P=512, n=1000):
         recurs = [name in found for given, found in zip(old, new) for name in given]
         return 100 * sum(recurs) / len(recurs)
 
-    reader, prompts = fast.prepare(model), measures.excerpts(corpus.test, 0, 8, P + n)[:, :P]
+    reader, prompts = fast.prepare(model), measures.excerpts(corpus.test, 0, count, P + n)[:, :P]
     with train.evaluating(reader, recipe):
         samples = lesson_5.generate(reader, prompts, n)
     samples = samples, sample_from_last(reader, prompts, n, recipe.segment)

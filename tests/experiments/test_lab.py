@@ -49,11 +49,12 @@ def test_a_row_and_seed_are_trained_once_and_measured_completely(tmp_path, monke
     _, after = run(tmp_path, "--rows", "lstm", "--seeds", "3")
     recl = [line for line in after if line["measure"] == "recl"]
     assert {(line["row"], line["seed"]) for line in recl} == {("ours", "3"), ("lstm", "3")}
-    assert {line["length"] for line in recl} == {"0.1", "0.5", "1.0"} and after[: len(lines)] == lines
+    assert {line["length"] for line in recl} == {"0.1", "0.5", "1.0"}
+    assert after[: len(lines)] == lines
 
 
 def test_a_killed_row_resumes_and_leaves_no_line(tmp_path, monkeypatch, capsys):
-    """Ctrl-C in training and a kill while measuring: the same command ends with the same numbers."""
+    """After Ctrl-C in training, or a kill while measuring, the command gives the same numbers."""
     _, wanted = run(tmp_path / "whole", "--rows", "ours", "--seeds", "1")
     step, out = lab.train.train_step, tmp_path / "killed"
     with monkeypatch.context() as patch:

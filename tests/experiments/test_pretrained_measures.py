@@ -98,7 +98,7 @@ def test_names_that_recur(monkeypatch):
     monkeypatch.setattr(lesson_5, "generate", lambda *given: sampled)
     monkeypatch.setattr(pretrained, "sample_from_last", lambda *given: without)
     found = pretrained.names_that_recur(
-        lesson_5.TransformerXL(CONFIG), corpus, presets.RECIPES["tiny"], 29, 24)
+        lesson_5.TransformerXL(CONFIG), corpus, presets.RECIPES["tiny"], 29, 24, 8)
     assert [*found.values()] == pytest.approx([100 / 3, 200 / 3, 100 / 14])
 
 
