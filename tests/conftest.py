@@ -131,9 +131,9 @@ def pytest_runtest_makereport(item, call):
 
 def failure_report(item, name, error):
     """Return the text that is printed for a broken rule."""
-    exercise, message = BY_NAME[name], f"{name}: {lessons.problem_of(BY_NAME[name])}"
-    if not lessons.problem_of(exercise):
-        message = rules.failure_message(rules.rule_of(item), lessons.function_of(exercise), error)
+    exercise = BY_NAME[name]
+    message = lessons.problem_of(exercise) or rules.failure_message(
+        rules.rule_of(item), lessons.function_of(exercise), error)
     diagnosis, *below = message.splitlines()
     lines = textwrap.wrap(diagnosis, 96)
     for line in below:
