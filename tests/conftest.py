@@ -134,13 +134,10 @@ def failure_report(item, name, error):
     exercise = BY_NAME[name]
     message = lessons.problem_of(exercise) or rules.failure_message(
         rules.rule_of(item), lessons.function_of(exercise), error)
-    diagnosis, *below = message.splitlines()
-    lines = textwrap.wrap(diagnosis, 96)
-    for line in below:
-        lines += textwrap.wrap(line, 96, subsequent_indent="  ") if len(line) > 100 else [line]
-    rules.record(name, "\n".join(lines))
+    rules.record(name, message)
     hint = exercise.hint if item.config.getoption("hints") else f"pytest -k {name} --hints"
-    return "\n".join([*lines, *textwrap.wrap(f"hint: {hint}", 96)])
+    return "\n".join(part for line in f"{message}\nhint: {hint}".splitlines()
+                     for part in textwrap.wrap(line, 100, subsequent_indent="  "))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
