@@ -152,10 +152,10 @@ async def judged(files, names):
             at_fault = [name for name in todo if name not in found]
             if "importing" not in notes[-1]:
                 at_fault = at_fault[:1]
-            elif (file := notes[-1]["importing"]) in files:
-                (folder / "lessons" / f"{file}.py").unlink()
-                at_fault = [name for name in at_fault if BY_NAME[name].file == file]
-                how = f"{file}.py: {how}"
+            elif (place := folder / "lessons" / f"{notes[-1]['importing']}.py").exists():
+                place.unlink()
+                at_fault = [name for name in at_fault if BY_NAME[name].file == place.stem]
+                how = f"{place.name}: {how}"
             found |= {name: ("failing", f"{name}: {how}") for name in at_fault}
     return found
 
