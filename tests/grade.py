@@ -70,8 +70,11 @@ def by_student(paths):
     rows = {}
     for (who, copy, name), path in sorted((lessons.parsed(path), path) for path in paths):
         row = rows.setdefault(who, Row(who))
-        if (earlier := row.files.get(name)) and lessons.parsed(earlier)[1] == copy:
-            raise ValueError(f"{earlier.name} and {path.name} may be of two students; {REMEDY}")
+        earlier, folder = row.files.get(name), path.parent / who
+        has_folder = who and path.is_file() and folder.is_dir()
+        if has_folder or earlier and lessons.parsed(earlier)[1] == copy:
+            twin = folder.name if has_folder else earlier.name
+            raise ValueError(f"{twin} and {path.name} may be of two students; {REMEDY}")
         row.handed_in += [earlier.name] if earlier else []
         row.files |= lessons.visible_files(path) if path.is_dir() else {name: path}
     return rows

@@ -158,6 +158,7 @@ BOARD = "Week 1_{}_attempt_2024-0{}-31-12-00-00{}"
      ["Week 1_b_smith", "Week 1_smith"]),
     (["*index.html", "*metadata.yml", "anna.ZIP", "anna (1).zip"], ["anna (1).zip", "anna.ZIP"]),
     (["hw_3_12345_train.py", "hw_3_12346_train.py"], UNCLEAR), (["train.py"], FOLDER),
+    ([A + "456_train.py", A[:-1] + "/04_rel_shift.py"], UNCLEAR),
     (["smith_123_04_rel_shift.py"], UNKNOWN), (["anna.tar.gz"], UNKNOWN), (["a.ipynb"], UNKNOWN),
     (["1-2 - Anna Smith - Jan 31, 2024 1200 PM - train.py"], UNKNOWN),
     # the files of one student
