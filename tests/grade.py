@@ -11,7 +11,6 @@ folder for each student always works.  If a process hangs or dies, only the exer
 testing gets no point.
 This guards against accidents, not against a determined attacker: read what looks odd.
 """
-import argparse
 import asyncio
 import csv
 import io
@@ -216,8 +215,7 @@ def gradescope(rows):
 def main(argv=None):
     """Grade, and return the exit status: 0, or 1 after a one-line error."""
     try:
-        parser = Parser(prog="grade.py", description=__doc__, allow_abbrev=False,
-                        formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser = Parser(prog="grade.py", description=__doc__)
         parser.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="folder of the class")
         parser.add_argument("--only", metavar="NAME,NAME", help="grade only these exercises")
         parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table to FILE")
