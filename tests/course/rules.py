@@ -92,8 +92,7 @@ def sentence_of(rule):
 
 def place_of(rule):
     """Return test_04_rel_shift.py, line 31, T = 3, m = 2."""
-    given = [f"{name} = {value}" for name, value in rule.values.items()
-             if isinstance(value, (int, float, str, bool, tuple))]
+    given = [f"{name} = {value}" for name, value in rule.values.items()]
     line = f"line {rule.function.__code__.co_firstlineno}"
     return f"{BY_NAME[rule.exercise].test_file}.py, " + ", ".join([line, *given])
 

@@ -66,8 +66,7 @@ class Multiply(nn.Module):
 
     def seen(self):
         """Return all values that it was given, of any shape, as one ascending vector."""
-        numbers = [z.flatten() for z in self.given]
-        return torch.cat(numbers).sort().values if numbers else torch.zeros(0)
+        return torch.cat([torch.zeros(0), *(z.flatten() for z in self.given)]).sort().values
 
 
 class Constant(nn.Module):

@@ -11,6 +11,7 @@ import textwrap
 import pytest
 import torch
 
+import blank
 from course import diagnosis, lessons, mistakes, rules
 from course.compare import Differs, same
 from course.exercises import BY_NAME, EXERCISES, LESSONS, find
@@ -34,16 +35,12 @@ def diagnosis_of(name, function):
 
 @each
 def test_each_mistake_is_rejected_and_diagnosed(name):
-    """A mistake in place of the exercise breaks a rule, and the message begins with its name."""
+    """A mistake in place of the exercise breaks a rule, and the message begins with its name.  Each
+    rule is broken by a mistake; otherwise it might never fail."""
     sentences = {rule.function.__name__: sentence_of(rule) for rule in rules_of(name)}
     for mistake in mistakes.mistakes_for(name):
         said = diagnosis_of(name, mistake.function())
         assert said == (mistake.sentence or sentences[mistake.name])
-
-
-@each
-def test_each_rule_is_broken_by_a_mistake(name):
-    """A rule that no known mistake breaks might never fail."""
     broken = {rule.function for rule in rules_of(name) for mistake in mistakes.mistakes_for(name)
               if diagnosis.error_of(rule, mistake.function())}
     assert {rule.function for rule in rules_of(name)} == broken
@@ -73,12 +70,13 @@ def test_lines_and_task_of_an_exercise(name):
 # ---- right solutions ----------------------------------------------------------------------------
 
 # the other three return a number or a mask: their rules compare all of it, however it is computed
+RIGHT = lessons.TESTS / "course" / "right.py"
 UNUSUAL = [name for name in NAMES if name not in ("causal_mask", "reach", "attention_mask")]
 
 
 def unusual(name):
     """Return the text of a correct solution that is written differently from its lesson."""
-    text = (lessons.TESTS / "course" / "right.py").read_text()
+    text = RIGHT.read_text()
     node, _ = find(text, BY_NAME[name].function)
     return textwrap.dedent(ast.get_source_segment(text, node, padded=True)) + "\n"
 
@@ -95,14 +93,10 @@ def test_no_other_test_requires_more_than_the_rules(tmp_path):
     project = copy_of_project(tmp_path)
     for file in LESSONS:
         lessons.keep_pristine(file, project)
-        text = lessons.pristine(file)
-        for exercise in [BY_NAME[name] for name in UNUSUAL if BY_NAME[name].file == file]:
-            node, _ = find(text, exercise.function)
-            (new,) = ast.parse(unusual(exercise.name)).body
-            new.body.insert(0, node.body[0])  # the docstring and its examples stay
-            text = text.replace(ast.get_source_segment(text, node, padded=True), textwrap.indent(
-                ast.unparse(new), node.col_offset * " "))
-        (project / f"{file}.py").write_text(text)
+    for exercise in map(BY_NAME.get, UNUSUAL):
+        lesson = blank.Lesson(exercise, project / f"{exercise.file}.py")
+        body = blank.Lesson(exercise, RIGHT).body
+        blank.write_whole(lesson.path, lesson.before + body + lesson.after)
     halves = [subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp",
          tmp_path / str(i), *folders], cwd=project, text=True, stdout=subprocess.PIPE)

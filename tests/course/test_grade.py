@@ -142,7 +142,7 @@ def test_the_autograder_writes_gradescopes_form(tmp_path, monkeypatch, capsys):
 
 OURS = "tests/course/pristine/04_rel_shift.py"
 ZIPPED = zipped({"hw/train.py": b"", f"hw/{OURS}": b"", "x.txt": b""})
-UNCLEAR, UNKNOWN, FOLDER = "may be of two students", "whose file", "not the folder of one student"
+UNCLEAR, UNKNOWN = "may be of two students", "whose file"
 A, B, MOODLE = "smithanna_123_", "smithanna_124_", "A Smith_657{}_assignsubmission_file_a.zip"
 BOARD = "Week 1_{}_attempt_2024-0{}-31-12-00-00{}"
 
@@ -157,7 +157,7 @@ BOARD = "Week 1_{}_attempt_2024-0{}-31-12-00-00{}"
       BOARD.format("smith", 1, "_train.py"), "*" + BOARD.format("smith", 1, ".txt")],
      ["Week 1_b_smith", "Week 1_smith"]),
     (["*index.html", "*metadata.yml", "anna.ZIP", "anna (1).zip"], ["anna (1).zip", "anna.ZIP"]),
-    (["hw_3_12345_train.py", "hw_3_12346_train.py"], UNCLEAR), (["train.py"], FOLDER),
+    (["hw_3_12345_train.py", "hw_3_12346_train.py"], UNCLEAR), (["train.py"], UNKNOWN),
     ([A + "456_train.py", A[:-1] + "/04_rel_shift.py"], UNCLEAR),
     (["smith_123_04_rel_shift.py"], UNKNOWN), (["anna.tar.gz"], UNKNOWN), (["a.ipynb"], UNKNOWN),
     (["1-2 - Anna Smith - Jan 31, 2024 1200 PM - train.py"], UNKNOWN),
@@ -190,6 +190,6 @@ def test_no_two_students_become_one_row_which_has_all_names(files, wanted, tmp_p
         grade.take_lessons(row)
         assert row.cells()[-1] == wanted + "; left out: none" * ("left out" not in wanted)
     else:
-        is_class = wanted in (UNCLEAR, UNKNOWN, FOLDER)
+        is_class = wanted in (UNCLEAR, UNKNOWN)
         act = grade.find_submissions if is_class else grade.take_lessons
         assert wanted in refusal(act, tmp_path if is_class else row)
