@@ -35,9 +35,9 @@ def lesson(file, end="", **bodies):
 
 
 # a loop that no exception ends, in a child that outlives its parent, and a hook that passes all
-LOOP = """import pathlib, time
+LOOP = """import time
 while True:
-    try: pathlib.Path('{mark}').write_text(str(time.time())), time.sleep(0.01)
+    try: open('{mark}', 'a').write('.'), time.sleep(0.1)
     except BaseException: pass
 """
 CHILD = f"import os\nif os.fork() == 0:\n{textwrap.indent(LOOP, '    ')}"
@@ -96,7 +96,7 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
     assert stopped.returncode == -signal.SIGINT and not list(tmp_path.glob("grades.csv*"))
     with process() as done:
         out, error = done.communicate(timeout=900)
-    last = mark.read_text()
+    size = mark.stat().st_size
     assert done.returncode == 0, error
     assert content_of(project) == before
     rows = {row["submission"]: row for row in csv.DictReader(path.read_text("utf-8").splitlines())}
@@ -110,7 +110,7 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
     for line in ("cheats 1 - - - - - - - - 1 0 - - -", "=1+1 1 - - - - - - - - 1 b - - -"):
         assert line in " ".join(out.split())
     time.sleep(1)
-    assert mark.read_text() == last, "a child still writes"
+    assert mark.stat().st_size == size, "a child still writes"
 
 
 @pytest.mark.slow
