@@ -130,7 +130,7 @@ def pytest_runtest_makereport(item, call):
         rules.record(name, message)
         hint = exercise.hint if item.config.getoption("hints") else f"pytest -k {name} --hints"
         report.longrepr = "\n".join(part for line in f"{message}\nhint: {hint}".splitlines()
-                                    for part in textwrap.wrap(line, 100, subsequent_indent="  "))
+                                    for part in textwrap.wrap(line, 96, subsequent_indent="  "))
     return report
 
 
