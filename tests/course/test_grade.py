@@ -53,7 +53,7 @@ CLASS = {
     "=1+1": ({f"{FOUR}.py": lesson(FOUR, rel_shift=BLANK), "train.py": "open(__file__ + 'x')\n"}, 1,
              "train_step: train.py: FileNotFoundError in line 1 (open(__file__ + 'x')): [Errno 2] "
              "No such file or directory: 'train.pyx' | blank: rel_shift"),
-    "broken": ({"train.py": "\n\nx = 'caf\udce9'\n", f"{ONE}.py": lesson(ONE), f"{TWO}.py": LOOP}, 3,
+    "broken": ({"train.py": "\n\nx = '\udce9'\n", f"{ONE}.py": lesson(ONE), f"{TWO}.py": LOOP}, 3,
                "update_memory: 02_recurrence.py: still running after 60 seconds | "
                "train_step: train.py, line 3: SyntaxError in Python 3."),
     "calls": ({f"{ONE}.py": lesson(ONE, lanes="while True: pass",
@@ -67,8 +67,8 @@ CLASS = {
              "sinusoid: ended the process (status 0) | update_memory: still running"),
     # other files do neither good nor harm
     "cheats": ({f"{FOUR}.py": lesson(FOUR, rel_shift="return given[0]"), "conftest.py": CHEATS,
-                "sitecustomize.py": CHEATS, "random.py": "numbers = [4]\n", "test_mine.py": "x = (",
-                "pytest.ini": "[pytest]\naddopts = --no-such-flag\n", "train.py": ""}, 1, "rel_shift: "),
+                "sitecustomize.py": CHEATS, "random.py": "", "train.py": "", "test_me.py": "x = (",
+                "pytest.ini": "[pytest]\naddopts = --no-such-flag\n"}, 1, "rel_shift: "),
 }
 
 
