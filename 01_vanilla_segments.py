@@ -11,8 +11,7 @@ fragmentation*.  The usual fix at evaluation is a *sliding window*: advance one 
 process the whole window again, keep its last prediction.  This costs T times as much.
 
 The running experiment: lessons 2 and 3 change this model, one thing at a time.  Each
-trains it on the same bytes, with the same BUDGET, and evaluates it on the same bytes,
-so the losses can be compared, and prints its loss under the earlier losses.
+trains and evaluates it on the same bytes, and prints its loss under the earlier ones.
 
     python 01_vanilla_segments.py      20 seconds: trains, prints, plots
 
@@ -24,6 +23,7 @@ import math
 from pathlib import Path
 
 from support.corpora import load
+from support.files import write_atomically
 from support.progress import progress
 
 import torch
@@ -183,8 +183,7 @@ def fit(model, tokens, B, T, steps, lr):
         loss = token_losses(model(x), y).mean()
         optimizer.zero_grad()
         loss.backward()
-        # scale the gradient down to a norm of at most .25, so that no step is extreme
-        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.25)  # no step is extreme
         optimizer.step()
 
 
@@ -206,8 +205,7 @@ def show_sliding_window(model, tokens, losses):
     stride = 17  # coprime to T: the sample covers all positions of a segment
     window = window_losses(model, tokens[: losses.numel() + 1], T, stride)[:, -1]
     # window w begins at token w * stride; its last target is T - 1 targets further
-    same = losses.flatten()[T - 1 :: stride]
-    gain = bits(same) - bits(window)
+    gain = bits(losses.flatten()[T - 1 :: stride]) - bits(window)
     print(f"sliding window, on a sample of {len(window)} bytes: {gain:.2f} bits less")
     return gain
 
@@ -227,8 +225,10 @@ def show_by_position(curves, name, title):
 
 def save(figure, name):
     """Write a figure into the folder runs/ and print its path."""
-    RUNS.mkdir(exist_ok=True)
-    figure.savefig(RUNS / name, dpi=120)
+    try:
+        write_atomically(RUNS / name, lambda file: figure.savefig(file, dpi=120))
+    except OSError as error:
+        raise SystemExit(f"{RUNS / name} cannot be written: {error.strerror}") from None
     print(f"figure: {RUNS.name}/{name}")
 
 

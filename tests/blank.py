@@ -83,16 +83,24 @@ class Lesson:
         return textwrap.indent("".join(lines), self.indent)
 
     def write(self, body):
-        """Replace the body in the file atomically; append an attempt to runs/attempts.txt."""
+        """Replace the body in the file atomically; append an attempt to runs/attempts.txt.  The
+        lesson's first text is kept as long as the lesson differs from it."""
         kept, attempts = lessons.kept_file(self.path.stem, ROOT), ROOT / "runs" / "attempts.txt"
-        is_shipped = kept.exists() and self.body in lessons.text_of(kept)
-        if not self.is_blank() and not is_shipped:
-            attempts.parent.mkdir(exist_ok=True)
-            with open(attempts, "a", encoding="utf-8") as file:
-                file.write(f"{self.exercise.function}\n{self.body}")
-            print("your attempt is kept in runs/attempts.txt")
         text = f"{self.before}{body}{self.after}".replace("\n", self.line_end)
-        write_atomically(self.path, lambda file: file.write(text.encode(self.codec)))
+        try:
+            if not kept.exists() and not is_student_edition():
+                lessons.keep_pristine(self.path.stem, ROOT)
+            is_shipped = kept.exists() and self.body in lessons.text_of(kept)
+            if not self.is_blank() and not is_shipped:
+                attempts.parent.mkdir(exist_ok=True)
+                with open(attempts, "a", encoding="utf-8") as file:
+                    file.write(f"{self.exercise.function}\n{self.body}")
+                print("your attempt is kept in runs/attempts.txt")
+            write_atomically(self.path, lambda file: file.write(text.encode(self.codec)))
+        finally:  # if the disk is full, the lesson has not changed
+            if not is_student_edition() and kept.exists() and (
+                    lessons.text_of(kept) == lessons.text_of(self.path)):
+                kept.unlink()
 
 
 def write_whole(path, text):
@@ -122,27 +130,14 @@ def is_student_edition():
     return not (ROOT / "tests" / "grade.py").exists()
 
 
-def drop_kept(kept, path):
-    """Delete the kept text of a lesson that is equal to it."""
-    if kept.exists() and lessons.text_of(kept) == lessons.text_of(path):
-        kept.unlink()
-
-
 def blank(name):
     """Replace the body of an exercise with its task."""
     exercise = exercise_called(name)
-    lesson, kept = Lesson(exercise), lessons.kept_file(exercise.file, ROOT)
+    lesson = Lesson(exercise)
     if lesson.is_blank():
         print(f"{exercise.name} is blank already, in {lesson.path.name}")
     else:
-        is_first = not kept.exists() and not is_student_edition()
-        try:
-            if is_first:
-                lessons.keep_pristine(exercise.file, ROOT)
-            lesson.write(lesson.stub())
-        finally:  # if the disk is full, the lesson is not blank
-            if is_first:
-                drop_kept(kept, lesson.path)
+        lesson.write(lesson.stub())
         print(f"{exercise.function} in {lesson.path.name} is blank now: {exercise.idea}")
     print(f"write it (about {exercise.lines} lines), then run:  pytest -k {exercise.name}")
 
@@ -155,7 +150,6 @@ def undo(name):
         why = "this is the student edition" if is_student_edition() else "it was not blanked here"
         raise ValueError(f"{exercise.name}: {why}, so there is nothing to restore")
     lesson.write(Lesson(exercise, kept).body)
-    drop_kept(kept, lesson.path)
     print(f"{exercise.function} in {lesson.path.name} is as it was before it was blanked")
 
 

@@ -124,23 +124,14 @@ def pytest_runtest_makereport(item, call):
         if rules.passed[name] == len(rules.rules_of(name)):
             rules.record(name)
     if name and report.failed:
-        first_failures[name] = item
-        report.longrepr = failure_report(item, name, call.excinfo.value)
+        first_failures[name], exercise = item, BY_NAME[name]
+        message = lessons.problem_of(exercise) or rules.failure_message(
+            rules.rule_of(item), lessons.function_of(exercise), call.excinfo.value)
+        rules.record(name, message)
+        hint = exercise.hint if item.config.getoption("hints") else f"pytest -k {name} --hints"
+        report.longrepr = "\n".join(part for line in f"{message}\nhint: {hint}".splitlines()
+                                    for part in textwrap.wrap(line, 96, subsequent_indent="  "))
     return report
-
-
-def failure_report(item, name, error):
-    """Return the text that is printed for a broken rule."""
-    exercise, message = BY_NAME[name], f"{name}: {lessons.problem_of(BY_NAME[name])}"
-    if not lessons.problem_of(exercise):
-        message = rules.failure_message(rules.rule_of(item), lessons.function_of(exercise), error)
-    diagnosis, *below = message.splitlines()
-    lines = textwrap.wrap(diagnosis, 96)
-    for line in below:
-        lines += textwrap.wrap(line, 96, subsequent_indent="  ") if len(line) > 100 else [line]
-    rules.record(name, "\n".join(lines))
-    hint = exercise.hint if item.config.getoption("hints") else f"pytest -k {name} --hints"
-    return "\n".join([*lines, *textwrap.wrap(f"hint: {hint}", 96)])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -202,6 +202,14 @@ def test_the_old_memory_is_not_changed(train_step):
     assert same(lanes_of(memory), [2, 6])
 
 
+def test_a_step_sets_no_seed(train_step):
+    """A run sets its seed once, and a step sets none: torch's own generator is left alone."""
+    torch.rand(1)  # otherwise its own seed, set again, would change nothing
+    before = torch.get_rng_state()
+    step(train_step, Ledger(), past())
+    assert torch.get_rng_state().equal(before)
+
+
 non_finite_steps = pytest.mark.parametrize("bad", ["loss and gradient", "loss", "gradient"])
 
 

@@ -7,7 +7,7 @@ sentence.  The rule and the expected and actual values follow, side by side.
 import inspect
 import re
 import warnings
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from functools import cache
 from io import StringIO
 
@@ -35,11 +35,6 @@ def error_of(rule, function):
     return None
 
 
-def error_of_mistake(rule, mistake):
-    """Return the error of a rule with this mistake in place of the exercise, or None."""
-    return error_of(rule, mistake.function())
-
-
 def alike(mine, theirs):
     """Return whether two errors have the same type and text; ANY in a mistake's result equals any
     number."""
@@ -58,45 +53,41 @@ def misconception(rule, function, mine):
     shipped function also breaks this rule, the lesson was edited elsewhere, and no mistake fits.
     """
     shipped = mistakes.function_from(rule.exercise, solution(BY_NAME[rule.exercise]))
-    if is_plain(mine) or isinstance(mine, WrongKind) or error_of(rule, shipped) is not None:
+    if is_plain(mine) or isinstance(mine, TimeoutError) or error_of(rule, shipped):
         return ""
-    found = [mistake for mistake in mistakes.mistakes_for(rule.exercise)
-             if mistake.sentence and alike(mine, error_of_mistake(rule, mistake))]
-    if not found:
-        return ""
-    all_mine = [(other, error_of(other, function)) for other in rules_of(rule.exercise)]
 
     def agreement(mistake):
         """Return the share of equal results, or 0 if only the mistake breaks some rule."""
-        both = [(error, error_of_mistake(other, mistake)) for other, error in all_mine]
+        both = [(error_of(other, function), error_of(other, mistake.function()))
+                for other in rules_of(rule.exercise)]
         if any(theirs and not error for error, theirs in both):
             return 0
         broken = [alike(error, theirs) for error, theirs in both
                   if error and not (is_plain(error) and is_plain(theirs))]
         return sum(broken) / max(1, len(broken))
 
-    best = max(found, key=agreement)
-    return best.sentence if agreement(best) >= 0.5 else ""
+    found = {mistake: agreement(mistake) for mistake in mistakes.mistakes_for(rule.exercise)
+             if mistake.sentence and alike(mine, error_of(rule, mistake.function()))}
+    best = max(found, key=found.get, default=None)
+    return best.sentence if best and found[best] >= 0.5 else ""
 
 
 def is_plain(error):
-    """Return whether this is a plain assert or `pytest.raises`, which shows no result."""
+    """Return whether this is a plain assert, `pytest.raises` or a WrongKind: without values."""
     return isinstance(error, AssertionError | pytest.fail.Exception) and not isinstance(
-        error, Differs | WrongKind)
+        error, Differs)
 
 
 def diagnose(rule, function, error):
     """Return the message for a broken rule; its first line is the diagnosis."""
     asked, sentence, below = sentence_of(rule), "", []
-    if not isinstance(error, TimeoutError):
-        try:
-            # students need not see the output and the warnings of the mistakes
-            with time_limit(SECONDS), redirect_stdout(StringIO()), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                sentence = misconception(rule, function, error)
-        except TimeoutError:
-            pass
-    if "rejected" in rule.name and isinstance(error, AssertionError):  # the function's own
+    # students need not see the output and the warnings of the mistakes
+    with suppress(TimeoutError), time_limit(SECONDS), redirect_stdout(StringIO()), (
+            warnings.catch_warnings()):
+        warnings.simplefilter("ignore")
+        sentence = misconception(rule, function, error)
+    is_about_errors = "rejected" in rule.function.__name__
+    if is_about_errors and isinstance(error, AssertionError):  # the function's own
         sentence = "you use assert, which raises an AssertionError; use `if` and `raise ValueError`"
     if isinstance(error, EOFError) or "reading from stdin" in str(error):
         sentence = "you call input(): work with the arguments instead"
@@ -104,8 +95,7 @@ def diagnose(rule, function, error):
     if isinstance(error, WrongKind):
         lines = [str(error)]
     elif isinstance(error, Differs):
-        count, values = str(error).split("\n", 1)
-        below = [values] if sentence else [f"  {count}", values]
+        below = [f"  {error}"]
     elif is_plain(error):  # as pytest reports it: 3 == 4
         noted = str(error).split("\n")[0].removeprefix("assert ")
         if noted not in ("", "False", "not True"):
@@ -114,13 +104,8 @@ def diagnose(rule, function, error):
         code = getattr(inspect.unwrap(function), "__code__", None)
         what = raised(error, code and code.co_filename)
         # a rule that wants a ValueError explains why another error is wrong
-        lines = [lines[0], f"  {what}"] if sentence or "rejected" in rule.name else [what]
+        lines = [lines[0], f"  {what}"] if sentence or is_about_errors else [what]
     if lines[0] != asked:
         lines.append(f"  the rule: {asked}")
-    return "\n".join([*lines, f"  {place_of(rule)}:", *source(rule), *below])
-
-
-def source(rule):
-    """Return the lines of a rule after its docstring, [] if there are more than 10."""
-    lines = inspect.getsource(rule.function).split('"""')[-1].strip("\n").rstrip().split("\n")
-    return lines if len(lines) <= 10 else []
+    source = inspect.getsource(rule.function).split('"""')[-1].strip("\n").rstrip()
+    return "\n".join([*lines, f"  {place_of(rule)}:", source, *below])

@@ -104,10 +104,10 @@ EXERCISES = (
     Exercise(
         "four_terms", "03_relative_attention", "four_terms", 11, 35, 2,
         "the score, term by term", "dot products; the lesson's table",
-        "For one head, fill a NumPy array (4, T, K) with the terms (a) to (d) of the table "
-        "above. Query i is key m + i with m = K - T, and its distance to key j is m + i - j; row "
-        "n of R encodes distance n. A future key has no distance, so its four cells are NaN; do "
-        "not divide by sqrt(C).",
+        "For one head, fill a NumPy array (4, T, K) with the terms (a) to (d) of the table at the "
+        "top of the lesson. Query i is key m + i with m = K - T, and its distance to key j is m + "
+        "i - j; row n of R encodes distance n. A future key has no distance, so its four cells are "
+        "NaN; do not divide by sqrt(C).",
         "Write two loops, over i and over all j that are not in the future: 0 ... m + i. W_kR @ "
         "R[distance] occurs in two of the terms."),
     Exercise(

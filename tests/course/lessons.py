@@ -234,10 +234,9 @@ def function_of(exercise):
 def problem_of(exercise):
     """Say in one sentence why this exercise cannot be tested; return "" if it can."""
     if exercise.file in broken:
-        return broken[exercise.file]
-    if exercise.name not in missing:
-        return ""
-    return f"there is no {exercise.function} in {exercise.file}.py; its name must stay"
+        return f"{exercise.name}: {broken[exercise.file]}"
+    return (f"{exercise.name}: there is no {exercise.function} in {exercise.file}.py; its name "
+            "must stay") if exercise.name in missing else ""
 
 
 # ---- the shipped solutions ----------------------------------------------------------------------

@@ -36,20 +36,16 @@ class Mistake:
         """Return the diagnosis for a student, "" if the rule itself is the diagnosis."""
         return "" if self.name.startswith("test_") else self.name
 
-    def source(self):
-        """Return the incorrect function as text.  An edit that does not fit an edited lesson
-        changes nothing: the function is then correct, and matches no incorrect result."""
+    @cache
+    def function(self):
+        """Return the incorrect function.  An edit that does not fit an edited lesson changes
+        nothing: the function is then correct, and matches no incorrect result."""
         if isinstance(self.edits[0], str):
-            return self.edits[0].strip("\n") + "\n"
+            return function_from(self.exercise, self.edits[0].strip("\n") + "\n")
         text = solution(BY_NAME[self.exercise])
         for old, new in self.edits:
             text = text.replace(old, new)
-        return text
-
-    @cache
-    def function(self):
-        """Return the incorrect function."""
-        return function_from(self.exercise, self.source())
+        return function_from(self.exercise, text)
 
 
 def function_from(name, source):

@@ -1,5 +1,6 @@
 """SPOILERS.  Mistakes in the exercises of lesson 1 (see mistakes.py)."""
 X, Y = "x = stream[:, t:end].long()\n", "        y = stream[:, t + 1 : end + 1].long()\n"
+LIST = "    L =", "    found = []\n    L ="
 YIELD = f"{X}{Y}        yield x, y"
 
 TABLE = {}
@@ -40,8 +41,9 @@ def segments(stream, T, start=0): pass
     ("use `yield`, not `return`: the segments are made one at a time",
      (YIELD, f"{X}{Y}        return x, y")),
     ("you return a list: use `yield`, because train.py asks for one segment at a time",
-     ("    L =", "    found = []\n    L ="),
-     ("yield x, y", "found.append((x, y))\n    return found")),
+     LIST, ("yield x, y", "found.append((x, y))\n    return found")),
+    ("you return a tuple: use `yield`, because train.py asks for one segment at a time",
+     LIST, ("yield x, y", "found.append((x, y))\n    return tuple(found)")),
     ("you split into pieces of T + 1 columns, so each segment begins one column late: pieces "
      "must overlap by one column", """
 def segments(stream, T, start=0):

@@ -48,6 +48,8 @@ TABLE["train_step"] = (
     ("you changed the old memory in place: a step without an update must still return it",
      ("    optimizer.step()\n", "    optimizer.step()\n    if memory:\n"
       f"        memory[0].copy_({MEMORY}[0])\n")),
+    ("test_a_step_sets_no_seed",
+     ("    optimizer.zero_grad()\n", "    torch.manual_seed(0)\n    optimizer.zero_grad()\n")),
     ("test_only_the_last_micro_batch_synchronizes_gradients",  # the forward pass is outside
      ("        with ranks.no_sync(model, last=lanes.stop == len(x)):\n"
       "            with machine.autocast(recipe, x.device.type):  # bf16 products\n"

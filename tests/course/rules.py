@@ -23,7 +23,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch.nn as nn
 
 from course import lessons
 from course.exercises import BY_NAME, EXERCISES, find
@@ -31,26 +30,18 @@ from course.lessons import time_limit
 
 SECONDS = 10  # the limit for one rule; all rules of one exercise take less than a second
 torch.set_num_threads(1)  # the tensors are tiny, and sums must not depend on the number of cores
-
-
-# replaces names of a module in a `with` block, so that each exercise is tested alone
-replaced = patch.multiple
+replaced = patch.multiple  # replaces names of a module in a `with` block: one exercise is tested
 
 
 # ---- the rules of an exercise -------------------------------------------------------------------
 
-@dataclass(frozen=True, eq=False)  # hashable, for error_of_mistake
+@dataclass(frozen=True, eq=False)  # hashable, for error_of
 class Rule:
     """A test that takes an exercise as an argument, with one set of its parameters."""
 
     exercise: str
     function: Callable
     values: dict
-
-    @property
-    def name(self):
-        """Return test_masks_of_other_sizes {'T': 1, 'm': 0}."""
-        return f"{self.function.__name__} {self.values}"
 
 
 def exercise_of(item):
@@ -69,15 +60,13 @@ def rule_of(item):
 def rules_of(name):
     """Return the rules of an exercise in the order of its test file, without running pytest."""
     found = []
-    for function in vars(import_module(BY_NAME[name].test_file)).values():
-        if inspect.isfunction(function) and name in inspect.signature(function).parameters and (
-                function.__name__.startswith("test_")):
-            marks = [mark.args for mark in getattr(function, "pytestmark", ())
-                     if mark.name == "parametrize"]
+    for test, function in vars(import_module(BY_NAME[name].test_file)).items():
+        if test.startswith("test_") and name in inspect.signature(function).parameters:
+            marks = [mark.args for mark in getattr(function, "pytestmark", ())]  # parametrize only
             for choice in itertools.product(*(values for _, values in marks)):
                 values = {}
                 for (names, _), value in zip(marks, choice):
-                    names = [part.strip() for part in names.split(",")]
+                    names = names.split(", ")
                     values |= zip(names, value if len(names) > 1 else [value])
                 found.append(Rule(name, function, values))
     return found
@@ -103,8 +92,7 @@ def sentence_of(rule):
 
 def place_of(rule):
     """Return test_04_rel_shift.py, line 31, T = 3, m = 2."""
-    given = [f"{name} = {value}" for name, value in rule.values.items()
-             if isinstance(value, (int, float, str, bool, tuple))]
+    given = [f"{name} = {value}" for name, value in rule.values.items()]
     line = f"line {rule.function.__code__.co_firstlineno}"
     return f"{BY_NAME[rule.exercise].test_file}.py, " + ", ".join([line, *given])
 
@@ -118,11 +106,10 @@ states = {}  # exercise -> (state, message); each is judged once
 
 def judge(name, function):
     """Return (None, "") if all rules hold, otherwise (the first broken rule, the message)."""
-    rules, rule = rules_of(name), None
     try:
         with warnings.catch_warnings(), replaced(sys, stdin=io.StringIO()):  # no input()
             warnings.simplefilter("ignore")
-            for rule in rules:
+            for rule in rules_of(name):
                 with time_limit(SECONDS):
                     run(rule, function)
     except FAILURES as error:
@@ -136,8 +123,6 @@ def failure_message(rule, function, error):
     if isinstance(error, NotImplementedError) and (
             str(error).startswith(f"{rule.exercise} is blank")):
         return blank_message(rule.exercise)
-    if function is nn.Module.forward:  # inherited: the class has no other
-        return f"{rule.exercise}: there is no Layer.forward in 05_full_model.py; its name must stay"
     return f"{rule.exercise}: {diagnose(rule, function, error)}"
 
 
@@ -162,21 +147,18 @@ def state(name):
     rules, unless pytest has run them already."""
     exercise = BY_NAME[name]
     if name not in states:
-        if problem := lessons.problem_of(exercise):
-            return record(name, f"{name}: {problem}")
         with redirect_stdout(io.StringIO()):  # a student's prints would disturb the table
-            return record(name, judge(name, lessons.function_of(exercise))[1])
+            record(name, lessons.problem_of(exercise)
+                   or judge(name, lessons.function_of(exercise))[1])
     return states[name]
 
 
 def record(name, message=""):
-    """Record the message of an exercise, "" if it is solved, and return its state."""
-    kind = "solved" if not message else "failing"
-    if message.startswith(f"{name} is blank: "):
-        kind = "blank"
+    """Record the message of an exercise, "" if it is solved."""
+    is_blank = message.startswith(f"{name} is blank: ")
+    kind = "blank" if is_blank else "failing" if message else "solved"
     states[name] = kind, message
     lessons.note(exercise=name, state=kind, message=message)
-    return states[name]
 
 
 def progress_line():

@@ -66,8 +66,7 @@ class Multiply(nn.Module):
 
     def seen(self):
         """Return all values that it was given, of any shape, as one ascending vector."""
-        numbers = [z.flatten() for z in self.given]
-        return torch.cat(numbers).sort().values if numbers else torch.zeros(0)
+        return torch.cat([torch.zeros(0), *(z.flatten() for z in self.given)]).sort().values
 
 
 class Constant(nn.Module):
@@ -229,7 +228,7 @@ class OpaqueReader:
     """A Ledger with the interface of training/fast.py's Reader: not a module, an opaque memory."""
 
     def __init__(self, model):
-        self.__dict__["model"] = model
+        self.model = model
 
     def __call__(self, x, memory=None, y=None, last_only=False):
         result, new_memory = self.model(x, memory and memory.layers, y)
@@ -240,25 +239,17 @@ class OpaqueReader:
             raise AttributeError(f"a Reader is not an nn.Module and has no {name}")
         return getattr(self.model, name)
 
-    def __setattr__(self, name, value):
-        setattr(self.model, name, value)
-
 
 class Descent:
     """Gradient descent with learning rate 1/2 that counts its steps; torch's own takes a second to
     start."""
 
     def __init__(self, model):
-        self.weights, self.steps = list(model.parameters()), 0
-        self.param_groups = [{"params": self.weights, "lr": 0.5}]
-
-    def zero_grad(self, set_to_none=True):
-        for weight in self.weights:
-            weight.grad = None
+        self.zero_grad, self.steps = model.zero_grad, 0
+        self.param_groups = [{"params": list(model.parameters()), "lr": 0.5}]
 
     def step(self, closure=None):
         self.steps += 1
-        with torch.no_grad():
-            for weight in self.weights:
-                if weight.grad is not None:
-                    weight -= 0.5 * weight.grad
+        for weight in self.param_groups[0]["params"]:
+            if weight.grad is not None:
+                weight.data -= 0.5 * weight.grad

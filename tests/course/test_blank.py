@@ -102,6 +102,18 @@ def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
         assert path.read_bytes() == bad
 
 
+def test_what_a_submission_would_lack_is_not_packed(project, capsys):
+    """Otherwise pytest passes here, and the lesson is broken when it is graded.  A lesson with a
+    syntax error, which gets no points, is packed."""
+    for line in ("from my_helpers import shift", "def f(): import scipy.special",
+                 "m = importlib.import_module('mine')"):
+        blank.write_whole(project / "04_rel_shift.py", line)
+        assert "04_rel_shift.py imports" in failure(capsys, "--submit", "anna")
+    blank.write_whole(project / "04_rel_shift.py", "def rel_shift(:\n")
+    assert blank.main(["--submit", "broken"]) == 0 and [*Path().glob("*.zip")] == [
+        Path("broken.zip")]
+
+
 def test_a_full_disk_loses_nothing(project, capsys, monkeypatch):
     """A failed blank leaves no files, whichever flush fails, and --undo works after a later one.
     The lesson is always complete, and an edition that cannot be finished leaves no files."""

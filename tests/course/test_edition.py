@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import zipfile
 
 import pytest
 
@@ -41,22 +40,18 @@ def test_the_edition_leaves_out_what_is_not_for_students(edition):
     assert (edition / blank.FAST).read_bytes() == (ROOT / blank.PLAIN).read_bytes()
 
 
-def squeezed(text):
-    return re.sub(r"\s+", "", text)
-
-
 @pytest.mark.parametrize("exercise", EXERCISES, ids=NAMES)
 def test_no_telling_line_of_a_solution_is_in_what_students_read(edition, exercise):
     """The longest line of a solution that is in no other function is tested.  It may be only in
     files of tests/course/ whose first line warns of spoilers."""
     body = lessons.solution(exercise).split(":\n", 1)[1].splitlines()
-    lines = [squeezed(line.split("  #")[0]) for line in body]
-    all_lessons = squeezed("".join(map(lessons.pristine, LESSONS)))
+    lines = ["".join(line.split("  #")[0].split()) for line in body]
+    all_lessons = "".join("".join(map(lessons.pristine, LESSONS)).split())
     line = max((line for line in lines if all_lessons.count(line) == 1), key=len)
     for path in edition.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         if edition / "tests" / "course" not in path.parents:
-            assert line not in squeezed(text), path
+            assert line not in "".join(text.split()), path
         elif path.stem.startswith(("mistakes", "oracles")) or path.parent.name == "pristine":
             assert "SPOILERS" in text.split("\n")[0], path
 
@@ -97,19 +92,23 @@ def solve(folder, name, old="", new=""):
     """Replace the task with the shipped solution, edited."""
     exercise = BY_NAME[name]
     lesson = blank.Lesson(exercise, folder / f"{exercise.file}.py")
-    body = lessons.solution(exercise).split(":\n", 1)[1].replace(old, new)
-    body = textwrap.indent(textwrap.dedent(body), lesson.indent)
-    blank.write_whole(lesson.path, lesson.before + body + lesson.after)
+    shipped = blank.Lesson(exercise, lessons.shipped_file(exercise.file))
+    blank.write_whole(lesson.path, lesson.before + shipped.body.replace(old, new) + lesson.after)
 
 
 OF_A_PARENT = "[pytest]\naddopts = --collect-only\npython_files = mine_*.py\n"
 RERUNS = """from _pytest.runner import runtestprotocol
 def pytest_runtest_protocol(item, nextitem):
-    runtestprotocol(item, log=False, nextitem=nextitem)
-    item._initrequest()
+    runtestprotocol(item, log=False, nextitem=nextitem), item._initrequest()
 """
 
 
+def test_no_test_is_named_by_an_address(request):
+    """With several processes, as with pytest -n, each must find the same names."""
+    assert not [item for item in request.session.items if " at 0x" in item.nodeid]
+
+
+@pytest.mark.slow
 def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
     """A broken rule shows the values that it compared, but no mistake is identified.  The other
     exercises are solved.  Settings of the parent folder, modules with the names of ours, a plugin
@@ -120,9 +119,9 @@ def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
     folder = tmp_path / "exam"
     assert blank.main(["--all", str(folder), "--exam", "--only", "layer, reach"]) == 0
     assert not list(folder.rglob("pristine")) + list(folder.rglob("mistakes_*"))
-    for name in NAMES:
-        lesson = blank.Lesson(BY_NAME[name], folder / f"{BY_NAME[name].file}.py")
-        assert lesson.is_blank() == (name in ("layer", "reach"))
+    for exercise in EXERCISES:
+        lesson = blank.Lesson(exercise, folder / f"{exercise.file}.py")
+        assert lesson.is_blank() == (exercise.name in ("layer", "reach"))
     solve(folder, "reach", "return T - 1 - token", "return T - token")
     shutil.copy(tmp_path / "course.py", folder)
     status, out, _ = pytest_in(folder / "tests" / "course", "..", "-k", "reach", "-p", "reruns",
@@ -138,17 +137,11 @@ def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
     assert status == 1 and out == last and "without -O" in last
 
 
-def test_no_test_is_named_by_an_address(request):
-    """With several processes, as with pytest -n, each must find the same names."""
-    assert not [item for item in request.session.items if " at 0x" in item.nodeid]
-
-
 @pytest.mark.slow
 def test_a_student_solves_one_and_then_all(edition):
     """A blank prints its task and a hint, an incorrect solution the mistake.  With -k only that
     exercise's rules run, and a misspelled name gets a suggestion.  A missing colon affects only its
-    lesson.  When all exercises are solved, the trained model continues a text, and --submit packs
-    one archive."""
+    lesson.  When all exercises are solved, the trained model continues a text."""
     exercise, lesson_2 = BY_NAME["reach"], edition / "02_recurrence.py"
     status, out, last = pytest_in(edition)
     assert status == 1 and f"{COUNT} failed" in out and " error" not in out
@@ -166,16 +159,13 @@ def test_a_student_solves_one_and_then_all(edition):
     assert status == 0 and f" {count} passed" in out and last == "reach is solved"
     assert "raech; did you mean reach?" in pytest_in(edition, "-k", "raech")[1]
     edit(lesson_2, "def reach(N, T, M):", "def reach(N, T, M)")
-    _, out, last = run(edition, "tests/blank.py", "--list")
-    broken = sum(one.file == lesson_2.stem for one in EXERCISES)
-    assert out.count(" failing ") == broken and out.count(" solved ") == COUNT - broken
+    _, out, _ = run(edition, "tests/blank.py", "--list")
+    assert out.count(" failing ") == 4 and out.count(" solved ") == COUNT - 4
     assert out.count("02_recurrence.py, line") == 1
     edit(lesson_2, "def reach(N, T, M)\n", "def reach(N, T, M):\n")
     status, _, last = pytest_in(edition)
     assert status == 0 and last == f"{COUNT} of {COUNT} exercises solved"
     assert run(edition, "train.py", "--sample", "def ", "--n-tokens", "9")[0] == 0
-    assert run(edition, "tests/blank.py", "--submit", "anna")[0] == 0
-    assert zipfile.ZipFile(edition / "anna.zip").namelist() == [f"{file}.py" for file in LESSONS]
 
 
 @pytest.mark.slow
@@ -211,34 +201,29 @@ os.chdir("..")
 
 @pytest.mark.slow
 def test_xl_code_judges_the_files_of_somebody_else(tmp_path):
-    """The submission has correct, endless, renamed and blank functions, another encoding, and a
-    broken lesson.  Missing lessons are not counted, and no shipped solution replaces a submitted
-    one.  Code that writes, deletes and changes directory by relative paths, on import or when
-    called, does not change the project or its surroundings."""
+    """The submission has a blank function, another encoding, and a broken lesson.  Missing lessons
+    are not counted, and no shipped solution replaces a submitted one.  Code that writes, deletes
+    and changes directory by relative paths, on import or when called, does not change the project
+    or its surroundings."""
     project, theirs, other = copy_of_project(tmp_path), tmp_path / "anna", tmp_path / "tmp"
     theirs.mkdir(), other.mkdir()
     (tmp_path / "pytest.ini").write_text(OF_A_PARENT)
-    for file in ("02_recurrence", "04_rel_shift"):
-        blank.write_whole(theirs / f"{file}.py", ROAMS + lessons.pristine(file))
-    edit(theirs / "02_recurrence.py", "    j = torch", "    while True: pass\n    j = torch")
+    lesson = blank.Lesson(BY_NAME["rel_shift"], lessons.shipped_file("04_rel_shift"))
+    text = f"# coding: latin-1\n# \xe9\n{lesson.before}{lesson.stub()}{lesson.after}"
+    (theirs / "04_rel_shift.py").write_text(text, encoding="latin-1")
+    (theirs / "05_full_model.py").write_text("import einops\n")
+    blank.write_whole(theirs / "02_recurrence.py", ROAMS + lessons.pristine("02_recurrence"))
     roams = textwrap.indent(ROAMS, "    ")
     edit(theirs / "02_recurrence.py", "    joined = ", f"{roams}    joined = ")
-    edit(theirs / "04_rel_shift.py", "def rel_shift_by_index", "def by_index")
-    (theirs / "05_full_model.py").write_text("import einops\n")
-    lesson = blank.Lesson(BY_NAME["rel_shift"], theirs / "04_rel_shift.py")
-    text = f"# coding: latin-1\n# \xe9\n{lesson.before}{lesson.stub()}{lesson.after}"
-    lesson.path.write_text(text, encoding="latin-1")
     before = content_of(project), content_of(theirs)
     status, out, last = pytest_in(project, XL_CODE="../anna", TMPDIR=str(other))
-    counted = sum(exercise.file[:2] in ("02", "04", "05") for exercise in EXERCISES)
-    assert status == 1 and f"{counted - 3} failed" in out
-    for words in (f"code under test: {theirs / '04_rel_shift.py'}", "only rules ran",
-                  "rel_shift is blank", "an endless loop?",
-                  "there is no rel_shift_by_index in 04_rel_shift.py",
+    for words in (f"code under test: {theirs / '04_rel_shift.py'}", "only rules ran", "7 failed",
+                  "rel_shift is blank",
                   "layer: 05_full_model.py: ModuleNotFoundError in line 1 (import einops): No"):
         assert words in out
-    assert last == (f"3 of {counted} exercises solved ({COUNT - counted} more are not in XL_CODE); "
-                    "next: causal_mask (02)")
-    assert (content_of(project), content_of(theirs)) == before and not list(other.iterdir())
+    assert status == 1 and last == ("5 of 12 exercises solved (6 more are not in XL_CODE); next: "
+                                    "rel_shift (04)")
+    assert (content_of(project), content_of(theirs)) == before
+    assert not [path for path in other.iterdir() if "torch" not in path.name]  # torch's cache
     status, _, last = pytest_in(project / "tests", XL_CODE="../support")
     assert status == 4 and last.startswith("ERROR: XL_CODE: ../support holds no lesson")

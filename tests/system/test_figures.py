@@ -49,6 +49,13 @@ def test_curves_and_bars(axes, monkeypatch, capsys):
     assert [bar.get_width() for bar in bars.patches] == [3.0, 2.0]
 
 
+def test_a_figure_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "runs").touch()  # a file, not a folder
+    monkeypatch.setattr(lesson_1, "RUNS", tmp_path / "runs")
+    with pytest.raises(SystemExit, match="/runs/a.png cannot be written: File exists"):
+        lesson_1.save(lesson_1.Figure(), "a.png")
+
+
 def test_lesson_2_colors_the_states_on_which_the_last_one_depends(axes):
     """Layer by layer a state depends on its segment so far and on M tokens before that."""
     T, N, n = 3, 2, 12
