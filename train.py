@@ -5,6 +5,7 @@
     python train.py --dataset enwik8       the paper's 12 layers on a GPU
     python train.py --model wt103-large --dry-run      the resources that a run needs
     python train.py --resume               continue a run that was stopped
+    python train.py --init RUN --text FILE     a new run from the weights of another one
     python train.py --sample "def main("   let the trained model continue a text
     python train.py --help                 everything else, with its defaults
     torchrun --nproc-per-node=2 train.py --dataset enwik8     the same on two GPUs
@@ -31,8 +32,8 @@ import torch
 from training import checkpoint, estimate, fast, log, machine, ranks
 from training.flags import (
     adapt_to_vocabulary, choose_folder, choose_model, exit_status, find_folder, parse,
-    restore_recipe, say_what_a_gpu_trains)
-from training.job import Job, Stop, open_job, read_corpus, load_model
+    restore_recipe, say_what_a_gpu_trains, settings_of)
+from training.job import Job, Stop, in_vocabulary, load_model, open_job, read_corpus
 from training.optimizers import set_rate
 
 lesson_1 = import_module("01_vanilla_segments")
@@ -218,16 +219,25 @@ def fit(job):
 
 
 def make_job(flags, device, path, saved):
-    """Build the Job from the flags or, to resume, from a checkpoint's content."""
-    name, config, recipe = choose_model(flags, device, saved)
-    corpus = read_corpus(recipe, flags.data_dir, saved)
-    if saved is None:
+    """Build a new run's Job from the flags or, to resume, from a checkpoint's content."""
+    if saved:
+        name, config, _ = settings_of(saved)
+        recipe = restore_recipe(flags, saved)
+        corpus = read_corpus(recipe, flags.data_dir, saved)
+    else:
+        name, config, recipe = choose_model(flags, device)
+        corpus = read_corpus(recipe, flags.data_dir)
+        if flags.start:
+            corpus = in_vocabulary(corpus, flags.start["vocab"], recipe)
         say_what_a_gpu_trains(flags, device)
         config = adapt_to_vocabulary(config, len(corpus.vocab), flags)
         dtype = ranks.on_rank_0(machine.choose_dtype, recipe, config, device)
         recipe = replace(recipe, dtype=dtype)
     torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(config).to(device)
+    if flags.start:
+        print(f"new run from step {flags.start['state']['step']:,} of {flags.start.path}")
+        model.load_state_dict(flags.start["model"])
     reader = fast.prepare(model, recipe.plain)  # the model itself with --plain
     return Job(path, name, model, recipe, corpus, reader=reader)
 

@@ -48,7 +48,7 @@ def load(path):
     ValueError if it is missing, damaged, or not a checkpoint.
     """
     if not path.is_file():
-        raise ValueError(f"no checkpoint at {path}; train first, or name its folder with --out")
+        raise ValueError(f"no checkpoint at {path}; train first, or name another folder")
     try:
         with ZipFile(path) as archive:
             if damaged := archive.testzip():  # compares the checksums

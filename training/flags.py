@@ -7,12 +7,14 @@ import argparse
 import sys
 import time
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
+from shlex import quote
 
 import torch
 
 from support.names import did_you_mean
-from training import presets, ranks
+from training import checkpoint, presets, ranks
 from training.command import Parser
 from training.presets import flag, option
 
@@ -29,6 +31,8 @@ class Flags:
     device: str = option("", "(default: the best one available)", ("cpu", "cuda"))
     out: str = option("", "folder of the run (default: runs/DATASET-MODEL)")
     resume: bool = option(False, "resume the run in --out with its original settings")
+    init: str = option("", "start a new run with weights, sizes and settings of the run in this "
+                       "folder, such as pretrained")
     eval_only: bool = option(False, "evaluate the run in --out, or else pretrained/, on its test "
                               "split")
     sample: str = option(None, "let the run in --out, or else pretrained/, continue this text")
@@ -42,6 +46,13 @@ class Flags:
         presets.check(self)
         if self.resume and (self.eval_only or self.sample is not None):
             raise ValueError("--resume trains, --eval-only and --sample do not: give one of them")
+        if self.init and (self.resume or self.eval_only or self.sample is not None):
+            raise ValueError("--init starts a new run: leave out --resume, --eval-only, --sample")
+
+    @cached_property
+    def start(self):
+        """The content of the checkpoint that a new run starts from; None without --init."""
+        return checkpoint.to_evaluate(Path(self.init)) if self.init else None
 
 
 MODEL_FLAGS = {  # the corpus or the evaluation decides the other fields of Config
@@ -100,26 +111,22 @@ def parse(argv, description):
     return Flags(**done, typed=values)
 
 
-def choose_model(flags, device, saved=None):
-    """Return the name, Config and Recipe that the flags select, or those of a checkpoint to resume.
+def choose_model(flags, device):
+    """Return the name, Config and Recipe that the flags select for a new run.
 
-    ValueError for an unknown name, and for a setting that differs from the checkpoint's.
+    They are those of a preset, or of the run that --init names, with the values that were typed.
+    ValueError for an unknown name, and for sizes that are not those of --init.
     """
     typed = flags.typed
-    if saved:
-        return saved["name"], presets.Config(**saved["config"]), restore_recipe(flags, saved)
     if "text" in typed and "dataset" in typed:
         raise ValueError("--text and --dataset are two corpora; give one of them")
-    paper, small = presets.DATASETS.get(typed.get("dataset", "stdlib"), presets.DATASETS["stdlib"])
-    name = flags.model or (paper if device == "cuda" else small)
-    if name not in presets.MODELS:
-        raise ValueError(f"unknown model {name!r}, known are {', '.join(presets.MODELS)}"
-                         f"{did_you_mean(name, presets.MODELS)}")
-    config, recipe = presets.MODELS[name]
-    large = presets.CONFIGS[paper]
-    if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model, many words
-        config = replace(config, vocab_size=large.vocab_size, cutoffs=large.cutoffs,
-                         div_val=4 if config.d_model >= 64 else 2)
+    if flags.start:
+        free = {field.name for field in fields(presets.Recipe)}
+        check_kept(flags, flags.start, "--init", free | {"dropout", "dropout_attention", "mem_len"})
+        name, config, recipe = settings_of(flags.start)
+        recipe = replace(recipe, dtype="auto")  # it may be on another machine
+    else:
+        name, config, recipe = choose_preset(flags, device)
     sizes = {key: typed[key] for key in typed.keys() & MODEL_FLAGS.keys()}
     if sizes.keys() & {"n_head", "d_model"} and "d_head" not in sizes:
         D, H = (sizes.get(key, getattr(config, key)) for key in ("d_model", "n_head"))
@@ -129,7 +136,30 @@ def choose_model(flags, device, saved=None):
     training = {key: typed[key] for key in typed.keys() - MODEL_FLAGS.keys()}
     if training.keys() & {"steps", "minutes"}:
         training = {"steps": 0, "minutes": 0.0} | training
+    if training.keys() & {"text", "dataset"}:
+        training = {"text": "", "drop_newlines": False} | training
     return name, replace(config, **sizes), replace(recipe, **training)
+
+
+def choose_preset(flags, device):
+    """Return the name, Config and Recipe of --model, or of the dataset's model for this device."""
+    dataset = flags.typed.get("dataset", "stdlib")
+    paper, small = presets.DATASETS.get(dataset, presets.DATASETS["stdlib"])
+    name = flags.model or (paper if device == "cuda" else small)
+    if name not in presets.MODELS:
+        raise ValueError(f"unknown model {name!r}, known are {', '.join(presets.MODELS)}"
+                         f"{did_you_mean(name, presets.MODELS)}")
+    config, recipe = presets.MODELS[name]
+    large = presets.CONFIGS[paper]
+    if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model, many words
+        config = replace(config, vocab_size=large.vocab_size, cutoffs=large.cutoffs,
+                         div_val=4 if config.d_model >= 64 else 2)
+    return name, config, recipe
+
+
+def settings_of(saved):
+    """Return the name, Config and Recipe of a checkpoint."""
+    return saved["name"], presets.Config(**saved["config"]), presets.Recipe(**saved["recipe"])
 
 
 def adapt_to_vocabulary(config, V, flags):
@@ -145,7 +175,7 @@ def say_what_a_gpu_trains(flags, device):
     """Print that without a GPU a benchmark's name alone trains a small model."""
     name = flags.typed.get("dataset")
     large, small = presets.DATASETS.get(name, (None, None))
-    if device == "cpu" and large != small and not flags.model:
+    if device == "cpu" and large != small and not flags.model and not flags.init:
         print(f"no GPU found: training the small model {small!r} on {name}; {large!r} needs a GPU "
               f"(--model {large} also trains it here)")
 
@@ -178,14 +208,22 @@ def restore_recipe(flags, saved):
         act = "--eval-only" if flags.sample is None else "--sample"
         free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text", "seed"}
     free |= auto.keys()
+    check_kept(flags, saved, act, free)
+    changes = auto | {key: flags.typed[key] for key in flags.typed.keys() & free}
+    return replace(presets.Recipe(**saved["recipe"]), **changes)
+
+
+def check_kept(flags, saved, act, free):
+    """Raise ValueError for a typed setting that is not free and differs from the saved one."""
     known = saved["config"] | saved["recipe"] | {"model": saved["name"]}
     typed = flags.typed | ({"model": flags.model} if flags.model else {})
     for key in typed.keys() - free:
         if typed[key] != known[key] and (key, typed[key]) != ("dtype", "auto"):
-            raise ValueError(f"{act} keeps the settings of the run: {flag(key)} is "
-                             f"{known[key] or 'not set'} there, not {typed[key]}")
-    changes = auto | {key: typed[key] for key in typed.keys() & free}
-    return replace(presets.Recipe(**saved["recipe"]), **changes)
+            new = act == "--resume" and key in saved["recipe"]
+            raise ValueError(
+                f"{act} keeps the settings of the run: {flag(key)} is {known[key] or 'not set'} "
+                f"there, not {typed[key]}" + new * (
+                    f"; --init {quote(str(saved.path.parent))} starts a new run from its weights"))
 
 
 # ---- one line for every mistake -----------------------------------------------------------------

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections import deque
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 
@@ -59,28 +59,57 @@ class State:
 
 # ---- text, folder, checkpoint -------------------------------------------------------------------
 
-def read_corpus(recipe, data_dir, saved=None, similar=False):
-    """Return the run's corpus.  ValueError if it is not the one that a checkpoint was trained on.
+def is_library(recipe):
+    """Return whether the text is Python's own library, which differs between versions."""
+    return recipe.dataset == "stdlib" and not recipe.text
 
-    `similar` also accepts another Python's library, encoded in the checkpoint's vocabulary.
+
+def read_corpus(recipe, data_dir, saved=None, similar=False):
+    """Return the run's corpus, in the vocabulary of its checkpoint if that is given.
+
+    ValueError if the checkpoint was trained on another text.  `similar` accepts another Python's
+    library.
     """
     if ranks.RANK > 0:  # rank 0 comes first, since it may download and unpack
         ranks.broadcast(None)
     corpus = load(recipe.text or recipe.dataset, root=data_dir, drop_newlines=recipe.drop_newlines)
     if ranks.RANK == 0:
         ranks.broadcast(None)
-    if saved and (saved["vocab"], saved["text"]) != (corpus.vocab, checksum(corpus)):
-        if similar and recipe.dataset == "stdlib" and not recipe.text:
-            kept = with_vocabulary(corpus, saved["vocab"])
-            before, after = (sum(map(len, (c.train, c.valid, c.test))) for c in (corpus, kept))
+    if saved is None:
+        return corpus
+    with suppress(ValueError):  # other words or bytes: another text
+        same = in_vocabulary(corpus, saved["vocab"], recipe)
+        if checksum(same) == saved["text"]:
+            return same
+        if similar and is_library(recipe):
             print(f"{corpus.name} is the library of another Python than the model was trained on; "
-                  "a file that is in both is in the same split of both\n"
-                  f"bytes left out, since the model's vocabulary lacks them: {before - after}")
-            return kept
-        raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it is "
-                         f"another one, or it has changed since ({len(saved['vocab'])} symbols "
-                         f"then, {len(corpus.vocab)} now); restore it, or train in another folder")
-    return corpus
+                  "a file that is in both is in the same split of both")
+            return same
+    raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it is "
+                     f"another one, or it has changed since ({len(saved['vocab'])} symbols "
+                     f"then, {len(corpus.vocab)} now); restore it, or train in another folder")
+
+
+def in_vocabulary(corpus, vocab, recipe):
+    """Return the corpus in a model's vocabulary.
+
+    ValueError if that lacks a byte of it, or has other words.  Only Python's library is read
+    without such bytes, for example tabs, since the versions differ in them.
+    """
+    if corpus.vocab == vocab:
+        return corpus
+    if corpus.unit == "ppl" or not isinstance(vocab[0], int):
+        raise ValueError(f"{corpus.name} has {len(corpus.vocab):,} symbols, the model has others "
+                         f"({len(vocab):,}): bytes and words do not mix, and words must be the same")
+    lacking = bytes(set(corpus.vocab) - set(vocab))
+    if lacking and not is_library(recipe):
+        raise ValueError(f"{corpus.name} has bytes that the model's vocabulary lacks: "
+                         f"{lacking[:20]!r}; replace them, or train without --init")
+    kept = with_vocabulary(corpus, vocab)
+    if lacking:
+        before, after = (sum(map(len, (c.train, c.valid, c.test))) for c in (corpus, kept))
+        print(f"bytes left out, since the model's vocabulary lacks them: {before - after}")
+    return kept
 
 
 def find_checkpoint(path, resume):

@@ -23,6 +23,7 @@ ROOT = Path(train.__file__).parent
 NEW = "--model tiny --device cpu --text notes.txt --out new "
 NO_TEXT = "--model tiny --device cpu --out new "
 RESUME = "--resume --out small --device cpu "
+INIT = "--init small --device cpu --out new --text "
 SHORT = "--scale tiny --dataset short.txt --out new "  # splits of 180, 10 and 10 tokens
 RUN = "--checkpoint small "  # its text has 200 bytes for validation and 200 for test
 REFUSED = {  # program: command line, words of the sentence
@@ -64,6 +65,13 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--div-val 0", "div_val must be at least 1"),
         (NEW + "--cutoffs 2 3 4 --div-val 4", "leaves no width"),
         ("--resume --eval-only --out small", "--resume trains"),
+        # a run from the weights of another one
+        (INIT + "notes.txt --n-layer 3", "--n-layer is 2 there, not 3"),
+        (INIT + "notes.txt --model laptop", "--model is tiny there, not laptop"),
+        (INIT + "notes.txt --resume", "--init starts a new run: leave out --resume"),
+        (INIT + "short.txt", "short.txt has bytes that the model's vocabulary lacks: b"),
+        (INIT + "notes.txt --init nowhere", "no checkpoint at nowhere"),
+        (RESUME + "--steps 9", "--steps is 3 there, not 9; --init small starts a new run"),
         # samples
         ("--sample abc --out small --text short.txt", "it is another one"),
         ("--sample abc --out small --temperature nan", "--temperature must be at least 1e-30"),
