@@ -219,7 +219,7 @@ def fit(job):
 
 
 def make_job(flags, device, path, saved):
-    """Build a new run's Job from the flags or, to resume, from a checkpoint's content."""
+    """Build the Job of a new run from the flags, or resume a checkpoint's content."""
     if saved:
         name, config, _ = settings_of(saved)
         recipe = restore_recipe(flags, saved)
@@ -236,7 +236,7 @@ def make_job(flags, device, path, saved):
     torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(config).to(device)
     if flags.start:
-        print(f"new run from step {flags.start['state']['step']:,} of {flags.start.path}")
+        print(f"starting from the weights of {flags.start.path}")
         model.load_state_dict(flags.start["model"])
     reader = fast.prepare(model, recipe.plain)  # the model itself with --plain
     return Job(path, name, model, recipe, corpus, reader=reader)

@@ -100,7 +100,7 @@ def in_vocabulary(corpus, vocab, recipe):
         return corpus
     if corpus.unit == "ppl" or not isinstance(vocab[0], int):
         raise ValueError(f"{corpus.name} has {len(corpus.vocab):,} symbols, the model has others "
-                         f"({len(vocab):,}): bytes and words do not mix, and words must be the same")
+                         f"({len(vocab):,}): bytes and words do not mix, words must be the same")
     lacking = bytes(set(corpus.vocab) - set(vocab))
     if lacking and not is_library(recipe):
         raise ValueError(f"{corpus.name} has bytes that the model's vocabulary lacks: "

@@ -68,7 +68,7 @@ def test_pretrained_starts_a_run_on_a_text(tmp_path, capsys):
     assert start(flags.PRETRAINED, text, tmp_path / "new", *argv) == 0
     assert "laptop on " in (said := capsys.readouterr().out) and "2,918,954\n" in said
     assert start(flags.PRETRAINED, text, tmp_path / "new", *argv[:-1], "--n-tokens", "3") == 0
-    assert "new run from step 29,348 of" in capsys.readouterr().out
+    assert "starting from the weights of" in capsys.readouterr().out
 
 
 def test_settings_are_those_of_the_run_or_typed(finished):
