@@ -165,11 +165,10 @@ def is_validation_due(recipe, state):
 
 
 def validate_and_save(job, stop):
-    """Validate if due, saving before and after; otherwise save every save_minutes."""
+    """Save and validate if that is due; otherwise save every save_minutes."""
     recipe, state = job.recipe, job.state
     if job.reader is not None and is_validation_due(recipe, state):
         job.save()  # nothing is lost if the run is killed while validating
-        start = time.perf_counter()
         count = recipe.eval_tokens or len(job.corpus.valid)  # predictions
         tokens = job.corpus.valid[: count + 1]
         loss = ranks.on_rank_0(evaluate, job.reader, tokens, recipe, "validating")
@@ -179,9 +178,7 @@ def validate_and_save(job, stop):
         if loss < state.lowest:  # False if the loss is NaN
             state.lowest = loss
             job.save_best()
-        # save again after a long validation, so that a kill does not repeat it
-        if stop.agree(time.perf_counter() - start) > 1:  # seconds, the slowest rank's
-            job.save()
+        stop.agree(0)  # on a signal that came meanwhile
     elif state.seconds - job.saved_at > 60 * recipe.save_minutes:
         job.save()
 
