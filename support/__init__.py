@@ -6,7 +6,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # torch's idle threads sleep a
 os.environ.pop("MPLBACKEND", None)  # a notebook's may be missing here; we only write files
 sys.excepthook = lambda kind, *rest: (  # Ctrl-C prints no traceback, even during an import
     sys.stderr.write("stopped\n") if kind is KeyboardInterrupt else sys.__excepthook__(kind, *rest))
-sys.stdout, sys.stderr = (z or open(os.devnull, "w") for z in (sys.stdout, sys.stderr))  # >&-
+sys.stdout = sys.stdout or open(os.devnull, "w")  # None if it is closed (>&-)
+sys.stderr = sys.stderr or open(os.devnull, "w")
 if sys.argv[1:] and (about := sys.modules["__main__"].__doc__ or "").startswith("Lesson "):
     print(f"{about}\nIt takes no arguments.")
     sys.exit(sys.argv[1:] not in (["-h"], ["--help"]))

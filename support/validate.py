@@ -77,19 +77,20 @@ def call(model, x, memory, y):
 def tokens(model, x, y):
     """Raise ValueError unless x and y are int64 (B, T) on the model's device, in its vocabulary."""
     device, V = model.u.device, model.config.vocab_size
-    for z in (x,) if y is None else (x, y):
-        if not (isinstance(z, torch.Tensor) and z.shape == x.shape and 0 not in z.shape
-                and (z.dtype, z.dim(), z.device) == (torch.int64, 2, device)):
+    for tensor in (x,) if y is None else (x, y):
+        if not (isinstance(tensor, torch.Tensor) and tensor.shape == x.shape
+                and 0 not in tensor.shape
+                and (tensor.dtype, tensor.dim(), tensor.device) == (torch.int64, 2, device)):
             raise ValueError("x and y must be int64 of one shape (B, T), both at least 1, on the "
-                             f"model's {device}; got {describe(z)}, x is {describe(x)}")
-        if z.device.type == "cpu":  # on a GPU every call would wait for the values
-            for token in (z.min().item(), z.max().item()):
+                             f"model's {device}; got {describe(tensor)}, x is {describe(x)}")
+        if tensor.device.type == "cpu":  # on a GPU every call would wait for the values
+            for token in (tensor.min().item(), tensor.max().item()):
                 if not 0 <= token < V:
                     raise ValueError(f"token {token} outside vocabulary of {V}")
 
 
-def describe(z):
+def describe(tensor):
     """Describe what was passed to a call, for its error message."""
-    if not isinstance(z, torch.Tensor):
-        return type(z).__name__
-    return f"{z.dtype} {tuple(z.shape)} on {z.device}"
+    if not isinstance(tensor, torch.Tensor):
+        return type(tensor).__name__
+    return f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"

@@ -107,8 +107,8 @@ def parse(argv, description):
         values["cutoffs"] = tuple(values["cutoffs"])
     if "text" in values:
         values["text"] = str(Path(values["text"]).resolve())  # the same file on --resume
-    done = {z.name: values.pop(z.name) for z in fields(Flags) if z.name in values}
-    return Flags(**done, typed=values)
+    names = [field.name for field in fields(Flags) if field.name in values]
+    return Flags(**{name: values.pop(name) for name in names}, typed=values)
 
 
 def choose_model(flags, device):

@@ -153,8 +153,8 @@ def end_of(act):
 def test_a_signal_waits_a_second_one_exits_and_none_is_lost(number):
     """A signal that `agree` records ends nothing, and the handlers are restored.  A second signal,
     or one that was never recorded, ends the program with that signal's conventional status."""
-    handlers = [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)]
     interrupted(number, ask=True)
-    assert handlers == [signal.getsignal(z) for z in (signal.SIGINT, signal.SIGTERM)]
+    assert handlers == [signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)]
     assert end_of(lambda: interrupted(number, times=2)) == 128 + number
     assert end_of(lambda: interrupted(number)) in (130, -number)

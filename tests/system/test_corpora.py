@@ -25,7 +25,7 @@ def write(tmp_path, data):
 
 
 def texts_of(corpus):
-    return [as_bytes(z, corpus.vocab) for z in (corpus.train, corpus.valid, corpus.test)]
+    return [as_bytes(split, corpus.vocab) for split in (corpus.train, corpus.valid, corpus.test)]
 
 
 @pytest.mark.parametrize("data", [RAW[:40], RAW[:1019], bytes(range(256)) * 4], ids=len)

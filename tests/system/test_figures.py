@@ -39,11 +39,12 @@ def test_curves_and_bars(axes, monkeypatch):
     by_position, cost, by_length, bars = axes
     assert lines_of(by_position) == [("a", [0, 1], [5, 4]), ("b", [0, 1], [2, 3])]
     assert [points for _, *points in lines_of(cost)] == [[[8, 16], [24, 48]], [[8, 16], [8, 16]]]
-    assert [z.get_text() for z in cost.texts] == ["for all pairs:\n48 ms", "by the shift:\n16 ms"]
+    assert [label.get_text() for label in cost.texts] == [
+        "for all pairs:\n48 ms", "by the shift:\n16 ms"]
     plain, clamped, (_, trained, _) = lines_of(by_length)
     assert plain[1:] == ([4, 16, 64, 384, 1024], pytest.approx([4, 16, 64, 384, 1024]))
     assert clamped[1:] == ([384, 1024], pytest.approx([384, 1024 + 383])) and trained == [383] * 2
-    assert [z.get_text() for z in bars.get_yticklabels()] == ["lesson 1: a", "lesson 2: b"]
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["lesson 1: a", "lesson 2: b"]
     assert [bar.get_width() for bar in bars.patches] == [3.0, 2.0]
     gray, blue = (bar.get_facecolor()[:3] for bar in bars.patches)
     assert len(set(gray)) == 1 and blue[2] == max(blue) > blue[0]
@@ -74,7 +75,7 @@ def test_lesson_3_has_the_four_terms_scaled_and_masked(axes):
     for a, term in zip((a for a in axes if a.get_xlabel()), terms, strict=True):
         shown = torch.tensor(a.images[0].get_array().filled(math.nan))
         assert shown.allclose(term, equal_nan=True)
-        assert "".join(z.get_text() for z in a.get_xticklabels()) == "a¶·bc¶"
+        assert "".join(label.get_text() for label in a.get_xticklabels()) == "a¶·bc¶"
 
 
 @pytest.mark.parametrize("lesson, trainer, shows", [

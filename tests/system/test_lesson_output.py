@@ -29,7 +29,7 @@ def is_near(told, printed):
     """Compare two numbers as text; times are not compared."""
     if told.endswith(" ms"):
         return True
-    x, y = (float(z.replace(",", "")) for z in (told, printed))
+    x, y = (float(number.replace(",", "")) for number in (told, printed))
     if "e" in told:
         return y < ROUNDING if x < ROUNDING else x / FACTOR <= y <= x * FACTOR
     return abs(x - y) <= (BITS if "." in told else 0)
@@ -40,10 +40,11 @@ def differing(told, printed):
     """
     wrong, is_sample = [], False
     for pair in zip(told, printed, strict=True):
-        words, numbers = zip(*((NUMBER.sub("0", z).split(), NUMBER.findall(z)) for z in pair))
+        words, numbers = zip(*(
+            (NUMBER.sub("0", line).split(), NUMBER.findall(line)) for line in pair))
         same = words[0] == words[1] and all(map(is_near, *numbers))
         if is_sample:
-            same = len({len(ast.literal_eval(z.strip())) for z in pair}) == 1
+            same = len({len(ast.literal_eval(line.strip())) for line in pair}) == 1
         wrong += [] if same else [pair]
         is_sample = pair[0].endswith(SAMPLE)
     return wrong

@@ -21,7 +21,7 @@ for x in torch.randint(13, (3, 2, 4)):
     optimizer.step()
     outputs += [losses.detach(), *memory]
 outputs += [*model.parameters(), generate(model.eval(), x, 6)]
-torch.save([z.detach() for z in outputs], "outputs.pt")
+torch.save([output.detach() for output in outputs], "outputs.pt")
 """
 
 

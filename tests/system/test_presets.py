@@ -75,7 +75,7 @@ def test_every_setting_is_a_flag_with_its_help(capsys):
     with pytest.raises(SystemExit):
         train.main(["--help"])
     output = " ".join(capsys.readouterr().out.split())
-    for name in (*(z.name for z in (*fields(Recipe), *fields(Flags)[:-1])), *MODEL_FLAGS):
+    for name in (*(field.name for field in (*fields(Recipe), *fields(Flags)[:-1])), *MODEL_FLAGS):
         assert f"--{name.replace('_', '-')} " in output, name
     for words in ("auto|float32|bf16", "(laptop: 0.012, enwik8-12L: 0.00025)", "(default: 40)",
                   "largest norm of the gradient", "of hidden states", "length of a sample"):

@@ -27,8 +27,8 @@ def code_in(text):
     blocks = re.findall(r"^ {4}(.+)$", text.replace("\\\n", " "), re.MULTILINE)
     short = re.search(r'^ +P="(.+?)"', text, re.MULTILINE)  # is written $P below
     blocks = [line.replace("$P", short[1]) if short else line for line in blocks]
-    return [" ".join(z.split()) for z in spans] + [
-        re.split(r"\s{2,}(?![-\\])|\s+# | & done|; ", z)[0] for z in blocks]
+    return [" ".join(code.split()) for code in spans] + [
+        re.split(r"\s{2,}(?![-\\])|\s+# | & done|; ", code)[0] for code in blocks]
 
 
 def parse_commands(text):

@@ -133,7 +133,7 @@ def text(tmp_path_factory):
 
 @pytest.mark.parametrize("program, argv, words", [
     (program, *row) for program, rows in REFUSED.items() for row in rows],
-    ids=lambda z: ascii(z)[1:-1][:60])
+    ids=lambda value: ascii(value)[1:-1][:60])
 def test_a_command_line_is_rejected_in_one_line(
         program, argv, words, text, small, tmp_path, monkeypatch, capsys):
     """The line is on stderr and has the error, its place and the remedy; the status is 1."""

@@ -92,7 +92,7 @@ def test_nohup_ctrl_c_and_a_suspended_process(capfd):
     signal.signal(runs.HANG_UP, before)
     assert stop.number == signal.SIGINT and "stopping after this" in capfd.readouterr().err
     job, seconds = Mock(step_seconds=[]), (1, 1, 60, 9, 1, 60, 60, 60, 60)
-    assert [runs.Job.without_pause(job, z) for z in seconds] == [1, 1, 1, 9, 1, 1, 60, 60, 60]
+    assert [runs.Job.without_pause(job, took) for took in seconds] == [1, 1, 1, 9, 1, 1, 60, 60, 60]
 
 
 @pytest.mark.parametrize("flags, wanted", [
