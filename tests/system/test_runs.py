@@ -186,7 +186,7 @@ def test_out_of_memory_is_reported_in_one_line(text, small, tmp_path, monkeypatc
     for act in (lambda: run(text, tmp_path / "run", "--steps", "3"),
                 lambda: again(out, "--eval-only")):
         said = failure(capsys, act())
-        assert "out of memory: a smaller model" in said and "--micro-batch" in said
+        assert "out of memory: " in said and "--micro-batch" in said
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
