@@ -131,12 +131,17 @@ def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys
 
 
 def test_of_two_runs_at_the_same_moment_one_is_rejected(text, tmp_path, monkeypatch, capsys):
-    """The other has created the folder since this one looked.  A rejected run leaves no lock."""
-    out, make = tmp_path / "run", train.make_job
-    monkeypatch.setattr(train, "make_job", lambda *given: (make(*given), out.mkdir())[0])
+    """The other has created and locked the folder since this one looked."""
+    out, make, locks = tmp_path / "run", train.make_job, []
+
+    def other(*given):
+        out.mkdir()
+        locks.append(checkpoint.lock(out))
+        return make(*given)
+
+    monkeypatch.setattr(train, "make_job", other)
     assert "is in use by another run" in failure(capsys, run(text, out, "--steps", "3"))
-    assert "no checkpoint" in failure(capsys, again(out, "--resume"))
-    assert not any(out.iterdir())
+    assert [path.name for path in out.iterdir()] == ["lock"]
 
 
 def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkeypatch, capsys):
