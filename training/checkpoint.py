@@ -33,7 +33,8 @@ def save(path, content, backup=None):
     try:
         write_atomically(path, lambda file: torch.save(content, file), backup=backup)
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
-        raise OSError(f"could not write {path}: {error}") from None
+        reason = error.__context__ or error  # torch's own message does not name it
+        raise OSError(f"could not write {path}: {reason}") from None
 
 
 class Content(dict):

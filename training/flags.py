@@ -251,9 +251,8 @@ def exit_status(program, act, *arguments):
                       "with --out")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate" in str(error):
-            return report(program, "out of memory: a smaller model, batch, segment or memory of "
-                          "evaluation needs less; train.py --micro-batch needs less for the same "
-                          "steps")
+            return report(program, "out of memory: train.py --micro-batch 1 makes the same steps "
+                          "with the least; a smaller model, segment or memory also needs less")
         if ranks.lost(error):
             return report(program, "another rank has exited, so this one also exits")
         raise
