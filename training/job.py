@@ -136,27 +136,21 @@ def open_job(path, make, resume=False):
     make(saved) builds the Job from the content of a checkpoint or, from None, a new Job.
     """
     with ExitStack() as stack:
-        saved, rejected = None, ExitStack()
+        saved = None
         if ranks.RANK == 0:
-            is_new = not path.is_dir()  # asked only once, since another run may create it soon
-            if not is_new:
-                if checkpoint.fcntl and not (path / "lock").exists():
-                    rejected.callback((path / "lock").unlink)
+            if any(path.glob("*.pt")):
                 stack.enter_context(checkpoint.lock(path))
-                stack.enter_context(rejected)  # unlinks while the lock is still held
             saved = find_checkpoint(path, resume)
         chosen = ranks.broadcast(saved and saved.path)  # the others read the same file
         if chosen and saved is None:
             saved = checkpoint.load(chosen)
         job = make(saved)
         job.begin(saved)
-        saved = None  # frees its memory
-        rejected.pop_all()  # a rejected run leaves neither a lock nor a folder
-        if ranks.RANK == 0 and is_new:
-            if path.is_dir():
-                raise ValueError(f"{path} is in use by another run: name another with --out")
-            path.mkdir(parents=True)
+        if ranks.RANK == 0 and saved is None:  # not before: a rejected run leaves no file
+            path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(checkpoint.lock(path))
+            find_checkpoint(path, resume)  # of a run that came and went since
+        saved = None  # frees its memory
         job.log.open(job)
         stack.enter_context(job.log.file)
         yield job
@@ -181,7 +175,7 @@ class Job:
         self.optimizer = optimizer or OPTIMIZERS[recipe.optimizer](model, recipe)
         self.reader = reader
         self.device = next(model.parameters()).device
-        self.state, self.log, self.saved_at, self.on_disk = State(), Log(), 0.0, None
+        self.state, self.log, self.saved_at = State(), Log(), 0.0
         self.step_seconds = deque(maxlen=99)
         self.fixed_content = {  # the part of all checkpoints that never changes
             "format": checkpoint.FORMAT, "name": name, "config": asdict(model.config),
@@ -199,7 +193,6 @@ class Job:
             self.state.memory = memory and [past[mine].to(self.device) for past in memory]
             checkpoint.set_random_state(saved, self.recipe.seed + self.state.step)
             self.saved_at = self.state.seconds
-            self.on_disk = self.state.step, self.state.validated_at
         elif ranks.RANK:  # each rank draws its own dropout
             torch.manual_seed(self.recipe.seed + ranks.RANK)
         self.learner = ranks.parallel(self.model, *self.batches.segment(0))
@@ -217,22 +210,20 @@ class Job:
                 "model": self.model.state_dict(), "state": vars(self.state) | {"memory": None}})
 
     def save(self):
-        """Write checkpoint.pt, everything that resuming needs, if something has changed; keep the
-        one before as previous.pt.  The memory of all B lanes is saved, for any number of ranks.
+        """Write checkpoint.pt, everything that resuming needs; keep the one before as previous.pt.
+
+        The memory of all B lanes is saved, for any number of ranks.
         """
-        now = self.state.step, self.state.validated_at
-        if self.on_disk == now:
-            return
         memory = self.state.memory and [ranks.gather(past) for past in self.state.memory]
         content = self.fixed_content | checkpoint.random_state(self.device.type) | {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
             "state": vars(self.state) | {"memory": memory}, "batches": self.batches.state(),
-            "log": self.log.state()}
+            "log": asdict(self.log)}
         if ranks.RANK == 0:
             self.log.flush()  # its lines must be on the disk before the checkpoint
             checkpoint.save(self.path / "checkpoint.pt", content, self.path / "previous.pt")
         ranks.broadcast(None)  # no rank continues or exits before the file is written
-        self.saved_at, self.on_disk = self.state.seconds, now
+        self.saved_at = self.state.seconds
 
 
 def load_model(saved, device):

@@ -87,9 +87,6 @@ def test_rank_is_ignored_in_a_single_process(monkeypatch):
         monkeypatch.setattr(os, "environ", {"RANK": "2", "WORLD_SIZE": count})
         found = runpy.run_path(ranks.__file__)
         assert (found["RANK"], found["COUNT"]) == wanted
-    monkeypatch.setattr(os, "environ", {"WORLD_SIZE": "abc"})
-    with pytest.raises(SystemExit, match="WORLD_SIZE is 'abc', not a number"):
-        runpy.run_path(ranks.__file__)
 
 
 def test_more_ranks_than_gpus_raise_one_sentence(monkeypatch):
