@@ -32,7 +32,7 @@ import torch
 from training import checkpoint, estimate, fast, log, machine, ranks
 from training.flags import (
     adapt_to_vocabulary, choose_folder, choose_model, exit_status, find_folder, parse,
-    restore_recipe, say_what_a_gpu_trains, settings_of)
+    restore_settings)
 from training.job import Job, Stop, in_vocabulary, load_model, open_job, read_corpus
 from training.optimizers import set_rate
 
@@ -186,11 +186,7 @@ def validate_and_save(job, stop):
 # ---- the training loop --------------------------------------------------------------
 
 def fit(job):
-    """Train until the recipe's end or a signal -> the signal's number, otherwise 0.
-
-    Two objects share the weights of job.model (training/job.py): job.learner for steps
-    (wrapped, with several ranks), job.reader for evaluation (None: no validation).
-    """
+    """Train until the recipe's end or a signal -> the signal's number, otherwise 0."""
     recipe, state = job.recipe, job.state
     with Stop() as stop:  # Ctrl-C, SIGTERM and SIGHUP wait for the end of a step
         while True:
@@ -218,22 +214,18 @@ def fit(job):
 def make_job(flags, device, path, saved):
     """Build the Job of a new run from the flags, or resume a checkpoint's content."""
     if saved:
-        name, config, _ = settings_of(saved)
-        recipe = restore_recipe(flags, saved)
+        name, config, recipe = restore_settings(flags, saved)
         corpus = read_corpus(recipe, flags.data_dir, saved)
     else:
         name, config, recipe = choose_model(flags, device)
         corpus = read_corpus(recipe, flags.data_dir)
-        if flags.start:
-            corpus = in_vocabulary(corpus, flags.start["vocab"], recipe)
-        say_what_a_gpu_trains(flags, device)
+        corpus = in_vocabulary(corpus, flags.start, recipe)
         config = adapt_to_vocabulary(config, len(corpus.vocab), flags)
         dtype = ranks.on_rank_0(machine.choose_dtype, recipe, config, device)
         recipe = replace(recipe, dtype=dtype)
     torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(config).to(device)
     if flags.start:
-        print(f"starting from the weights of {flags.start.path}")
         model.load_state_dict(flags.start["model"])
     reader = fast.prepare(model, recipe.plain)  # the model itself with --plain
     return Job(path, name, model, recipe, corpus, reader=reader)
@@ -284,7 +276,7 @@ def evaluate_or_sample(flags, device):
     """Run --eval-only and --sample: use a checkpoint without further training."""
     name, _, typed = choose_model(flags, device)
     saved = checkpoint.to_evaluate(find_folder(flags, name, typed))
-    recipe = restore_recipe(flags, saved)
+    _, _, recipe = restore_settings(flags, saved)
     if flags.eval_only or "text" in flags.typed:  # ValueError if the run's was another
         corpus = read_corpus(recipe, flags.data_dir, saved, similar=True)
     reader = fast.prepare(load_model(saved, device), recipe.plain)

@@ -7,7 +7,7 @@ import argparse
 import sys
 import time
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from shlex import quote
 
@@ -20,6 +20,7 @@ from training.presets import flag, option
 
 ROOT = Path(__file__).resolve().parent.parent  # of train.py
 PRETRAINED = ROOT / "pretrained"  # the included model
+say_once = cache(print)  # a line that was printed before is not printed again
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,9 @@ def choose_preset(flags, device):
     if name not in presets.MODELS:
         raise ValueError(f"unknown model {name!r}, known are {', '.join(presets.MODELS)}"
                          f"{did_you_mean(name, presets.MODELS)}")
+    if name == small != paper and not flags.model:
+        say_once(f"no GPU found: {small!r} is the model for {dataset}; {paper!r} needs a GPU "
+                 f"(--model {paper} chooses it here)")
     config, recipe = presets.MODELS[name]
     large = presets.CONFIGS[paper]
     if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model, many words
@@ -171,15 +175,6 @@ def adapt_to_vocabulary(config, V, flags):
     return replace(config, vocab_size=V, cutoffs=fits, div_val=div_val)
 
 
-def say_what_a_gpu_trains(flags, device):
-    """Print that without a GPU a benchmark's name alone trains a small model."""
-    name = flags.typed.get("dataset")
-    large, small = presets.DATASETS.get(name, (None, None))
-    if device == "cpu" and large != small and not flags.model and not flags.init:
-        print(f"no GPU found: training the small model {small!r} on {name}; {large!r} needs a GPU "
-              f"(--model {large} also trains it here)")
-
-
 def choose_folder(flags, name, recipe):
     """Return the folder of a run: --out, or runs/DATASET-MODEL next to train.py."""
     text = Path(recipe.text).stem if recipe.text else recipe.dataset
@@ -196,12 +191,13 @@ def find_folder(flags, name, recipe):
     return PRETRAINED
 
 
-def restore_recipe(flags, saved):
-    """Return the Recipe of a checkpoint, with those settings that were typed and may change.
+def restore_settings(flags, saved):
+    """Return a checkpoint's name, Config and Recipe, with what was typed and may change.
 
     ValueError if another setting differs from the saved one.  (A text may have moved: its content
     is compared when it is read.)  --eval-only may be on another machine, so its dtype is auto.
     """
+    name, config, recipe = settings_of(saved)
     act, free = "--resume", {"micro_batch", "save_minutes", "text"}
     auto = {"dtype": "auto"} if flags.eval_only else {}
     if flags.eval_only or flags.sample is not None:
@@ -210,7 +206,7 @@ def restore_recipe(flags, saved):
     free |= auto.keys()
     check_kept(flags, saved, act, free)
     changes = auto | {key: flags.typed[key] for key in flags.typed.keys() & free}
-    return replace(presets.Recipe(**saved["recipe"]), **changes)
+    return name, config, replace(recipe, **changes)
 
 
 def check_kept(flags, saved, act, free):

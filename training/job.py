@@ -78,7 +78,7 @@ def read_corpus(recipe, data_dir, saved=None, similar=False):
     if saved is None:
         return corpus
     with suppress(ValueError):  # other words or bytes: another text
-        same = in_vocabulary(corpus, saved["vocab"], recipe)
+        same = in_vocabulary(corpus, saved, recipe)
         if checksum(same) == saved["text"]:
             return same
         if similar and is_library(recipe):
@@ -90,12 +90,13 @@ def read_corpus(recipe, data_dir, saved=None, similar=False):
                      f"then, {len(corpus.vocab)} now); restore it, or train in another folder")
 
 
-def in_vocabulary(corpus, vocab, recipe):
-    """Return the corpus in a model's vocabulary.
+def in_vocabulary(corpus, saved, recipe):
+    """Return the corpus in the vocabulary of a checkpoint, if that is given.
 
     ValueError if that lacks a byte of it, or has other words.  Only Python's library is read
-    without such bytes, for example tabs, since the versions differ in them.
+    without such bytes, for example tabs, since its versions differ in them.
     """
+    vocab = saved["vocab"] if saved else corpus.vocab
     if corpus.vocab == vocab:
         return corpus
     if corpus.unit == "ppl" or not isinstance(vocab[0], int):

@@ -68,7 +68,7 @@ def test_pretrained_starts_a_run_on_a_text(tmp_path, capsys):
     assert start(flags.PRETRAINED, text, tmp_path / "new", *argv) == 0
     assert "laptop on " in (said := capsys.readouterr().out) and "2,918,954\n" in said
     assert start(flags.PRETRAINED, text, tmp_path / "new", *argv[:-1], "--n-tokens", "3") == 0
-    assert "starting from the weights of" in capsys.readouterr().out
+    assert "\nlaptop: 2,918,954 parameters on LICENSE\n" in "\n" + capsys.readouterr().out
 
 
 def test_settings_are_those_of_the_run_or_typed(finished):
@@ -86,10 +86,10 @@ def test_settings_are_those_of_the_run_or_typed(finished):
 def test_bytes_are_encoded_again_and_words_must_be_the_same(ours, theirs, words):
     split = corpora.torch.arange(len(ours), dtype=corpora.torch.uint8)
     corpus = corpora.Corpus(split, split, split, list(ours), "it")
+    given = corpus, {"vocab": list(theirs)}, presets.Recipe(steps=1, text="it")
     if words:
-        assert words in refusal(job.in_vocabulary, corpus, list(theirs), presets.Recipe(
-            steps=1, text="it"))
+        assert words in refusal(job.in_vocabulary, *given)
     else:
-        found = job.in_vocabulary(corpus, list(theirs), presets.Recipe(steps=1, text="it"))
+        found = job.in_vocabulary(*given)
         assert found.vocab == list(theirs)
         assert corpora.decode(found.test, found.vocab) == corpora.decode(split, list(ours))
