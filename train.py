@@ -208,7 +208,7 @@ def fit(job):
             state.record_step(x, math.isfinite(loss + norm), seconds)
             done = fraction_done(recipe, state)
             job.log.training(state, recipe, rate, loss, norm, done)
-            state.stop_if_never_finite()
+            state.raise_after_ten_bad_steps()
 
 
 def make_job(flags, device, path, saved):

@@ -49,7 +49,7 @@ class State:
         self.skipped += not finite
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
 
-    def stop_if_never_finite(self):
+    def raise_after_ten_bad_steps(self):
         """Raise ValueError after ten steps in a row that were not finite."""
         if self.skipped_in_a_row == 10:
             raise ValueError(f"ten steps in a row, up to step {self.step}, had a loss or gradient "
