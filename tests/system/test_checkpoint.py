@@ -3,7 +3,6 @@ import os
 import pickle
 import signal
 import time
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 
 from system.kills import differences
 from helpers import content_of, refusal
-from training import checkpoint, ranks
+from training import checkpoint
 from training.job import Stop, find_checkpoint
 
 CONTENT = {"format": checkpoint.FORMAT, "weights": torch.arange(9.0), "step": 3}
@@ -112,15 +111,6 @@ def test_the_previous_checkpoint_is_used_if_the_newest_is_damaged(paths, tmp_pat
     assert find_checkpoint(tmp_path, resume=True)["step"] == 1
     checkpoint.save(paths[0], CONTENT, paths[1])
     assert checkpoint.load(paths[1])["step"] == 1
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
-def test_several_ranks_map_a_checkpoint(paths, monkeypatch):
-    """The ranks share one copy of a file that is mapped into memory."""
-    monkeypatch.setattr(ranks, "COUNT", 8)
-    content = checkpoint.load(paths[0])
-    assert not differences(content, CONTENT | {"step": 2})
-    assert str(paths[0]) in Path("/proc/self/maps").read_text()
 
 
 def interrupted(number, times=1, ask=False):
