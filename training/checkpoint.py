@@ -54,8 +54,7 @@ def load(path):
         with ZipFile(path) as archive:
             if damaged := archive.testzip():  # compares the checksums
                 raise ValueError(f"bad CRC-32 of {damaged}")
-        content = torch.load(path, map_location="cpu", weights_only=True,
-                             mmap=ranks.COUNT > 1)  # the ranks share one copy
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
     except Exception as error:  # truncated, a flipped bit, another file, a pickle that runs code

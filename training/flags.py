@@ -45,10 +45,9 @@ class Flags:
 
     def __post_init__(self):
         presets.check(self)
-        if self.resume and (self.eval_only or self.sample is not None):
-            raise ValueError("--resume trains, --eval-only and --sample do not: give one of them")
-        if self.init and (self.resume or self.eval_only or self.sample is not None):
-            raise ValueError("--init starts a new run: leave out --resume, --eval-only, --sample")
+        if bool(self.init) + self.resume + (self.eval_only or self.sample is not None) > 1:
+            raise ValueError("--resume trains, --init begins a new run, --eval-only and --sample "
+                             "do neither: give one of them")
 
     @cached_property
     def start(self):
@@ -123,7 +122,7 @@ def choose_model(flags, device):
         raise ValueError("--text and --dataset are two corpora; give one of them")
     if flags.start:
         free = {field.name for field in fields(presets.Recipe)}
-        check_kept(flags, flags.start, "--init", free | {"dropout", "dropout_attention", "mem_len"})
+        check_kept(flags, flags.start, free | {"dropout", "dropout_attention", "mem_len"})
         name, config, recipe = settings_of(flags.start)
         recipe = replace(recipe, dtype="auto")  # it may be on another machine
     else:
@@ -198,28 +197,27 @@ def restore_settings(flags, saved):
     is compared when it is read.)  --eval-only may be on another machine, so its dtype is auto.
     """
     name, config, recipe = settings_of(saved)
-    act, free = "--resume", {"micro_batch", "save_minutes", "text"}
-    auto = {"dtype": "auto"} if flags.eval_only else {}
-    if flags.eval_only or flags.sample is not None:
-        act = "--eval-only" if flags.sample is None else "--sample"
-        free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text", "seed"}
-    free |= auto.keys()
-    check_kept(flags, saved, act, free)
-    changes = auto | {key: flags.typed[key] for key in flags.typed.keys() & free}
+    free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text", "seed"}
+    if flags.resume:
+        free = {"micro_batch", "save_minutes", "text"}
+    elif flags.eval_only:
+        free.add("dtype")
+        recipe = replace(recipe, dtype="auto")
+    check_kept(flags, saved, free)
+    changes = {key: flags.typed[key] for key in flags.typed.keys() & free}
     return name, config, replace(recipe, **changes)
 
 
-def check_kept(flags, saved, act, free):
+def check_kept(flags, saved, free):
     """Raise ValueError for a typed setting that is not free and differs from the saved one."""
     known = saved["config"] | saved["recipe"] | {"model": saved["name"]}
     typed = flags.typed | ({"model": flags.model} if flags.model else {})
     for key in typed.keys() - free:
         if typed[key] != known[key] and (key, typed[key]) != ("dtype", "auto"):
-            new = act == "--resume" and key in saved["recipe"]
+            init = f"; --init {quote(str(saved.path.parent))} starts a new run from its weights"
             raise ValueError(
-                f"{act} keeps the settings of the run: {flag(key)} is {known[key] or 'not set'} "
-                f"there, not {typed[key]}" + new * (
-                    f"; --init {quote(str(saved.path.parent))} starts a new run from its weights"))
+                f"the run keeps its settings: {flag(key)} is {known[key] or 'not set'} there, not "
+                f"{typed[key]}{init * (flags.resume and key in saved['recipe'])}")
 
 
 # ---- one line for every mistake -----------------------------------------------------------------

@@ -83,12 +83,7 @@ class Log:
         print(f"step {state.step:,} | validation {value} {self.unit}", flush=True)
 
     def training(self, state, recipe, rate, loss, norm, done):
-        """Record a step; write a line of means when it is due; print a spike and, every five
-        seconds, a log line.
-        """
-        if self.count >= 10 and loss > 2 * self.total / self.count:
-            print(f"step {state.step:,} | loss {in_unit(loss, self.unit):.3f} {self.unit} | spike: "
-                  "more than twice the mean since the last line", flush=True)
+        """Record a step; write a line of means when it is due, and print one every five seconds."""
         if math.isfinite(loss + norm):
             self.total, self.count = self.total + loss, self.count + 1
             self.largest = max(self.largest, loss)

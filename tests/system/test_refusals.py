@@ -68,7 +68,7 @@ REFUSED = {  # program: command line, words of the sentence
         # a run from the weights of another one
         (INIT + "notes.txt --n-layer 3", "--n-layer is 2 there, not 3"),
         (INIT + "notes.txt --model laptop", "--model is tiny there, not laptop"),
-        (INIT + "notes.txt --resume", "--init starts a new run: leave out --resume"),
+        (INIT + "notes.txt --resume", "--init begins a new run"),
         (INIT + "short.txt", "short.txt has bytes that the model's vocabulary lacks: b"),
         (INIT + "notes.txt --init nowhere", "no checkpoint at nowhere"),
         (RESUME + "--steps 9", "--steps is 3 there, not 9; --init small starts a new run"),
