@@ -1,4 +1,5 @@
 """Test checkpoints and signals: files stay complete, damage is detected, and signals wait."""
+import io
 import os
 import pickle
 import signal
@@ -45,14 +46,23 @@ def test_a_file_is_flushed_before_its_rename_and_the_folder_after_it(paths, monk
                     "flush folder"]
 
 
-@pytest.mark.parametrize("broken, error", [
-    ("torch.save", RuntimeError), ("os.fsync", OSError), ("os.replace", OSError),
-    ("builtins.open", OSError)])
-def test_a_failing_write_changes_nothing(paths, tmp_path, monkeypatch, broken, error):
-    """A write may fail on a full disk, which torch reports as a RuntimeError."""
+class FullDisk(io.BytesIO):
+    def write(self, data):
+        raise FULL
+
+
+FULL = OSError("No space left on device")
+FAILS = Mock(side_effect=FULL)
+
+
+@pytest.mark.parametrize("broken, mock", [
+    ("os.fsync", FAILS), ("os.replace", FAILS), ("builtins.open", FAILS),
+    ("builtins.open", Mock(return_value=FullDisk()))], ids=["fsync", "replace", "open", "write"])
+def test_a_failing_write_changes_nothing(paths, tmp_path, monkeypatch, broken, mock):
+    """On a full disk torch raises a RuntimeError, which hides the reason."""
     left = content_of(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(broken, Mock(side_effect=error("No space left on device")))
+        patch.setattr(broken, mock)
         with pytest.raises(OSError, match="could not write .*checkpoint.pt: .*No space left"):
             checkpoint.save(paths[0], CONTENT | {"step": 3}, paths[1])
     assert left == content_of(tmp_path)

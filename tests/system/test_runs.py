@@ -12,7 +12,7 @@ import torch
 
 from system.kills import runs_differ
 from helpers import refusal
-from training import checkpoint, log, job as runs, machine, optimizers
+from training import checkpoint, job as runs, machine, optimizers
 from system.conftest import WHOLE, again, at_call, failure, last_line, run, saved
 
 train = import_module("train")
@@ -25,8 +25,6 @@ def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
     assert score.endswith(" bpc (evaluation T 16, M 16, clamp none; 11 predictions; notes.txt)")
     assert sorted(path.name for path in out.iterdir()) == [
         "best.pt", "checkpoint.pt", "lock", "metrics.tsv", "previous.pt"]
-    steps = [row["step"] for row in log.read_metrics(out / "metrics.tsv")]
-    assert steps == ["2", "3", "4", "6", "6", "8", "9"]
     assert saved(out, "best")["memory"] is None
     head = (out / "metrics.tsv").read_text()
     assert head.startswith(f"# python {' '.join(shlex.join(sys.argv).split())}\n")
