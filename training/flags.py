@@ -121,14 +121,14 @@ def choose_model(flags, device):
     if "text" in typed and "dataset" in typed:
         raise ValueError("--text and --dataset are two corpora; give one of them")
     if flags.start:
-        free = {field.name for field in fields(presets.Recipe)}
-        check_kept(flags, flags.start, free | {"dropout", "dropout_attention", "mem_len"})
+        check_kept(flags, flags.start, {"dropout", "dropout_attention", "mem_len"}
+                   | typed.keys() - MODEL_FLAGS.keys())
         name, config, recipe = settings_of(flags.start)
         recipe = replace(recipe, dtype="auto")  # it may be on another machine
     else:
         name, config, recipe = choose_preset(flags, device)
     sizes = {key: typed[key] for key in typed.keys() & MODEL_FLAGS.keys()}
-    if sizes.keys() & {"n_head", "d_model"} and "d_head" not in sizes:
+    if sizes.keys() & {"n_head", "d_model"} and "d_head" not in sizes and not flags.start:
         D, H = (sizes.get(key, getattr(config, key)) for key in ("d_model", "n_head"))
         if H < 1 or D % H:
             raise ValueError(f"{H} heads do not divide the model width {D}")

@@ -67,8 +67,7 @@ def is_library(recipe):
 def read_corpus(recipe, data_dir, saved=None, similar=False):
     """Return the run's corpus, in the vocabulary of its checkpoint if that is given.
 
-    ValueError if the checkpoint was trained on another text.  `similar` accepts another Python's
-    library.
+    ValueError if that was trained on another text; `similar` accepts another Python's library.
     """
     if ranks.RANK > 0:  # rank 0 comes first, since it may download and unpack
         ranks.broadcast(None)
@@ -193,7 +192,6 @@ class Job:
             memory = self.state.memory
             self.state.memory = memory and [past[mine].to(self.device) for past in memory]
             checkpoint.set_random_state(saved, self.recipe.seed + self.state.step)
-            self.saved_at = self.state.seconds
         elif ranks.RANK:  # each rank draws its own dropout
             torch.manual_seed(self.recipe.seed + ranks.RANK)
         self.learner = ranks.parallel(self.model, *self.batches.segment(0))
