@@ -72,9 +72,12 @@ def test_pretrained_starts_a_run_on_a_text(tmp_path, capsys):
 
 
 def test_settings_are_those_of_the_run_or_typed(finished):
-    """Another corpus or length replaces the run's; the dtype is chosen again for this machine."""
-    given = flags.Flags(init=str(finished(*WHOLE)[0]), typed={"dataset": "enwik8", "minutes": 2.0})
-    _, _, recipe = flags.choose_model(given, "cpu")
+    """Another corpus or length replaces the run's; the dtype is chosen again for this machine.  A
+    size may be typed as it is, and changes no other."""
+    run, typed = finished(*WHOLE, "--d-head", "8")[0], {"dataset": "enwik8", "minutes": 2.0}
+    given = flags.Flags(init=str(run), typed=typed | {"n_head": 2})
+    _, config, recipe = flags.choose_model(given, "cpu")
+    assert (config.n_head, config.d_head) == (2, 8)
     assert (recipe.dataset, recipe.text, recipe.dtype) == ("enwik8", "", "auto")
     assert (recipe.steps, recipe.optimizer, recipe.eval_every) == (0, "muon", 3)
 

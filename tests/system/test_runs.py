@@ -45,13 +45,17 @@ def test_eval_only_and_sample_need_only_the_folder(finished, capsys):
     assert samples[0] == samples[1] and samples[0].startswith("abc") and len(samples[0]) == 12
 
 
-def test_eval_only_chooses_its_dtype_by_the_machine(small, monkeypatch):
+def test_eval_only_chooses_its_dtype_by_the_machine(small, monkeypatch, capsys):
     """It ignores the checkpoint's float32 where bf16 is faster, unless --dtype is typed."""
     evaluate, out = Mock(return_value=1.0), small()
     monkeypatch.setattr(train, "evaluate", evaluate)
-    monkeypatch.setattr(machine.timeit, "repeat", Mock(side_effect=[[9.0], [1.0]]))
-    assert again(out, "--eval-only") == again(out, "--eval-only", "--dtype", "float32") == 0
-    assert [call.args[2].dtype for call in evaluate.call_args_list] == ["bf16", "float32"]
+    monkeypatch.setattr(machine.timeit, "repeat", Mock(side_effect=[[9.0], [1.0], [1.0], [30.0]]))
+    for flags in ([], [], ["--dtype", "float32"]):
+        assert again(out, "--eval-only", *flags) == 0
+    chosen = [call.args[2].dtype for call in evaluate.call_args_list]
+    assert chosen == ["bf16", "float32", "float32"]
+    said = capsys.readouterr().out
+    assert "bf16 makes a product 9 times as fast" in said and "bf16 is slower here" in said
 
 
 @pytest.mark.parametrize("where, call, number, flags", [
