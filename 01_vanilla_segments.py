@@ -49,10 +49,10 @@ def lanes(tokens, B):
     tensor([[ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11],
             [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]])
     """
-    L = (len(tokens) - 1) // B if B > 0 else 0
-    rows = [tokens[b * L : (b + 1) * L + 1] for b in range(B)]
-    if L < 1:
+    if B < 1 or len(tokens) <= B:
         raise ValueError(f"{len(tokens)} tokens cannot be cut into {B} lanes")
+    L = (len(tokens) - 1) // B
+    rows = [tokens[b * L : (b + 1) * L + 1] for b in range(B)]
     return torch.stack(rows)
 
 

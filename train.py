@@ -5,6 +5,7 @@
     python train.py --dataset enwik8       the paper's 12 layers on a GPU
     python train.py --model wt103-large --dry-run      the resources that a run needs
     python train.py --resume               continue a run that was stopped
+    python train.py --init RUN --text FILE     a new run from the weights of another one
     python train.py --sample "def main("   let the trained model continue a text
     python train.py --help                 everything else, with its defaults
     torchrun --nproc-per-node=2 train.py --dataset enwik8     the same on two GPUs
@@ -31,8 +32,8 @@ import torch
 from training import checkpoint, estimate, fast, log, machine, ranks
 from training.flags import (
     adapt_to_vocabulary, choose_folder, choose_model, exit_status, find_folder, parse,
-    restore_recipe, say_what_a_gpu_trains)
-from training.job import Job, Stop, open_job, read_corpus, load_model
+    restore_settings)
+from training.job import Job, Stop, in_vocabulary, load_model, open_job, read_corpus
 from training.optimizers import set_rate
 
 lesson_1 = import_module("01_vanilla_segments")
@@ -164,11 +165,10 @@ def is_validation_due(recipe, state):
 
 
 def validate_and_save(job, stop):
-    """Validate if due, saving before and after; otherwise save every save_minutes."""
+    """Save and validate if that is due; otherwise save every save_minutes."""
     recipe, state = job.recipe, job.state
     if job.reader is not None and is_validation_due(recipe, state):
         job.save()  # nothing is lost if the run is killed while validating
-        start = time.perf_counter()
         count = recipe.eval_tokens or len(job.corpus.valid)  # predictions
         tokens = job.corpus.valid[: count + 1]
         loss = ranks.on_rank_0(evaluate, job.reader, tokens, recipe, "validating")
@@ -178,9 +178,7 @@ def validate_and_save(job, stop):
         if loss < state.lowest:  # False if the loss is NaN
             state.lowest = loss
             job.save_best()
-        # save again after a long validation, so that a kill does not repeat it
-        if stop.agree(time.perf_counter() - start) > 1:  # seconds, the slowest rank's
-            job.save()
+        stop.agree(0)  # on a signal that came meanwhile
     elif state.seconds - job.saved_at > 60 * recipe.save_minutes:
         job.save()
 
@@ -188,11 +186,7 @@ def validate_and_save(job, stop):
 # ---- the training loop --------------------------------------------------------------
 
 def fit(job):
-    """Train until the recipe's end or a signal -> the signal's number, otherwise 0.
-
-    Two objects share the weights of job.model (training/job.py): job.learner for steps
-    (wrapped, with several ranks), job.reader for evaluation (None: no validation).
-    """
+    """Train until the recipe's end or a signal -> the signal's number, otherwise 0."""
     recipe, state = job.recipe, job.state
     with Stop() as stop:  # Ctrl-C, SIGTERM and SIGHUP wait for the end of a step
         while True:
@@ -214,20 +208,25 @@ def fit(job):
             state.record_step(x, math.isfinite(loss + norm), seconds)
             done = fraction_done(recipe, state)
             job.log.training(state, recipe, rate, loss, norm, done)
-            state.stop_if_never_finite()
+            state.raise_after_ten_bad_steps()
 
 
 def make_job(flags, device, path, saved):
-    """Build the Job from the flags or, to resume, from a checkpoint's content."""
-    name, config, recipe = choose_model(flags, device, saved)
-    corpus = read_corpus(recipe, flags.data_dir, saved)
-    if saved is None:
-        say_what_a_gpu_trains(flags, device)
+    """Build the Job of a new run from the flags, or resume a checkpoint's content."""
+    if saved:
+        name, config, recipe = restore_settings(flags, saved)
+        corpus = read_corpus(recipe, flags.data_dir, saved)
+    else:
+        name, config, recipe = choose_model(flags, device)
+        corpus = read_corpus(recipe, flags.data_dir)
+        corpus = in_vocabulary(corpus, flags.start, recipe)
         config = adapt_to_vocabulary(config, len(corpus.vocab), flags)
         dtype = ranks.on_rank_0(machine.choose_dtype, recipe, config, device)
         recipe = replace(recipe, dtype=dtype)
     torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(config).to(device)
+    if flags.start:
+        model.load_state_dict(flags.start["model"])
     reader = fast.prepare(model, recipe.plain)  # the model itself with --plain
     return Job(path, name, model, recipe, corpus, reader=reader)
 
@@ -277,7 +276,7 @@ def evaluate_or_sample(flags, device):
     """Run --eval-only and --sample: use a checkpoint without further training."""
     name, _, typed = choose_model(flags, device)
     saved = checkpoint.to_evaluate(find_folder(flags, name, typed))
-    recipe = restore_recipe(flags, saved)
+    _, _, recipe = restore_settings(flags, saved)
     if flags.eval_only or "text" in flags.typed:  # ValueError if the run's was another
         corpus = read_corpus(recipe, flags.data_dir, saved, similar=True)
     reader = fast.prepare(load_model(saved, device), recipe.plain)

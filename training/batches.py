@@ -14,8 +14,6 @@ from training import ranks
 
 lesson_1 = import_module("01_vanilla_segments")
 
-BLOCK = 1 << 20  # tokens that are searched for sentences at a time
-
 
 class Batches:
     """The segments of this rank's lanes, in the order of the text, repeatedly.
@@ -78,11 +76,8 @@ class SentenceLanes:
     """
 
     def __init__(self, tokens, B, separator, seed, epoch):
-        self.tokens, self.lanes, starts = tokens, [], []
-        pieces = tokens.split(BLOCK)
-        for i, piece in enumerate(progress(pieces, "finding sentences in part", len(pieces))):
-            starts.append(np.flatnonzero(piece.numpy() == separator) + i * BLOCK)
-        starts = np.concatenate(starts)
+        self.tokens, self.lanes = tokens, []
+        starts = np.flatnonzero(tokens.numpy() == separator)
         n = len(starts) - 1  # no sentence follows the last separator
         if not 1 <= B <= n:
             raise ValueError(f"--batch must be 1 to {n:,}, the number of sentences, got {B}")

@@ -33,7 +33,8 @@ def save(path, content, backup=None):
     try:
         write_atomically(path, lambda file: torch.save(content, file), backup=backup)
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
-        raise OSError(f"could not write {path}: {error}") from None
+        reason = error.__context__ or error  # torch's own message does not name it
+        raise OSError(f"could not write {path}: {reason}") from None
 
 
 class Content(dict):
@@ -48,13 +49,12 @@ def load(path):
     ValueError if it is missing, damaged, or not a checkpoint.
     """
     if not path.is_file():
-        raise ValueError(f"no checkpoint at {path}; train first, or name its folder with --out")
+        raise ValueError(f"no checkpoint at {path}; train first, or name another folder")
     try:
         with ZipFile(path) as archive:
             if damaged := archive.testzip():  # compares the checksums
                 raise ValueError(f"bad CRC-32 of {damaged}")
-        content = torch.load(path, map_location="cpu", weights_only=True,
-                             mmap=ranks.COUNT > 1)  # the ranks share one copy
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
     except Exception as error:  # truncated, a flipped bit, another file, a pickle that runs code

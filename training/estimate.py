@@ -40,7 +40,9 @@ def dry_run(flags, device):
     The bytes are exact, but those of activations are missing: they depend on machine and dtype.
     """
     name, config, recipe = choose_model(flags, device)
-    if recipe.dataset in SOURCES and not recipe.text:  # published, so nothing is downloaded
+    if flags.start:
+        V = config.vocab_size
+    elif recipe.dataset in SOURCES and not recipe.text:  # published, so nothing is downloaded
         V = SOURCES[recipe.dataset].vocab_size - recipe.drop_newlines
     else:
         V = len(load(recipe.text or recipe.dataset).vocab)

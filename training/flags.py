@@ -7,17 +7,20 @@ import argparse
 import sys
 import time
 from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
 from pathlib import Path
+from shlex import quote
 
 import torch
 
 from support.names import did_you_mean
-from training import presets, ranks
+from training import checkpoint, presets, ranks
 from training.command import Parser
 from training.presets import flag, option
 
 ROOT = Path(__file__).resolve().parent.parent  # of train.py
 PRETRAINED = ROOT / "pretrained"  # the included model
+say_once = cache(print)  # a line that was printed before is not printed again
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Flags:
     device: str = option("", "(default: the best one available)", ("cpu", "cuda"))
     out: str = option("", "folder of the run (default: runs/DATASET-MODEL)")
     resume: bool = option(False, "resume the run in --out with its original settings")
+    init: str = option("", "start a new run with weights, sizes and settings of the run in this "
+                       "folder, such as pretrained")
     eval_only: bool = option(False, "evaluate the run in --out, or else pretrained/, on its test "
                               "split")
     sample: str = option(None, "let the run in --out, or else pretrained/, continue this text")
@@ -40,8 +45,14 @@ class Flags:
 
     def __post_init__(self):
         presets.check(self)
-        if self.resume and (self.eval_only or self.sample is not None):
-            raise ValueError("--resume trains, --eval-only and --sample do not: give one of them")
+        if bool(self.init) + self.resume + (self.eval_only or self.sample is not None) > 1:
+            raise ValueError("--resume trains, --init begins a new run, --eval-only and --sample "
+                             "do neither: give one of them")
+
+    @cached_property
+    def start(self):
+        """The content of the checkpoint that a new run starts from; None without --init."""
+        return checkpoint.to_evaluate(Path(self.init)) if self.init else None
 
 
 MODEL_FLAGS = {  # the corpus or the evaluation decides the other fields of Config
@@ -96,32 +107,28 @@ def parse(argv, description):
         values["cutoffs"] = tuple(values["cutoffs"])
     if "text" in values:
         values["text"] = str(Path(values["text"]).resolve())  # the same file on --resume
-    done = {z.name: values.pop(z.name) for z in fields(Flags) if z.name in values}
-    return Flags(**done, typed=values)
+    names = [field.name for field in fields(Flags) if field.name in values]
+    return Flags(**{name: values.pop(name) for name in names}, typed=values)
 
 
-def choose_model(flags, device, saved=None):
-    """Return the name, Config and Recipe that the flags select, or those of a checkpoint to resume.
+def choose_model(flags, device):
+    """Return the name, Config and Recipe that the flags select for a new run.
 
-    ValueError for an unknown name, and for a setting that differs from the checkpoint's.
+    They are those of a preset, or of the run that --init names, with the values that were typed.
+    ValueError for an unknown name, and for sizes that are not those of --init.
     """
     typed = flags.typed
-    if saved:
-        return saved["name"], presets.Config(**saved["config"]), restore_recipe(flags, saved)
     if "text" in typed and "dataset" in typed:
         raise ValueError("--text and --dataset are two corpora; give one of them")
-    paper, small = presets.DATASETS.get(typed.get("dataset", "stdlib"), presets.DATASETS["stdlib"])
-    name = flags.model or (paper if device == "cuda" else small)
-    if name not in presets.MODELS:
-        raise ValueError(f"unknown model {name!r}, known are {', '.join(presets.MODELS)}"
-                         f"{did_you_mean(name, presets.MODELS)}")
-    config, recipe = presets.MODELS[name]
-    large = presets.CONFIGS[paper]
-    if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model, many words
-        config = replace(config, vocab_size=large.vocab_size, cutoffs=large.cutoffs,
-                         div_val=4 if config.d_model >= 64 else 2)
+    if flags.start:
+        check_kept(flags, flags.start, {"dropout", "dropout_attention", "mem_len"}
+                   | typed.keys() - MODEL_FLAGS.keys())
+        name, config, recipe = settings_of(flags.start)
+        recipe = replace(recipe, dtype="auto")  # it may be on another machine
+    else:
+        name, config, recipe = choose_preset(flags, device)
     sizes = {key: typed[key] for key in typed.keys() & MODEL_FLAGS.keys()}
-    if sizes.keys() & {"n_head", "d_model"} and "d_head" not in sizes:
+    if sizes.keys() & {"n_head", "d_model"} and "d_head" not in sizes and not flags.start:
         D, H = (sizes.get(key, getattr(config, key)) for key in ("d_model", "n_head"))
         if H < 1 or D % H:
             raise ValueError(f"{H} heads do not divide the model width {D}")
@@ -129,7 +136,33 @@ def choose_model(flags, device, saved=None):
     training = {key: typed[key] for key in typed.keys() - MODEL_FLAGS.keys()}
     if training.keys() & {"steps", "minutes"}:
         training = {"steps": 0, "minutes": 0.0} | training
+    if training.keys() & {"text", "dataset"}:
+        training = {"text": "", "drop_newlines": False} | training
     return name, replace(config, **sizes), replace(recipe, **training)
+
+
+def choose_preset(flags, device):
+    """Return the name, Config and Recipe of --model, or of the dataset's model for this device."""
+    dataset = flags.typed.get("dataset", "stdlib")
+    paper, small = presets.DATASETS.get(dataset, presets.DATASETS["stdlib"])
+    name = flags.model or (paper if device == "cuda" else small)
+    if name not in presets.MODELS:
+        raise ValueError(f"unknown model {name!r}, known are {', '.join(presets.MODELS)}"
+                         f"{did_you_mean(name, presets.MODELS)}")
+    if name == small != paper and not flags.model:
+        say_once(f"no GPU found: {small!r} is the model for {dataset}; {paper!r} needs a GPU "
+                 f"(--model {paper} chooses it here)")
+    config, recipe = presets.MODELS[name]
+    large = presets.CONFIGS[paper]
+    if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model, many words
+        config = replace(config, vocab_size=large.vocab_size, cutoffs=large.cutoffs,
+                         div_val=4 if config.d_model >= 64 else 2)
+    return name, config, recipe
+
+
+def settings_of(saved):
+    """Return the name, Config and Recipe of a checkpoint."""
+    return saved["name"], presets.Config(**saved["config"]), presets.Recipe(**saved["recipe"])
 
 
 def adapt_to_vocabulary(config, V, flags):
@@ -139,15 +172,6 @@ def adapt_to_vocabulary(config, V, flags):
     fits = tuple(first for first in config.cutoffs if first < V)
     div_val = config.div_val if fits or "div_val" in flags.typed else 1
     return replace(config, vocab_size=V, cutoffs=fits, div_val=div_val)
-
-
-def say_what_a_gpu_trains(flags, device):
-    """Print that without a GPU a benchmark's name alone trains a small model."""
-    name = flags.typed.get("dataset")
-    large, small = presets.DATASETS.get(name, (None, None))
-    if device == "cpu" and large != small and not flags.model:
-        print(f"no GPU found: training the small model {small!r} on {name}; {large!r} needs a GPU "
-              f"(--model {large} also trains it here)")
 
 
 def choose_folder(flags, name, recipe):
@@ -166,26 +190,34 @@ def find_folder(flags, name, recipe):
     return PRETRAINED
 
 
-def restore_recipe(flags, saved):
-    """Return the Recipe of a checkpoint, with those settings that were typed and may change.
+def restore_settings(flags, saved):
+    """Return a checkpoint's name, Config and Recipe, with what was typed and may change.
 
     ValueError if another setting differs from the saved one.  (A text may have moved: its content
     is compared when it is read.)  --eval-only may be on another machine, so its dtype is auto.
     """
-    act, free = "--resume", {"micro_batch", "save_minutes", "text"}
-    auto = {"dtype": "auto"} if flags.eval_only else {}
-    if flags.eval_only or flags.sample is not None:
-        act = "--eval-only" if flags.sample is None else "--sample"
-        free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text", "seed"}
-    free |= auto.keys()
+    name, config, recipe = settings_of(saved)
+    free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text", "seed"}
+    if flags.resume:
+        free = {"micro_batch", "save_minutes", "text"}
+    elif flags.eval_only:
+        free.add("dtype")
+        recipe = replace(recipe, dtype="auto")
+    check_kept(flags, saved, free)
+    changes = {key: flags.typed[key] for key in flags.typed.keys() & free}
+    return name, config, replace(recipe, **changes)
+
+
+def check_kept(flags, saved, free):
+    """Raise ValueError for a typed setting that is not free and differs from the saved one."""
     known = saved["config"] | saved["recipe"] | {"model": saved["name"]}
     typed = flags.typed | ({"model": flags.model} if flags.model else {})
     for key in typed.keys() - free:
         if typed[key] != known[key] and (key, typed[key]) != ("dtype", "auto"):
-            raise ValueError(f"{act} keeps the settings of the run: {flag(key)} is "
-                             f"{known[key] or 'not set'} there, not {typed[key]}")
-    changes = auto | {key: typed[key] for key in typed.keys() & free}
-    return replace(presets.Recipe(**saved["recipe"]), **changes)
+            init = f"; --init {quote(str(saved.path.parent))} starts a new run from its weights"
+            raise ValueError(
+                f"the run keeps its settings: {flag(key)} is {known[key] or 'not set'} there, not "
+                f"{typed[key]}{init * (flags.resume and key in saved['recipe'])}")
 
 
 # ---- one line for every mistake -----------------------------------------------------------------
@@ -213,9 +245,8 @@ def exit_status(program, act, *arguments):
                       "with --out")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate" in str(error):
-            return report(program, "out of memory: a smaller model, batch, segment or memory of "
-                          "evaluation needs less; train.py --micro-batch needs less for the same "
-                          "steps")
+            return report(program, "out of memory: train.py --micro-batch 1 makes the same steps "
+                          "with the least; a smaller model, segment or memory also needs less")
         if ranks.lost(error):
             return report(program, "another rank has exited, so this one also exits")
         raise

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections import deque
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 
@@ -49,7 +49,7 @@ class State:
         self.skipped += not finite
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
 
-    def stop_if_never_finite(self):
+    def raise_after_ten_bad_steps(self):
         """Raise ValueError after ten steps in a row that were not finite."""
         if self.skipped_in_a_row == 10:
             raise ValueError(f"ten steps in a row, up to step {self.step}, had a loss or gradient "
@@ -59,28 +59,57 @@ class State:
 
 # ---- text, folder, checkpoint -------------------------------------------------------------------
 
-def read_corpus(recipe, data_dir, saved=None, similar=False):
-    """Return the run's corpus.  ValueError if it is not the one that a checkpoint was trained on.
+def is_library(recipe):
+    """Return whether the text is Python's own library, which differs between versions."""
+    return recipe.dataset == "stdlib" and not recipe.text
 
-    `similar` also accepts another Python's library, encoded in the checkpoint's vocabulary.
+
+def read_corpus(recipe, data_dir, saved=None, similar=False):
+    """Return the run's corpus, in the vocabulary of its checkpoint if that is given.
+
+    ValueError if that was trained on another text; `similar` accepts another Python's library.
     """
     if ranks.RANK > 0:  # rank 0 comes first, since it may download and unpack
         ranks.broadcast(None)
     corpus = load(recipe.text or recipe.dataset, root=data_dir, drop_newlines=recipe.drop_newlines)
     if ranks.RANK == 0:
         ranks.broadcast(None)
-    if saved and (saved["vocab"], saved["text"]) != (corpus.vocab, checksum(corpus)):
-        if similar and recipe.dataset == "stdlib" and not recipe.text:
-            kept = with_vocabulary(corpus, saved["vocab"])
-            before, after = (sum(map(len, (c.train, c.valid, c.test))) for c in (corpus, kept))
+    if saved is None:
+        return corpus
+    with suppress(ValueError):  # other words or bytes: another text
+        same = in_vocabulary(corpus, saved, recipe)
+        if checksum(same) == saved["text"]:
+            return same
+        if similar and is_library(recipe):
             print(f"{corpus.name} is the library of another Python than the model was trained on; "
-                  "a file that is in both is in the same split of both\n"
-                  f"bytes left out, since the model's vocabulary lacks them: {before - after}")
-            return kept
-        raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it is "
-                         f"another one, or it has changed since ({len(saved['vocab'])} symbols "
-                         f"then, {len(corpus.vocab)} now); restore it, or train in another folder")
-    return corpus
+                  "a file that is in both is in the same split of both")
+            return same
+    raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it is "
+                     f"another one, or it has changed since ({len(saved['vocab'])} symbols "
+                     f"then, {len(corpus.vocab)} now); restore it, or train in another folder")
+
+
+def in_vocabulary(corpus, saved, recipe):
+    """Return the corpus in the vocabulary of a checkpoint, if that is given.
+
+    ValueError if that lacks a byte of it, or has other words.  Only Python's library is read
+    without such bytes, for example tabs, since its versions differ in them.
+    """
+    vocab = saved["vocab"] if saved else corpus.vocab
+    if corpus.vocab == vocab:
+        return corpus
+    if corpus.unit == "ppl" or not isinstance(vocab[0], int):
+        raise ValueError(f"{corpus.name} has {len(corpus.vocab):,} symbols, the model has others "
+                         f"({len(vocab):,}): bytes and words do not mix, words must be the same")
+    lacking = bytes(set(corpus.vocab) - set(vocab))
+    if lacking and not is_library(recipe):
+        raise ValueError(f"{corpus.name} has bytes that the model's vocabulary lacks: "
+                         f"{lacking[:20]!r}; replace them, or train without --init")
+    kept = with_vocabulary(corpus, vocab)
+    if lacking:
+        before, after = (sum(map(len, (c.train, c.valid, c.test))) for c in (corpus, kept))
+        print(f"bytes left out, since the model's vocabulary lacks them: {before - after}")
+    return kept
 
 
 def find_checkpoint(path, resume):
@@ -107,27 +136,21 @@ def open_job(path, make, resume=False):
     make(saved) builds the Job from the content of a checkpoint or, from None, a new Job.
     """
     with ExitStack() as stack:
-        saved, rejected = None, ExitStack()
+        saved = None
         if ranks.RANK == 0:
-            is_new = not path.is_dir()  # asked only once, since another run may create it soon
-            if not is_new:
-                if checkpoint.fcntl and not (path / "lock").exists():
-                    rejected.callback((path / "lock").unlink)
+            if any(path.glob("*.pt")):
                 stack.enter_context(checkpoint.lock(path))
-                stack.enter_context(rejected)  # unlinks while the lock is still held
             saved = find_checkpoint(path, resume)
         chosen = ranks.broadcast(saved and saved.path)  # the others read the same file
         if chosen and saved is None:
             saved = checkpoint.load(chosen)
         job = make(saved)
         job.begin(saved)
-        saved = None  # frees its memory
-        rejected.pop_all()  # a rejected run leaves neither a lock nor a folder
-        if ranks.RANK == 0 and is_new:
-            if path.is_dir():
-                raise ValueError(f"{path} is in use by another run: name another with --out")
-            path.mkdir(parents=True)
+        if ranks.RANK == 0 and saved is None:  # not before: a rejected run leaves no file
+            path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(checkpoint.lock(path))
+            find_checkpoint(path, resume)  # of a run that came and went since
+        saved = None  # frees its memory
         job.log.open(job)
         stack.enter_context(job.log.file)
         yield job
@@ -152,7 +175,7 @@ class Job:
         self.optimizer = optimizer or OPTIMIZERS[recipe.optimizer](model, recipe)
         self.reader = reader
         self.device = next(model.parameters()).device
-        self.state, self.log, self.saved_at, self.on_disk = State(), Log(), 0.0, None
+        self.state, self.log, self.saved_at = State(), Log(), 0.0
         self.step_seconds = deque(maxlen=99)
         self.fixed_content = {  # the part of all checkpoints that never changes
             "format": checkpoint.FORMAT, "name": name, "config": asdict(model.config),
@@ -169,8 +192,6 @@ class Job:
             memory = self.state.memory
             self.state.memory = memory and [past[mine].to(self.device) for past in memory]
             checkpoint.set_random_state(saved, self.recipe.seed + self.state.step)
-            self.saved_at = self.state.seconds
-            self.on_disk = self.state.step, self.state.validated_at
         elif ranks.RANK:  # each rank draws its own dropout
             torch.manual_seed(self.recipe.seed + ranks.RANK)
         self.learner = ranks.parallel(self.model, *self.batches.segment(0))
@@ -188,22 +209,20 @@ class Job:
                 "model": self.model.state_dict(), "state": vars(self.state) | {"memory": None}})
 
     def save(self):
-        """Write checkpoint.pt, everything that resuming needs, if something has changed; keep the
-        one before as previous.pt.  The memory of all B lanes is saved, for any number of ranks.
+        """Write checkpoint.pt, everything that resuming needs; keep the one before as previous.pt.
+
+        The memory of all B lanes is saved, for any number of ranks.
         """
-        now = self.state.step, self.state.validated_at
-        if self.on_disk == now:
-            return
         memory = self.state.memory and [ranks.gather(past) for past in self.state.memory]
         content = self.fixed_content | checkpoint.random_state(self.device.type) | {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
             "state": vars(self.state) | {"memory": memory}, "batches": self.batches.state(),
-            "log": self.log.state()}
+            "log": asdict(self.log)}
         if ranks.RANK == 0:
             self.log.flush()  # its lines must be on the disk before the checkpoint
             checkpoint.save(self.path / "checkpoint.pt", content, self.path / "previous.pt")
         ranks.broadcast(None)  # no rank continues or exits before the file is written
-        self.saved_at, self.on_disk = self.state.seconds, now
+        self.saved_at = self.state.seconds
 
 
 def load_model(saved, device):

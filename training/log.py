@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from shlex import join, quote
@@ -40,18 +41,15 @@ def clock(seconds):
     return timedelta(seconds=int(min(seconds, 1e13)))  # more would overflow
 
 
+@dataclass
 class Log:
     """metrics.tsv of a run, with a line for each mean of training losses and each validation, and
     the lines that are printed.  Lines are not buffered; with several ranks, only rank 0 writes.
     """
 
-    def __init__(self, total=0.0, count=0, largest=0.0):
-        self.total, self.count, self.largest = total, count, largest  # losses since the last line
-        self.file = None
-
-    def state(self):
-        """Return the part that a checkpoint stores."""
-        return {"total": self.total, "count": self.count, "largest": self.largest}
+    total: float = 0.0  # of the losses since the last line
+    count: int = 0
+    largest: float = 0.0
 
     def open(self, job):
         """Create the file, or truncate it to the lines from before a checkpoint; print what is
@@ -85,12 +83,7 @@ class Log:
         print(f"step {state.step:,} | validation {value} {self.unit}", flush=True)
 
     def training(self, state, recipe, rate, loss, norm, done):
-        """Record a step; write a line of means when it is due; print a spike and, every five
-        seconds, a log line.
-        """
-        if self.count >= 10 and loss > 2 * self.total / self.count:
-            print(f"step {state.step:,} | loss {in_unit(loss, self.unit):.3f} {self.unit} | spike: "
-                  "more than twice the mean since the last line", flush=True)
+        """Record a step; write a line of means when it is due, and print one every five seconds."""
         if math.isfinite(loss + norm):
             self.total, self.count = self.total + loss, self.count + 1
             self.largest = max(self.largest, loss)
@@ -163,14 +156,13 @@ def metrics_header(parameters, job):
 
 def print_next_steps(job, prompt, sample):
     """Print the end of a run: how the model continues a prompt, and commands to try next."""
-    out, recipe, corpus = job.path, job.recipe, job.corpus
-    text = f"--text {quote(recipe.text)}" if recipe.text else f"--dataset {recipe.dataset}"
+    out, corpus = quote(str(job.path)), job.corpus
     print("--- the start of the test split; the model continues after >>>\n"
           f"{decode(prompt, corpus.vocab)}>>>{decode(sample, corpus.vocab)}\n---\n"
-          f"curve: {out / 'curve.png'}\n"
-          f"try next: python train.py --sample TEXT --out {quote(str(out))}\n"
-          f"          python train.py {text} --model {job.name} --minutes 30 "
-          f"--out {quote(f'{out}-30')}    (a new run)")
+          f"curve: {job.path / 'curve.png'}\n"
+          f"try next: python train.py --sample TEXT --out {out}\n"
+          f"          python train.py --init {out} --minutes 30 --out {quote(f'{job.path}-30')}    "
+          "(train further)")
     if corpus.unit == "bpc":
         try:
             print("compressors on the test split: " + ", ".join(

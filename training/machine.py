@@ -60,5 +60,6 @@ def choose_dtype(recipe, config, device):
         seconds[dtype] = min(timeit.repeat(lambda: h @ W_1, number=1, repeat=10))
     ratio = seconds[torch.float32] / seconds[torch.bfloat16]
     dtype = "bf16" if ratio >= 1.5 else "float32"
-    print(f"dtype: {dtype}, since bf16 makes a product {ratio:.2g} times as fast as float32 here")
+    speed = f"makes a product {ratio:.2g} times as fast as float32" if ratio > 1 else "is slower"
+    print(f"dtype: {dtype}, since bf16 {speed} here")
     return dtype

@@ -37,16 +37,16 @@ def option(default, text, choices=(), least=0):
 def check(settings):
     """Raise ValueError for an option with a value of another type, or out of its range."""
     validate.types(settings)
-    for z in (z for z in fields(settings) if z.metadata):
-        name, value = flag(z.name), getattr(settings, z.name)
-        choices, least = z.metadata["choices"], z.metadata["least"]
-        if z.type in (int, float) and not least <= value < math.inf:
+    for setting in (setting for setting in fields(settings) if setting.metadata):
+        name, value = flag(setting.name), getattr(settings, setting.name)
+        choices, least = setting.metadata["choices"], setting.metadata["least"]
+        if setting.type in (int, float) and not least <= value < math.inf:
             bound = "above 0" if least == ABOVE_0 else f"at least {least}"
             finite = " and finite" if value == math.inf else ""
             raise ValueError(f"{name} must be {bound}{finite}, got {value}")
-        if z.type is int and value > validate.MOST:
+        if setting.type is int and value > validate.MOST:
             raise ValueError(f"{name} must be at most {validate.MOST}, got {value}")
-        if choices and value not in (*choices, z.default):
+        if choices and value not in (*choices, setting.default):
             raise ValueError(f"{name} must be {' or '.join(choices)}, got {value!r}")
 
 

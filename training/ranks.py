@@ -15,8 +15,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-if not os.environ.get("WORLD_SIZE", "1").isdigit():
-    sys.exit(f"the variable WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, not a number: unset it")
 COUNT = int(os.environ.get("WORLD_SIZE", 1))
 RANK = int(os.environ.get("RANK", 0)) if COUNT > 1 else 0
 
@@ -102,9 +100,9 @@ def all_reduce(numbers, operation):
     """Return the numbers, each reduced over the ranks; bitwise identical on all ranks."""
     if COUNT == 1:
         return numbers
-    z = torch.tensor(numbers, dtype=torch.float64)
-    dist.all_reduce(z, operation)
-    return z.tolist()
+    totals = torch.tensor(numbers, dtype=torch.float64)
+    dist.all_reduce(totals, operation)
+    return totals.tolist()
 
 
 def mean(number):
@@ -125,11 +123,11 @@ def broadcast(value):
     return box[0]
 
 
-def gather(z):
+def gather(tensor):
     """Return, on the CPU of rank 0, the rows of all ranks' tensors (n, ...) in order; else None."""
-    z = z.detach().cpu().contiguous()
+    tensor = tensor.detach().cpu().contiguous()
     if COUNT == 1:
-        return z.clone()  # torch.save would write the whole tensor of which z is a view
-    parts = [torch.empty_like(z) for _ in range(COUNT)] if RANK == 0 else None
-    dist.gather(z, parts)
+        return tensor.clone()  # torch.save would write the whole tensor behind a view
+    parts = [torch.empty_like(tensor) for _ in range(COUNT)] if RANK == 0 else None
+    dist.gather(tensor, parts)
     return torch.cat(parts) if RANK == 0 else None

@@ -21,8 +21,8 @@ TABLE["lanes"] = (
     ("you concatenated the lanes into a single row: (B, L + 1) has one lane per row",
      ("torch.stack(", "torch.cat(")),
     ("you use assert, which raises an AssertionError; use `if` and `raise ValueError`",
-     ("    if L < 1:\n", "    assert L >= 1\n    if False:\n")),
-    ("B = 0 must raise a ValueError before anything is divided by it", (" if B > 0 else 0", "")),
+     ("    if B < 1 or len(tokens) <= B:\n", "    assert 0 < B < len(tokens)\n    if False:\n")),
+    ("B = 0 must raise a ValueError before anything is divided by it", ("B < 1 or ", "")),
     ("the lanes are columns: (B, L + 1) has one lane per row, and each has L + 1 tokens, of which "
      "the last is only a target", """
 def lanes(tokens, B):

@@ -3,7 +3,7 @@ CLAMP = "    if clamp_len > 0:\n        distance = distance.clamp(max=clamp_len)
 SCORE = "lesson_4.relative_score(q, k, k_R, u, v)"
 CONTENT, POSITION = "(q + u[:, None]) @ k.mT", "(q + v[:, None]) @ k_R.mT"  # whose sum it is
 HEADS = "out.transpose(1, 2).flatten(2)"
-MASKED = 'score.masked_fill(mask, float("-inf"))'
+MASKED = 'score.masked_fill_(mask, float("-inf"))'
 
 TABLE = {}
 TABLE["attention_mask"] = (
@@ -88,8 +88,7 @@ TABLE["relative_attention"] = (
       "    self.dropout_attention(probability)\n    out = probability")),
     ("dropout_attention gets the scores; it must get the probabilities",
      ("self.dropout_attention(probability)", "probability"),
-     ('score.masked_fill(mask, float("-inf")).softmax(-1)',
-      'self.dropout_attention(score.masked_fill(mask, float("-inf"))).softmax(-1)')),
+     (f"{MASKED}.softmax(-1)", f"self.dropout_attention({MASKED}).softmax(-1)")),
     ("the heads are concatenated in the wrong order: (B, H, T, C) must become (B, T, H, C) first; "
      "a reshape alone swaps no axes", (HEADS, "out.reshape(len(q), q.shape[2], -1)")),
     ("view does not accept a transposed tensor: reshape and flatten copy it",

@@ -14,7 +14,7 @@ from course import oracles
 from helpers import assert_close, randomized, refusal
 from support import corpora
 from support.progress import progress
-from training import batches, machine, presets
+from training import machine, presets
 from training.batches import Batches, SentenceLanes
 from training.flags import Flags
 from training.job import State
@@ -145,10 +145,9 @@ def test_batches_of_sentences_continue_where_they_stopped(monkeypatch):
 
 
 @pytest.mark.parametrize("n, B", [(1, 1), (53, 8), (9, 9), (1003, 10)])
-def test_lanes_of_sentences_equal_those_written_out_by_hand(monkeypatch, n, B):
+def test_lanes_of_sentences_equal_those_written_out_by_hand(n, B):
     """Lane b has the sentences order[b::B], shuffled by seed and epoch, with their separators.  All
     lanes are as long as the shortest, and are sliced like a tensor, so that a run can resume."""
-    monkeypatch.setattr(batches, "BLOCK", 10)
     draw, numbers = random.Random(0), iter(range(8, 10**5))  # no word twice; 7 is the separator
     sentences = [[7, *(next(numbers) for _ in range(draw.randrange(7)))] for _ in range(n)]
     tokens = torch.tensor(sum(sentences, []) + [7], dtype=torch.int32)

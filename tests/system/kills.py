@@ -30,10 +30,11 @@ def differences(a, b, path=""):
     """Return the paths at which the contents of two checkpoints are not bitwise identical.  The
     seconds of training are ignored."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
-        return [z for key in a if key != "seconds" for z in differences(
+        return [place for key in a if key != "seconds" for place in differences(
             a[key], b[key], f"{path}/{key}")]
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
-        return [z for i, pair in enumerate(zip(a, b)) for z in differences(*pair, f"{path}/{i}")]
+        return [place for i, pair in enumerate(zip(a, b))
+                for place in differences(*pair, f"{path}/{i}")]
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         equal = a.dtype == b.dtype and a.equal(b)
     else:

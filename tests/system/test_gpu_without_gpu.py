@@ -36,9 +36,9 @@ class Watch(TorchDispatchMode):
             return 0 if func is aten._local_scalar_dense.default else args[0].new_empty(
                 (3, args[0].dim()), dtype=torch.int64)
         out = func(*args, **(kwargs or {}))
-        for z in tree_leaves(out):
-            if isinstance(z, torch.Tensor) and z.dim() and z.device.type != "meta":
-                raise AssertionError(f"{func} returns a tensor on {z.device}")
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.dim() and tensor.device.type != "meta":
+                raise AssertionError(f"{func} returns a tensor on {tensor.device}")
         return out
 
 

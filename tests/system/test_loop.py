@@ -136,6 +136,6 @@ def test_the_loop_equals_the_formulas_bit_for_bit(
     scores = [line for line in printed if "validation" in line] + [printed[-1].partition(" (")[0]]
     assert scores == said
     content, kept = (checkpoint.load(tmp_path / f"{name}.pt") for name in ("checkpoint", "best"))
-    assert all(z.equal(content["model"][name]) for name, z in model.state_dict().items())
-    assert all(z.equal(kept["model"][name]) for name, z in best.state_dict().items())
+    assert all(weight.equal(content["model"][name]) for name, weight in model.state_dict().items())
+    assert all(weight.equal(kept["model"][name]) for name, weight in best.state_dict().items())
     assert all(a.equal(b) for a, b in zip(content["state"]["memory"], memory, strict=True))

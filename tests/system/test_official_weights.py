@@ -51,8 +51,8 @@ def official_state(model, port):
         for name, tails in (("weight", words.tail_rows), ("bias", words.tail_bias)):
             state[f"crit.cluster_{name}"] = tails if port else tails.flip(0)
     state["pos_emb.inv_freq"] = 10000.0 ** -(torch.arange(0, c.d_model, 2).double() / c.d_model)
-    return {"transformer." * (port and not name.startswith("crit.")) + name: z.detach()
-            for name, z in state.items()}
+    return {"transformer." * (port and not name.startswith("crit.")) + name: weight.detach()
+            for name, weight in state.items()}
 
 
 def load(config, state):
@@ -66,10 +66,11 @@ def test_each_tensor_becomes_its_weight_and_is_required(case, port):
     wanted = random_model(CASES[case])
     state = official_state(wanted, port)
     found = load(CASES[case], state).state_dict()
-    assert all(z.equal(found[name]) for name, z in wanted.state_dict().items())
-    for name, z in state.items():
+    assert all(weight.equal(found[name]) for name, weight in wanted.state_dict().items())
+    for name, weight in state.items():
         for wrong in ({key: value for key, value in state.items() if key != name},
-                      state | {name: torch.cat([z, z[:1]])}, state | {f"{name}.1": z}):
+                      state | {name: torch.cat([weight, weight[:1]])},
+                      state | {f"{name}.1": weight}):
             with pytest.raises(ValueError, match="not the weights of this model.*is "):
                 load(CASES[case], wrong)
 

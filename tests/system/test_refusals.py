@@ -23,6 +23,7 @@ ROOT = Path(train.__file__).parent
 NEW = "--model tiny --device cpu --text notes.txt --out new "
 NO_TEXT = "--model tiny --device cpu --out new "
 RESUME = "--resume --out small --device cpu "
+INIT = "--init small --device cpu --out new --text "
 REFUSED = {  # program: command line, words of the sentence
     "train": [
         # names
@@ -62,6 +63,13 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--div-val 0", "div_val must be at least 1"),
         (NEW + "--cutoffs 2 3 4 --div-val 4", "leaves no width"),
         ("--resume --eval-only --out small", "--resume trains"),
+        # a run from the weights of another one
+        (INIT + "notes.txt --n-layer 3", "--n-layer is 2 there, not 3"),
+        (INIT + "notes.txt --model laptop", "--model is tiny there, not laptop"),
+        (INIT + "notes.txt --resume", "--init begins a new run"),
+        (INIT + "short.txt", "short.txt has bytes that the model's vocabulary lacks: b"),
+        (INIT + "notes.txt --init nowhere", "no checkpoint at nowhere"),
+        (RESUME + "--steps 9", "--steps is 3 there, not 9; --init small starts a new run"),
         # samples
         ("--sample abc --out small --text short.txt", "it is another one"),
         ("--sample abc --out small --temperature nan", "--temperature must be at least 1e-30"),
@@ -106,7 +114,7 @@ def text(tmp_path_factory):
 
 @pytest.mark.parametrize("program, argv, words", [
     (program, *row) for program, rows in REFUSED.items() for row in rows],
-    ids=lambda z: ascii(z)[1:-1][:60])
+    ids=lambda value: ascii(value)[1:-1][:60])
 def test_a_command_line_is_rejected_in_one_line(
         program, argv, words, text, small, tmp_path, monkeypatch, capsys):
     """The line is on stderr and has the error, its place and the remedy; the status is 1."""

@@ -12,7 +12,7 @@ import torch
 
 from system.kills import runs_differ
 from helpers import refusal
-from training import checkpoint, log, job as runs, machine, optimizers
+from training import checkpoint, job as runs, machine, optimizers
 from system.conftest import WHOLE, again, at_call, failure, last_line, run, saved
 
 train = import_module("train")
@@ -25,8 +25,6 @@ def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
     assert score.endswith(" bpc (evaluation T 16, M 16, clamp none; 11 predictions; notes.txt)")
     assert sorted(path.name for path in out.iterdir()) == [
         "best.pt", "checkpoint.pt", "lock", "metrics.tsv", "previous.pt"]
-    steps = [row["step"] for row in log.read_metrics(out / "metrics.tsv")]
-    assert steps == ["2", "3", "4", "6", "6", "8", "9"]
     assert saved(out, "best")["memory"] is None
     head = (out / "metrics.tsv").read_text()
     assert head.startswith(f"# python {' '.join(shlex.join(sys.argv).split())}\n")
@@ -47,13 +45,17 @@ def test_eval_only_and_sample_need_only_the_folder(finished, capsys):
     assert samples[0] == samples[1] and samples[0].startswith("abc") and len(samples[0]) == 12
 
 
-def test_eval_only_chooses_its_dtype_by_the_machine(small, monkeypatch):
+def test_eval_only_chooses_its_dtype_by_the_machine(small, monkeypatch, capsys):
     """It ignores the checkpoint's float32 where bf16 is faster, unless --dtype is typed."""
     evaluate, out = Mock(return_value=1.0), small()
     monkeypatch.setattr(train, "evaluate", evaluate)
-    monkeypatch.setattr(machine.timeit, "repeat", Mock(side_effect=[[9.0], [1.0]]))
-    assert again(out, "--eval-only") == again(out, "--eval-only", "--dtype", "float32") == 0
-    assert [call.args[2].dtype for call in evaluate.call_args_list] == ["bf16", "float32"]
+    monkeypatch.setattr(machine.timeit, "repeat", Mock(side_effect=[[9.0], [1.0], [1.0], [30.0]]))
+    for flags in ([], [], ["--dtype", "float32"]):
+        assert again(out, "--eval-only", *flags) == 0
+    chosen = [call.args[2].dtype for call in evaluate.call_args_list]
+    assert chosen == ["bf16", "float32", "float32"]
+    said = capsys.readouterr().out
+    assert "bf16 makes a product 9 times as fast" in said and "bf16 is slower here" in said
 
 
 @pytest.mark.parametrize("where, call, number, flags", [
@@ -92,22 +94,21 @@ def test_nohup_ctrl_c_and_a_suspended_process(capfd):
     signal.signal(runs.HANG_UP, before)
     assert stop.number == signal.SIGINT and "stopping after this" in capfd.readouterr().err
     job, seconds = Mock(step_seconds=[]), (1, 1, 60, 9, 1, 60, 60, 60, 60)
-    assert [runs.Job.without_pause(job, z) for z in seconds] == [1, 1, 1, 9, 1, 1, 60, 60, 60]
+    assert [runs.Job.without_pause(job, took) for took in seconds] == [1, 1, 1, 9, 1, 1, 60, 60, 60]
 
 
-@pytest.mark.parametrize("flags, took, wanted", [
-    (["--steps", "14", "--eval-every", "7"], 0.9, [5, 7, 12, 14, 14]),
-    (["--steps", "14", "--eval-every", "7"], 1.1, [5, 7, 7, 12, 14, 14, 14]),
-    (["--steps", "40", "--eval-every", "0"], 0.9, [*range(4, 41, 4), 40]),
-    (["--minutes", "33.6", "--eval-every", "99", "--save-minutes", "24"], 0.9, [11, 14, 14])])
-def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, flags, took, wanted):
+@pytest.mark.parametrize("flags, wanted", [
+    (["--steps", "14", "--eval-every", "7"], [5, 7, 12, 14, 14]),
+    (["--steps", "40", "--eval-every", "0"], [*range(4, 41, 4), 40]),
+    (["--minutes", "33.6", "--eval-every", "99", "--save-minutes", "24"], [11, 14, 14])])
+def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, flags, wanted):
     """A run is saved at least every ten minutes (--save-minutes) and before each validation, which
-    restarts these minutes.  It is also saved after a validation of more than a second."""
+    restarts these minutes."""
     steps, save, counted = [], runs.Job.save, runs.State.record_step
     monkeypatch.setattr(runs.Job, "save", lambda job: (steps.append(job.state.step), save(job)))
     monkeypatch.setattr(runs.State, "record_step", lambda self, x, finite, seconds: counted(
         self, x, finite, 60 * 2.4))  # a step takes 2.4 minutes
-    monkeypatch.setattr(runs.Stop, "agree", lambda stop, seconds: took)
+    monkeypatch.setattr(runs.Stop, "agree", lambda stop, seconds: 0.9)
     monkeypatch.setattr(train, "train_step", Mock(return_value=(1.0, 1.0, None)))
     monkeypatch.setattr(train, "evaluate", Mock(return_value=1.0))
     assert run(text, tmp_path / "run", *flags) == 0
@@ -131,13 +132,22 @@ def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys
     assert left == {path.name: path.read_bytes() for path in out.iterdir()}
 
 
-def test_of_two_runs_at_the_same_moment_one_is_rejected(text, tmp_path, monkeypatch, capsys):
-    """The other has created the folder since this one looked.  A rejected run leaves no lock."""
-    out, make = tmp_path / "run", train.make_job
-    monkeypatch.setattr(train, "make_job", lambda *given: (make(*given), out.mkdir())[0])
-    assert "is in use by another run" in failure(capsys, run(text, out, "--steps", "3"))
-    assert "no checkpoint" in failure(capsys, again(out, "--resume"))
-    assert not any(out.iterdir())
+@pytest.mark.parametrize("words", ["is in use by another run", "holds a run already"])
+def test_of_two_runs_at_the_same_moment_one_is_rejected(text, tmp_path, monkeypatch, capsys, words):
+    """The other has locked the folder, or left a checkpoint in it, since this one looked."""
+    out, make, locks = tmp_path / "run", train.make_job, []
+
+    def other(*given):
+        out.mkdir()
+        if "in use" in words:
+            locks.append(checkpoint.lock(out))
+        else:
+            (out / "best.pt").touch()
+        return make(*given)
+
+    monkeypatch.setattr(train, "make_job", other)
+    assert words in failure(capsys, run(text, out, "--steps", "3"))
+    assert {path.name for path in out.iterdir()} <= {"lock", "best.pt"}
 
 
 def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkeypatch, capsys):
@@ -187,7 +197,7 @@ def test_out_of_memory_is_reported_in_one_line(text, small, tmp_path, monkeypatc
     for act in (lambda: run(text, tmp_path / "run", "--steps", "3"),
                 lambda: again(out, "--eval-only")):
         said = failure(capsys, act())
-        assert "out of memory: a smaller model" in said and "--micro-batch" in said
+        assert "out of memory: " in said and "--micro-batch" in said
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -1,0 +1,98 @@
+"""A new run may start from the weights of another one (--init), on any text in its vocabulary."""
+import os
+import signal
+from importlib import import_module
+
+import pytest
+
+from helpers import refusal
+from support import corpora
+from system.conftest import WHOLE, again, at_call, last_line
+from system.kills import differences, runs_differ
+from training import checkpoint, flags, job, log, presets
+
+train = import_module("train")
+
+
+@pytest.fixture(scope="module")
+def other(text):
+    """Write the bytes of `text` without one of them, so that their order by frequency differs."""
+    path = text.with_name("other.txt")
+    path.write_text(text.read_text()[::-1].replace("e", "c "))
+    return path
+
+
+def start(run, text, out, *more):
+    """Start a run of five steps from the weights of a run."""
+    return train.main(["--init", str(run), "--text", str(text), "--out", str(out), "--steps", "5",
+                       "--device", "cpu", *more])
+
+
+def test_a_run_from_other_weights_has_their_loss_sizes_and_vocabulary(
+        finished, other, tmp_path, capsys):
+    """At a rate of almost 0 the weights stay, so the loss is that of the run.  Lengths of memory
+    and dropout may change; optimizer, step and memory are new."""
+    run, out = finished(*WHOLE)[0], tmp_path / "new"
+    before, corpus = checkpoint.to_evaluate(run), corpora.load(other)
+    assert start(run, other, out, "--steps", "1", "--lr", "1e-9", "--muon-lr", "1e-9",
+                 "--mem-len", "5", "--dropout", "0") == 0
+    score, new = last_line(capsys), checkpoint.load(out / "checkpoint.pt")
+    assert new["config"] == before["config"] | {"mem_len": 5, "dropout": 0.0}
+    assert (new["name"], new["vocab"]) == ("tiny", before["vocab"]) != ("tiny", corpus.vocab)
+    assert new["state"]["step"] == 1 and new["state"]["memory"][0].shape[1] == 5
+    assert {weight["step"].item() for weight in new["optimizer"]["state"].values()} <= {0, 1}
+    tokens = corpora.encode(corpora.decode(corpus.test, corpus.vocab), before["vocab"])
+    recipe = presets.Recipe(**new["recipe"])
+    nats = train.evaluate(job.load_model(before, "cpu"), tokens, recipe)
+    assert score.startswith(f"test {log.in_unit(nats, 'bpc'):.4f} bpc (evaluation T 16, M 16")
+    assert again(out, "--eval-only") == 0 and last_line(capsys) == score
+    assert again(out, "--sample", "abc", "--n-tokens", "3") == 0
+    assert last_line(capsys).startswith("abc")
+
+
+def test_such_a_run_resumes_bit_for_bit(finished, other, tmp_path):
+    run, whole, out = finished(*WHOLE)[0], tmp_path / "whole", tmp_path / "run"
+    assert start(run, other, whole) == 0
+    with at_call(3, lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        assert start(run, other, out) == 128 + signal.SIGTERM
+    assert again(out, "--resume") == 0
+    assert not runs_differ(whole, out)
+    first, last = (checkpoint.to_evaluate(path)["model"] for path in (run, out))
+    assert differences(first, last), "nothing was trained"
+
+
+def test_pretrained_starts_a_run_on_a_text(tmp_path, capsys):
+    """Its weights are stored as bf16; --dry-run counts the parameters that the run will have."""
+    text = flags.PRETRAINED.parent / "LICENSE"
+    argv = ["--batch", "2", "--segment", "16", "--dry-run"]
+    assert start(flags.PRETRAINED, text, tmp_path / "new", *argv) == 0
+    assert "laptop on " in (said := capsys.readouterr().out) and "2,918,954\n" in said
+    assert start(flags.PRETRAINED, text, tmp_path / "new", *argv[:-1], "--n-tokens", "3") == 0
+    assert "\nlaptop: 2,918,954 parameters on LICENSE\n" in "\n" + capsys.readouterr().out
+
+
+def test_settings_are_those_of_the_run_or_typed(finished):
+    """Another corpus or length replaces the run's; the dtype is chosen again for this machine.  A
+    size may be typed as it is, and changes no other."""
+    run, typed = finished(*WHOLE, "--d-head", "8")[0], {"dataset": "enwik8", "minutes": 2.0}
+    given = flags.Flags(init=str(run), typed=typed | {"n_head": 2})
+    _, config, recipe = flags.choose_model(given, "cpu")
+    assert (config.n_head, config.d_head) == (2, 8)
+    assert (recipe.dataset, recipe.text, recipe.dtype) == ("enwik8", "", "auto")
+    assert (recipe.steps, recipe.optimizer, recipe.eval_every) == (0, "muon", 3)
+
+
+@pytest.mark.parametrize("ours, theirs, words", [
+    (b"ab", b"cab", ""), (b"ab\xc3", b"ba", "vocabulary lacks: b'\\xc3'; replace them"),
+    (["<eos>", "a"], ["<eos>", "a"], ""), (["<eos>", "a"], ["<eos>", "a", "b"], "must be the same"),
+    (b"ab", ["<eos>", "a"], "do not mix"), (["<eos>", "a"], b"ab", "do not mix")], ids=str)
+def test_bytes_are_encoded_again_and_words_must_be_the_same(ours, theirs, words):
+    split = corpora.torch.arange(len(ours), dtype=corpora.torch.uint8)
+    corpus = corpora.Corpus(split, split, split, list(ours), "it")
+    given = corpus, {"vocab": list(theirs)}, presets.Recipe(steps=1, text="it")
+    if words:
+        assert words in refusal(job.in_vocabulary, *given)
+    else:
+        found = job.in_vocabulary(*given)
+        assert found.vocab == list(theirs)
+        assert corpora.decode(found.test, found.vocab) == corpora.decode(split, list(ours))
