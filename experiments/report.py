@@ -325,7 +325,7 @@ def make_blocks(runs):
     blocks = {"claims": claims_table(runs), "front": claims_table(runs, FRONT),
               **{name: values_table(runs, *of) for name, of in TABLES.items()},
               "settings": settings_table(runs),
-              "not run": f"`python experiments/lab.py --rows {' '.join(names) or 'none'}`"}
+              "not run": f"`python experiments/lab.py --dtype bf16 --rows {' '.join(names) or 'none'}`"}
     figures = {}
     for name, about, figures[name] in make_figures(runs):
         blocks[f"figure {name}"] = (f"![{about}](../figures/{name}.png)" if figures[name]
