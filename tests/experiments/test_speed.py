@@ -12,7 +12,7 @@ def test_a_small_run(monkeypatch, capsys):
     """It prints a line for each length; the window predicts a token per lane, from all of it."""
     monkeypatch.setattr(speed, "PAPER", {5: 3, 300: 7})
     monkeypatch.setitem(speed.SCALES, "small", CONFIG)
-    assert speed.main(["--dtype", "bf16", "--device", "cpu", "--lanes", "2"]) == 0
+    assert speed.main(["--dtype", "bf16", "--device", "cpu"]) == 0
     _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == ["5:", "300:"] and lines[1].endswith("paper 7")
     predict, x = speed.make_window(CONFIG), torch.arange(10).view(2, 5)
