@@ -119,8 +119,10 @@ def formula(losses, i, c, r):
 
 @pytest.mark.parametrize("r", [0.01, 0.5, 1.0])
 def test_the_gain_of_a_context_is_that_of_the_formula(r):
-    """The doctest of recl shows where a model stops."""
+    """A model stops where its perplexity falls by less than 1 percent, as its loss by 0.0098."""
     assert doctest.testmod(measures, raise_on_error=True).attempted
+    falling = torch.tensor([[[2.0], [1.9898], [1.98]]], dtype=torch.float64)
+    assert measures.recl(falling, [100, 200, 300], r=1.0) == [200]
     losses = torch.rand(3, 4, 20, dtype=torch.float64) + 2
     for i in range(3):
         for c in range(3):
