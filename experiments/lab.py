@@ -86,27 +86,26 @@ def train_row(name, seed, scale, corpus, given):
     return job
 
 
-def measure(job, row, scale, corpus):
+def measure(job, row, scale):
     """Take every measure of a row's model -> {(measure, length): value}.
 
     What RECL needs is kept in the model's folder.
     """
-    model = job.model
-    parameters = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    found = {("parameters", ""): parameters}
-    T = job.recipe.segment
+    model, corpus, T = job.model, job.corpus, job.recipe.segment
+    found = {("parameters", ""): sum(
+        weight.numel() for weight in model.parameters() if weight.requires_grad)}
     if row.encoding == "lstm":
-        reader, L = model, T
+        reader = model
     else:
-        reader = fast.prepare(model)
-        found["copying", T // 2] = measures.copying_score(reader, T // 2)
+        reader, n = fast.prepare(model), scale.recipe.segment // 2
+        found["copying", n] = measures.copying_score(reader, n)
     found |= measures.losses_by_length(reader, row, scale, corpus)
     if row.encoding == "ours":
         found |= measures.attention(model, corpus, 2 * T, scale.n // 4)
-    by_memory = {L: loss for (name, L), loss in found.items() if name == "valid memory"}
-    L = min(by_memory, key=by_memory.get) if by_memory else T
     if job.name in GROUP:
-        losses = measures.context_losses(reader, row, scale, corpus, L)
+        by_memory = {L: loss for (name, L), loss in found.items() if name == "valid memory"}
+        L = min(by_memory, key=by_memory.get) if by_memory else T
+        losses = measures.context_losses(reader, scale, corpus, L)
         write_atomically(job.path / "contexts.pt", lambda file: torch.save(losses, file))
     return found
 
@@ -116,12 +115,12 @@ def measure_pretrained(scale, given):
     saved = checkpoint.to_evaluate(PRETRAINED)
     model, recipe = load_model(saved, given.device), Recipe(**saved["recipe"])
     corpus = read_corpus(recipe, given.data_dir, saved, similar=True)
-    found = measures.losses_by_length(fast.prepare(model), ROWS["ours"], scale, corpus)
-    found |= measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
-    state = saved["state"]
-    return {"row": "pretrained", "seed": recipe.seed, "steps": state["step"],
-            "dtype": recipe.dtype, "minutes": f"{state['seconds'] / 60:.1f}"}, (
-        found | pretrained.measure_all(model, corpus, recipe))
+    found = (measures.losses_by_length(fast.prepare(model), ROWS["ours"], scale, corpus)
+             | measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
+             | pretrained.measure_all(model, corpus, recipe))
+    minutes = f"{saved['state']['seconds'] / 60:.1f}"
+    return {"row": "pretrained", "seed": recipe.seed, "steps": saved["state"]["step"],
+            "dtype": recipe.dtype, "minutes": minutes}, found
 
 
 def measure_group(seed, scale, given):
@@ -150,12 +149,13 @@ def parse(argv):
                        help="of matrix products in training; measures are in float32")
     flags.add_argument("--device", choices=("cpu", "cuda"), default="")
     flags.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
-    flags.add_argument("--out", type=Path, help="where models and, but for the scale small, "
-                       "results.tsv are kept (default: runs/lab-SCALE)")
+    flags.add_argument("--out", type=Path, help="where models and results.tsv are kept (default: "
+                       "runs/lab-SCALE; results.tsv of the scale small: experiments/)")
     given = flags.parse_args(argv)
     given.device = machine.choose(given.device)
-    given.results = given.out / "results.tsv" if given.out else RESULTS
+    is_default = given.scale == "small" and not given.out
     given.out = given.out or lesson_1.RUNS / f"lab-{given.scale}"
+    given.results = RESULTS if is_default else given.out / "results.tsv"
     given.out.mkdir(parents=True, exist_ok=True)
     return given
 
@@ -166,32 +166,29 @@ def run(argv):
     scale = SCALES[given.scale]
     scale = replace(scale, recipe=replace(scale.recipe, steps=given.steps or scale.recipe.steps))
     corpus = corpora.load(scale.dataset, root=given.data_dir)
-    for split, n in (corpus.valid, scale.n // 2), (corpus.test, scale.n):  # long enough?
-        measures.excerpts(split, scale.lengths[-1], scale.count, n)
-    shared = {"steps": str(scale.recipe.steps), "dtype": given.dtype, "commit": log.commit(),
-              "machine": machine.name(given.device), "torch": torch.__version__}
+    setting = {"steps": str(scale.recipe.steps), "dtype": given.dtype}
+    shared = setting | {"commit": log.commit(), "machine": machine.name(given.device),
+                        "torch": torch.__version__}
 
     def is_there(**key):
-        key = {"steps": shared["steps"], "dtype": given.dtype} | key
         return any(key.items() <= line.items() for line in read_results(given.results))
 
-    if "pretrained" in given.rows and not any(
-            line["row"] == "pretrained" for line in read_results(given.results)):
+    if "pretrained" in given.rows and not is_there(row="pretrained"):
         own, found = measure_pretrained(scale, given)
         append(given.results, shared | own, found)
-    for seed in given.seeds:
+    for seed in map(str, given.seeds):
         for name in (name for name in given.rows if name in ROWS):
-            if not is_there(row=name, seed=str(seed)):
-                job = train_row(name, seed, scale, corpus, given)
+            own = {"row": name, "seed": seed}
+            if not is_there(**setting, **own):
+                job = train_row(name, int(seed), scale, corpus, given)
                 minutes = f"{job.state.seconds / 60:.1f}"
                 print(f"{name}, seed {seed}: trained {job.state.step:,} steps in {minutes} "
                       "minutes; measuring", flush=True)
-                append(given.results, shared | {"row": name, "seed": seed, "minutes": minutes},
-                       measure(job, ROWS[name], scale, job.corpus))
-        if not is_there(row=GROUP[0], seed=str(seed), measure="recl"):
+                append(given.results, shared | own | {"minutes": minutes},
+                       measure(job, ROWS[name], scale))
+        if not is_there(**setting, row=GROUP[0], seed=seed, measure="recl"):
             for name, found in measure_group(seed, scale, given).items():
                 append(given.results, shared | {"row": name, "seed": seed, "minutes": "0"}, found)
-    return 0
 
 
 def main(argv=None):

@@ -188,7 +188,7 @@ def attention(model, corpus, M, n=512, each_head=False):
 
 # ---- RECL ---------------------------------------------------------------------------------------
 
-def losses_by_context(model, tokens, contexts, L, positions=0):
+def losses_by_context(model, tokens, contexts, L):
     """Return -ln p in nats after exactly c tokens, for each c in contexts: (contexts, positions).
 
     contexts are step, 2 step, 3 step ...  One pass over a window gives the losses after 1, 2, 3 ...
@@ -199,50 +199,37 @@ def losses_by_context(model, tokens, contexts, L, positions=0):
         window 2                        [ step 1 ][ step 2 ][ step 3 ]
                                                   ^ predicted from 3, 2 and 1 steps
 
-    L is the attention length.  A model that was trained on `positions` absolute positions (0: it
-    was not) reads the last `positions` tokens of a longer context.
+    L is the attention length.
     """
-    step, most, I = contexts[0], contexts[-1], len(contexts)
-    windows = tokens.unfold(0, most + 1, step).long()  # (W, most + 1)
-    P = len(windows) - I + 1
-
-    def read(windows, T=64):
-        return torch.cat([memory_losses(model, part, 0, T, mem_len=L - 1, same_length=True)
-                          for part in windows.split(100)])
-
-    if positions:
-        seen, by_length = [min(c, positions) for c in contexts], {}
-        for c in set(seen):
-            last = tokens[I * step - c :].unfold(0, c + 1, step)[:P].long()  # (P, c + 1)
-            by_length[c] = read(last, c)[:, -1]  # in one piece
-        return torch.stack([by_length[c] for c in seen])
-    table = read(windows)[:, step - 1 :: step]  # (W, I)
+    step, I = contexts[0], len(contexts)
+    windows = tokens.unfold(0, contexts[-1] + 1, step).long()  # (W, the longest context + 1)
+    losses = [memory_losses(model, part, 0, 64, mem_len=L - 1, same_length=True)
+              for part in windows.split(100)]
+    table = torch.cat(losses)[:, step - 1 :: step]  # (W, I)
     # the loss of window w at column i is that of position w + i + 1, counted in steps
-    return torch.stack([table[I - 1 - i : I - 1 - i + P, i] for i in range(I)])
+    return torch.stack([table[I - 1 - i : len(table) - i, i] for i in range(I)])
 
 
-def context_losses(model, row, scale, corpus, L):
+def context_losses(model, scale, corpus, L):
     """Return losses_by_context of eight places of the test split, (contexts, positions)."""
-    contexts = scale.contexts
-    need = contexts[0] * (scale.windows - 1) + contexts[-1] + 1
+    need = scale.contexts[0] * (scale.windows - 1) + scale.contexts[-1] + 1
     starts = range(0, len(corpus.test) - need + 1, max(1, (len(corpus.test) - need) // 7))
-    absolute = row.encoding in ("vaswani", "al-rfou")
-    positions = variants.segment_length(row, scale) if absolute else 0
-    return torch.cat([losses_by_context(model, corpus.test[start : start + need], contexts, L,
-                                        positions) for start in starts], dim=1)
+    return torch.cat([losses_by_context(model, corpus.test[start : start + need], scale.contexts, L)
+                      for start in starts], dim=1)
 
 
-def hard_loss(losses, i, c, other, r):
-    """Return f_i(c, other), in nats; c and other are indices of contexts.
+def gain(losses, i, c, r):
+    """Return g_i(c, the next c); c is the index of a context, f_i(c, c) the mean of b(c, t).
 
     losses (models, contexts, positions); T_r is the fraction r of the positions, at least one.
     """
     best = losses[:, c].min(0).values  # b(c, t)
     hard = best.topk(max(1, round(r * len(best)))).indices  # T_r(c)
-    return torch.minimum(best, losses[i, other])[hard].double().mean().item()
+    here, there = (z[hard].double().mean() for z in (best, torch.minimum(best, losses[i, c + 1])))
+    return 1 - math.exp(there - here)  # (exp here - exp there) / exp here
 
 
-def recl(losses, contexts, r, threshold=0.01):
+def recl(losses, contexts, r):
     """Return the RECL of each model, in tokens; the largest context means "at least that".
 
     losses (models, contexts, positions) in nats, contexts ascending.  Two models and one position:
@@ -254,10 +241,7 @@ def recl(losses, contexts, r, threshold=0.01):
     lengths = []
     for i in range(len(losses)):
         c = 0
-        while c + 1 < len(contexts):
-            here, there = (hard_loss(losses, i, c, other, r) for other in (c, c + 1))
-            if 1 - math.exp(there - here) < threshold:  # g = (exp here - exp there) / exp here
-                break
+        while c + 1 < len(contexts) and gain(losses, i, c, r) >= 0.01:
             c += 1
         lengths.append(contexts[c])
     return lengths

@@ -3,19 +3,8 @@
     python experiments/official_weights.py model.bin --model wt103-large
 
 Our model is the published one if the published weights reach the published score.  The official
-code (and its port to `transformers`, now retired, with the prefix `transformer.`) has other names:
-
-    theirs                                        ours
-    layers.n.dec_attn.qkv_net.weight (3 HC, D)    W_q, W_kE, W_v
-    layers.n.dec_attn.r_net, o_net                W_kR, W_o
-    layers.n.dec_attn.layer_norm                  norm_1
-    layers.n.pos_ff.CoreNet.0, .3, layer_norm     W_1, W_2, norm_2
-    r_w_bias, r_r_bias (H, C), or per layer       u, v (1 or N, H, C)
-    word_emb.emb_layers.i, emb_projs.i            embedding: rows of band i, project_in
-    crit.out_layers.i, out_projs.i                the same rows (tied), bias, project_out
-    crit.cluster_weight, cluster_bias             tail_rows, tail_bias; the official code has the
-                                                  LAST tail first, the port the first
-    pos_emb.inv_freq                              none: R is computed
+code has other names, which parts_by_name lists; its port to `transformers`, now retired, puts the
+prefix `transformer.` before most of them.
 
 The released files were not available, so no test shows that they have these names, and that the
 data are split into words as for the training.  Three differences are on purpose: with same_length a
@@ -38,41 +27,32 @@ PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 
          "wt103-standard": "24.0 ppl", "wt103-large": "18.3 ppl", "lm1b-large": "21.8 ppl"}
 
 
-def is_port(state):
-    """Return whether the names are those of the port to `transformers`."""
-    return any(name.startswith("transformer.") for name in state)
-
-
-def parts_by_name(model, state):
+def parts_by_name(model):
     """Return {official name: [views of our weights that are stacked in its rows]}."""
-    port, c, words = is_port(state), model.config, model.embedding
-    prefix, table = "transformer." * port, {}
+    c, words, table = model.config, model.embedding, {}
     for n, layer in enumerate(model.layers):
-        attention, name = layer.attention, f"{prefix}layers.{n}."
-        qkv = [attention.W_q.weight, attention.W_kE.weight, attention.W_v.weight]
-        table |= {name + "dec_attn.qkv_net.weight": qkv,
+        attention, name = layer.attention, f"layers.{n}."
+        table |= {name + "dec_attn.qkv_net.weight": [
+                      attention.W_q.weight, attention.W_kE.weight, attention.W_v.weight],
                   name + "dec_attn.r_net.weight": [attention.W_kR.weight],
                   name + "dec_attn.o_net.weight": [attention.W_o.weight]}
         for ours, theirs in ((layer.norm_1, "dec_attn.layer_norm"), (layer.W_1, "pos_ff.CoreNet.0"),
                              (layer.W_2, "pos_ff.CoreNet.3"), (layer.norm_2, "pos_ff.layer_norm")):
             table |= {f"{name}{theirs}.weight": [ours.weight], f"{name}{theirs}.bias": [ours.bias]}
-        for bias, ours in (("r_w_bias", model.u), ("r_r_bias", model.v)):
-            own = f"{name}dec_attn.{bias}"
-            if c.untie_r or port and own in state:  # the port lists a shared pair there as well
-                table[own] = [ours[n if c.untie_r else 0]]
-    if not c.untie_r:
-        table |= {prefix + "r_w_bias": [model.u[0]], prefix + "r_r_bias": [model.v[0]]}
+    for n, (u, v) in enumerate(zip(model.u, model.v)):
+        name = f"layers.{n}.dec_attn." if c.untie_r else ""
+        table |= {name + "r_w_bias": [u], name + "r_r_bias": [v]}
     rows = list(words.rows) if c.cutoffs else [words.weight]
     if c.cutoffs:
-        tails = list(range(len(c.cutoffs)))[:: 1 if port else -1]  # in the order of theirs
+        tails = range(len(c.cutoffs))[::-1]  # the last tail comes first
         table |= {"crit.cluster_weight": [words.tail_rows[i : i + 1] for i in tails],
                   "crit.cluster_bias": [words.tail_bias[i : i + 1] for i in tails]}
     if c.div_val == 1:  # one table for all bands
-        return table | {prefix + "word_emb.emb_layers.0.weight": rows,
-                        "crit.out_layers.0.weight": rows, "crit.out_layers.0.bias": [words.bias]}
+        return table | {"word_emb.emb_layers.0.weight": rows, "crit.out_layers.0.weight": rows,
+                        "crit.out_layers.0.bias": [words.bias]}
     for i, (first, end) in enumerate(words.bands):
-        table |= {f"{prefix}word_emb.emb_layers.{i}.weight": [rows[i]],
-                  f"{prefix}word_emb.emb_projs.{i}": [words.project_in[i]],
+        table |= {f"word_emb.emb_layers.{i}.weight": [rows[i]],
+                  f"word_emb.emb_projs.{i}": [words.project_in[i]],
                   f"crit.out_layers.{i}.weight": [rows[i]],
                   f"crit.out_layers.{i}.bias": [words.bias[first:end]],
                   f"crit.out_projs.{i}": [words.project_out[i]]}
@@ -84,23 +64,20 @@ def load_official_weights(model, state):
     """Copy a state dict {name: tensor} of the official code or its port into our model; return it.
     ValueError unless it has the names and shapes of this model, and equal tensors where it ties.
     """
-    table, D = parts_by_name(model, state), model.config.d_model
-    sines = "transformer." * is_port(state) + "pos_emb.inv_freq"
-    frequencies = 10000 ** -(torch.arange(0, D, 2, dtype=torch.float64) / D)
-    shapes = {name: (sum(map(len, parts)), *parts[0].shape[1:]) for name, parts in table.items()}
-    shapes[sines] = frequencies.shape
-    wrong = [f"{name} is missing" for name in shapes if name not in state]
-    wrong += [f"{name} is not in this model" for name in state if name not in shapes]
-    wrong += [f"{name} is {tuple(state[name].shape)}, not {tuple(shape)}"
-              for name, shape in shapes.items() if name in state and state[name].shape != shape]
+    if any(name.startswith("transformer.") for name in state):  # the port has the first tail first
+        state = {name.removeprefix("transformer."): z.flip(0) if "cluster" in name else z
+                 for name, z in state.items()}
+    table = parts_by_name(model)  # without pos_emb.inv_freq: R is computed
+    ours = {name: (sum(map(len, parts)), *parts[0].shape[1:]) for name, parts in table.items()}
+    theirs = {name: tuple(z.shape) for name, z in state.items() if name != "pos_emb.inv_freq"}
+    wrong = [f"{name} is {theirs.get(name, 'missing')}, in the model {ours.get(name, 'missing')}"
+             for name in ours | theirs if theirs.get(name) != ours.get(name)]
     if not wrong:
         for name, parts in table.items():
             for part, rows in zip(parts, state[name].split([len(part) for part in parts])):
                 part.copy_(rows)
         wrong = [f"{name} differs from the tensor that this model ties to it" for name, parts
                  in table.items() if not torch.cat(parts).equal(state[name].to(parts[0]))]
-        if not torch.allclose(state[sines].double(), frequencies, rtol=1e-3):  # it may be float16
-            wrong.append(f"{sines} has other frequencies")
     if wrong:
         raise ValueError(f"not the weights of this model ({len(wrong)} differences): "
                          f"{'; '.join(wrong[:3])}")
@@ -111,11 +88,11 @@ def read(path):
     """Read a file of weights -> {name: tensor}, without running code in it.  ValueError if not."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
+        if not all(map(torch.is_tensor, state.values())):
+            raise TypeError
     except Exception as error:  # missing, cut off, or a pickled model, which would run code
         raise ValueError(f"{path} cannot be read as a state dict ({type(error).__name__}); from a "
                          "whole pickled model save its state_dict() with its own code") from None
-    if not isinstance(state, dict) or not all(map(torch.is_tensor, state.values())):
-        raise ValueError(f"{path} is not a state dict (names and tensors)")
     return state
 
 

@@ -71,10 +71,10 @@ def stopped_gradient(model, corpus, T, places=16):
     excerpts = measures.excerpts(corpus.valid, before, places, T).split(1)
     g = sum(torch.stack([gradient(model, tokens, T, k) for k in range(4)]).double() / places
             for tokens in train.progress(excerpts, "comparing gradients, place", places))  # (4, P)
-    norm, cosine = g.norm(dim=1), torch.cosine_similarity(g, g[:1])
-    return {("gradient norm", 0): norm[0].item()} | {(f"gradient {name}", k): row[k].item()
-            for name, row in (("lacks", (g - g[0]).norm(dim=1) / norm), ("cosine", cosine),
-                              ("norm", norm)) for k in (1, 2, 3)}
+    found = {"lacks": (g - g[0]).norm(dim=1) / g.norm(dim=1),
+             "cosine": torch.cosine_similarity(g, g[:1]), "norm": g.norm(dim=1)}
+    return {("gradient norm", 0): g[0].norm().item()} | {
+        (f"gradient {name}", k): row[k].item() for name, row in found.items() for k in (1, 2, 3)}
 
 
 def losses_with_gradients(model, tokens, T, M):
@@ -115,15 +115,6 @@ def dynamic_evaluation(trained, corpus, n=10**5, T=32, M=512, rate=5e-5, decay=3
             ("dynamic bpc", ""): lesson_1.bits(torch.cat(losses))}
 
 
-def sample_from_last(reader, prompts, n, T):
-    """Continue prompts (B, P) by n tokens, each sampled after the last T alone -> (B, n)."""
-    text = prompts
-    for _ in train.progress(range(n), "sampling token", n):
-        logits, _ = reader(text[:, -T:], last_only=True)
-        text = torch.cat([text, lesson_5.sample_top_k(logits[:, -1], 40)], dim=1)
-    return text[:, -n:]
-
-
 def names_that_recur(model, corpus, recipe, P=512, n=500, count=32):
     """Return the percent of the names in `count` prompts of P test bytes that recur in samples of n
     bytes with memory, and from the last T bytes alone; by chance, that of other prompts' names.
@@ -138,12 +129,15 @@ def names_that_recur(model, corpus, recipe, P=512, n=500, count=32):
 
     reader, prompts = fast.prepare(model), measures.excerpts(corpus.test, 0, count, P + n)[:, :P]
     with train.evaluating(reader, recipe):
-        samples = lesson_5.generate(reader, prompts, n)
-    samples = samples, sample_from_last(reader, prompts, n, recipe.segment)
+        samples = torch.cat([prompts, lesson_5.generate(reader, prompts, n)], dim=1)
+    without = prompts
+    for _ in train.progress(range(n), "sampling token", n):
+        token = lesson_5.generate(reader, without[:, -recipe.segment :], 1)
+        without = torch.cat([without, token], dim=1)
+    new, without = ([NAME.findall(text, P) for text in texts(each)]  # that begin in the sample
+                    for each in (samples, without))
     common = Counter(NAME.findall(*texts(corpus.train[None]))).most_common(500)
     left_out, prompts = {name for name, _ in common}, texts(prompts)
-    new, without = ([NAME.findall(prompt + sample, P)  # those that begin in the sample
-                     for prompt, sample in zip(prompts, texts(each))] for each in samples)
     own = [{*NAME.findall(re.sub(r"(?a)^\w+|\w+\Z", "", prompt))} - left_out for prompt in prompts]
     others = [set().union(*own) - {*NAME.findall(prompt)} for prompt in prompts]
     return {("recurs with", ""): percent(own, new), ("recurs without", ""): percent(own, without),

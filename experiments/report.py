@@ -321,11 +321,11 @@ def make_figures(runs):
 
 def make_blocks(runs):
     """Return {name: text} of all tables and figures, and {name: figure}."""
-    names = [row for row in ROWS if not groups(runs, row)]
+    missing = " ".join(row for row in ROWS if not groups(runs, row))
     blocks = {"claims": claims_table(runs), "front": claims_table(runs, FRONT),
               **{name: values_table(runs, *of) for name, of in TABLES.items()},
               "settings": settings_table(runs),
-              "not run": f"`python experiments/lab.py --dtype bf16 --rows {' '.join(names) or 'none'}`"}
+              "not run": f"`python experiments/lab.py --dtype bf16 --rows {missing or 'none'}`"}
     figures = {}
     for name, about, figures[name] in make_figures(runs):
         blocks[f"figure {name}"] = (f"![{about}](../figures/{name}.png)" if figures[name]

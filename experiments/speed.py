@@ -48,7 +48,7 @@ def measure(c, given):
     """Return the milliseconds per token of memory and window in each turn but the first."""
     with torch.device(given.device):
         reader, predict = fast.prepare(lesson_5.TransformerXL(c).eval()), make_window(c)
-        x, window = (torch.randint(c.vocab_size, (given.lanes, n)) for n in (SEGMENT, c.mem_len))
+        x, window = (torch.randint(c.vocab_size, (1, n)) for n in (SEGMENT, c.mem_len))
     memory, times = None, []
     with machine.autocast(given, given.device):
         for _ in range(0, c.mem_len, SEGMENT):
@@ -59,7 +59,7 @@ def measure(c, given):
                 call()
                 if given.device == "cuda":
                     torch.cuda.synchronize()
-                times.append(1000 * (time.perf_counter() - start) / (given.lanes * n))
+                times.append(1000 * (time.perf_counter() - start) / n)
     return times[2::2], times[3::2]
 
 
@@ -67,12 +67,9 @@ def run(argv):
     """Measure, and print a line for each length."""
     flags = Parser(prog="experiments/speed.py", description=__doc__)
     flags.add_argument("--scale", choices=SCALES, default="small")
-    flags.add_argument("--lanes", type=int, default=1, help="read side by side; default: 1")
     flags.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
     flags.add_argument("--device", choices=("cpu", "cuda"), default="")
     given = flags.parse_args(argv)
-    if given.lanes < 1:
-        raise ValueError(f"--lanes must be at least 1, got {given.lanes}")
     given.device = machine.choose(given.device)
     print(f"{given.scale}, {given.dtype}, {machine.name(given.device)}: milliseconds per token")
     for M, paper in PAPER.items():

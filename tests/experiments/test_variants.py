@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from helpers import assert_close, randomized
-from maths import oracle
 
 variants, corpora = import_module("variants"), import_module("support.corpora")
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
@@ -49,47 +48,37 @@ def test_vaswani_is_lesson_1():
     assert_close(ours(x, None, y)[0], lesson_1.token_losses(wanted(x), y), "the losses")
 
 
-def test_shaws_score_is_terms_a_and_b_with_learned_distances():
-    """Key by key; beyond the distances of training, up to 8, the farthest counts."""
-    attention, zero = made("shaw").layers[0].attention, torch.zeros(3, 4).double()
-    rows = torch.randn(2, 12, 12).double()
-    memory, h = rows[:, :9], rows[:, 9:]
-    mask = lesson_5.attention_mask(3, 9, 9, False)
-    found = attention(h, memory, torch.randn(12, 12).double(), zero, zero, mask)  # no R counts
-    learned = attention.W_kR.rows  # (9, H * C)
-    attention.W_kR.weight = torch.eye(12).double()  # the encoding is the key
-    R = learned[[min(distance, 8) for distance in range(12)]]
-    wanted = [oracle.attended(attention, rows[:, : n + 1].unbind(1), R, zero, zero)
-              for n in (9, 10, 11)]
-    assert_close(found, torch.stack(wanted, 1), "the attention")
+def learned_distance(q, k, distance, head, attention):
+    """Terms (a) and (b); the farthest distance of training is 8."""
+    return q @ (k + attention.W_kR.rows[min(distance, 8), 4 * head :][:4].detach())
 
 
-def rotated_product(q, k, distance):
+def rotated_product(q, k, distance, *rest):
     """q · k, its pairs (x_i, x_i+C/2) as complex numbers, k turned back by the distance."""
-    half = len(q) // 2
-    turns = [cmath.exp(1j * distance * 10000 ** (-2 * i / len(q))) for i in range(half)]
-    return sum((complex(q[i], q[i + half]) * turn * complex(k[i], k[i + half]).conjugate()).real
+    turns = [cmath.exp(1j * distance * 10000 ** (-2 * i / 4)) for i in range(2)]
+    return sum((complex(q[i], q[i + 2]) * turn * complex(k[i], k[i + 2]).conjugate()).real
                for i, turn in enumerate(turns))
 
 
-def linear_bias(head):
-    return lambda q, k, distance: (
-        (q * k).sum().item() - 2 * 2 ** (-8 * (head + 1) / 3) * distance)  # times sqrt(C)
+def linear_bias(q, k, distance, head, attention):
+    return q @ k - 2 * 2 ** (-8 * (head + 1) / 3) * distance  # times sqrt(C)
 
 
 @pytest.mark.parametrize("encoding, score_of", [
-    ("rope", lambda head: rotated_product), ("alibi", linear_bias)])
-def test_rope_and_alibi_pair_by_pair(encoding, score_of):
-    """Five keys, the last three of them queries, three heads."""
-    attention = made(encoding).layers[0].attention
-    q, k, value = (torch.randn(1, 3, n, 4).double() for n in (3, 5, 5))
-    found = attention.attend(q, k, value, None, None, None, lesson_5.attention_mask(3, 2, 2, False))
+    ("shaw", learned_distance), ("rope", rotated_product), ("alibi", linear_bias)])
+def test_an_encoding_pair_by_pair(encoding, score_of):
+    """Twelve keys, the last three of them queries, three heads.  No R counts, nor u and v."""
+    model = made(encoding)
+    attention = model.layers[0].attention
+    q, k, value = (torch.randn(1, 3, n, 4).double() for n in (3, 12, 12))
+    k_R = attention.heads(attention.W_kR(torch.randn(12, 12).double()))
+    mask = lesson_5.attention_mask(3, 9, 9, False)
+    found = attention.attend(q, k, value, k_R, model.u[0], model.v[0], mask)
     for head in range(3):
         for i in range(3):
-            scores = [score_of(head)(q[0, head, i], k[0, head, j], 2 + i - j) / 2
-                      for j in range(2 + i + 1)]
-            p = torch.tensor(scores).double().softmax(-1)
-            wanted = p @ value[0, head, : 2 + i + 1]
+            scores = [score_of(q[0, head, i], k[0, head, j], 9 + i - j, head, attention) / 2
+                      for j in range(10 + i)]
+            wanted = torch.tensor(scores).double().softmax(-1) @ value[0, head, : 10 + i]
             assert_close(found[0, i, 4 * head : 4 * head + 4], wanted, f"head {head} query {i}",
                          1e-6)  # angles and slopes are float32
 
@@ -123,30 +112,28 @@ def test_a_row_is_what_it_says(name):
     assert model.config.mem_len == (0 if "none" in name else T)
     assert variants.recipe_of(row, scale, 3, "bf16").segment == T
     if name == "lstm":
-        layers = variants.make(variants.ROWS["ours"], scale, 11).layers
-        most, size = (sum(weight.numel() for part in parts for weight in part.parameters())
-                      for parts in ((layers,), (model.layers, model.out)))
+        ours = variants.make(variants.ROWS["ours"], scale, 11)
+        most, size = (sum(weight.numel() for weight in each.parameters()) for each in (ours, model))
         assert most / 3 < size <= most
         return
     assert model.half_loss == ("half" in name)
     assert len(model.layers) == (int(name[7]) if name.startswith("layers") else 2)
-    frozen = {weight for weight, value in model.named_parameters() if not value.requires_grad}
-    assert all(not dict(model.named_parameters())[weight].any() for weight in frozen)
+    frozen = {name: z for name, z in model.named_parameters() if not z.requires_grad}
+    assert not any(z.any() for z in frozen.values())
     assert ("u" in frozen) == ("v" in frozen) == (row.encoding != "ours")
-    assert any("W_kR" in weight for weight in frozen) == (row.encoding not in ("ours", "shaw"))
+    assert any("W_kR" in name for name in frozen) == (row.encoding not in ("ours", "shaw"))
 
 
 def test_the_text_begins_elsewhere_for_each_seed_and_may_be_shuffled(notes):
     """The splits keep their lines, except the last, cut one; training draws an order each epoch."""
     corpus = corpora.load(notes)
-    first, other, again = (variants.text_of(variants.Row(), corpus, seed) for seed in (0, 1, 1))
-    assert first.train.equal(corpus.train) and other.train.equal(again.train)
+    first, other = (variants.text_of(variants.Row(), corpus, seed) for seed in (0, 1))
     place = (other.train.unfold(0, 99, 1) == corpus.train[:99]).all(-1).nonzero()[0].item()
-    assert other.train.roll(-place).equal(corpus.train) and other.valid.equal(corpus.valid)
+    assert place and other.train.roll(-place).equal(corpus.train)
+    assert first.train.equal(corpus.train) and other.valid.equal(corpus.valid)
     shuffled = variants.text_of(variants.Row(shuffled=True), corpus, 1)
     assert shuffled.separator == corpus.vocab.index(10) and shuffled.train.equal(corpus.train)
-    for old, new in ((corpus.valid, shuffled.valid), (corpus.test, shuffled.test)):
-        before, after = (Counter(corpora.decode(split.long(), corpus.vocab).split("\n"))
-                         for split in (old, new))
-        assert (before - after).total() <= 3 and (after - before).total() <= 3
-        assert not new.equal(old[: len(new)])
+    before, after = (Counter(corpora.decode(each.test.long(), corpus.vocab).split("\n"))
+                     for each in (corpus, shuffled))
+    assert (before - after).total() <= 3 and (after - before).total() <= 3
+    assert not shuffled.test.equal(corpus.test[: len(shuffled.test)])

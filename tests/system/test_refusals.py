@@ -98,7 +98,7 @@ REFUSED = {  # program: command line, words of the sentence
     "lab": [
         ("--rows our", "invalid choice"), ("--seeds one", "invalid int value"),
         ("--device cuda", "no CUDA device"), ("--out short.txt", "another folder with --out")],
-    "speed": [("--lanes -1", "at least 1, got -1")],
+    "speed": [("--scale large", "invalid choice")],
     "ptb": [
         ("--text a", "unrecognized"), ("--seed -1", "--seed must be at least 0"),
         ("--device cuda", "no CUDA device")],
