@@ -94,11 +94,8 @@ def measure(job, row, scale):
     model, corpus, T = job.model, job.corpus, job.recipe.segment
     found = {("parameters", ""): sum(
         weight.numel() for weight in model.parameters() if weight.requires_grad)}
-    if row.encoding == "lstm":
-        reader = model
-    else:
-        reader, n = fast.prepare(model), scale.recipe.segment // 2
-        found["copying", n] = measures.copying_score(reader, n)
+    reader, n = fast.prepare(model), scale.recipe.segment // 2
+    found["copying", n] = measures.copying_score(reader, n)
     found |= measures.losses_by_length(reader, row, scale, corpus)
     if row.encoding == "ours":
         found |= measures.attention(model, corpus, 2 * T, scale.n // 4)

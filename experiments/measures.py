@@ -87,7 +87,7 @@ def losses_by_length(reader, row, scale, corpus):
     for split, tokens, n in (("valid", corpus.valid, scale.n // 2), ("test", corpus.test, scale.n)):
         tokens = excerpts(tokens, before, scale.count, n)
         for L in scale.lengths:
-            if row.encoding != "lstm" and row.recurrence:
+            if row.recurrence:
                 losses = memory_losses(reader, tokens, before, 128, mem_len=L - 1,
                                        same_length=True)
                 found[f"{split} memory", L] = losses.mean().item()

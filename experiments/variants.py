@@ -8,7 +8,6 @@
                 the distance, without weights
     alibi       the score falls linearly with the distance (Press et al. 2021), for each head with
                 its own slope
-    lstm        two layers with a state instead of a memory, as wide as lesson 5's parameters allow
 
 Of Al-Rfou et al. (2018) the two auxiliary losses are missing, as in the paper's row.  Vaswani's and
 Al-Rfou's need no recurrence; one row, vaswani, has it, and shows what temporal confusion costs
@@ -69,7 +68,6 @@ ROWS = {
     "shuffled-none": Row(shuffled=True, recurrence=False),
     "ours-none-176": Row(recurrence=False, longer=11 / 8),  # table 10's ratio
     "al-rfou-none-half": Row("al-rfou", recurrence=False, half_loss=True),
-    "lstm": Row("lstm"),
     "adam": Row(optimizer="adam"),
 }
 ADAM = {"optimizer": "adam", "lr": 0.003, "schedule": "cosine", "warmup": 100, "clip": 0.25}
@@ -212,31 +210,6 @@ class Variant(lesson_5.TransformerXL):
         return out, memory
 
 
-class LSTM(nn.Module):
-    """The baseline with a state: two layers of torch's, as wide as `parameters` allow, tied."""
-
-    def __init__(self, config, parameters):
-        super().__init__()
-        self.config = config
-        self.embedding = (lesson_5.AdaptiveSoftmax if config.cutoffs else lesson_5.TiedEmbedding)(
-            config)
-        for weight in self.embedding.parameters():
-            nn.init.normal_(weight, std=0.02)
-        D = config.d_model
-        width = max(w for w in range(8, 4096, 8)  # two layers, and a matrix back to D
-                    if 4 * w * (D + 3 * w + 4) + w * D <= parameters)
-        self.layers = nn.LSTM(D, width, num_layers=2, batch_first=True)  # named as in lesson 5
-        self.out = nn.Linear(width, D, bias=False)
-
-    def forward(self, x, memory, y):
-        """Read like the others; memory is a list of two states and two cells, each (B, width)."""
-        h = self.embedding(x) * self.config.d_model**0.5
-        state = memory and tuple(torch.stack(part) for part in (memory[:2], memory[2:]))
-        h, state = self.layers(h, state)
-        return self.embedding.losses(self.out(h), y), [
-            each.detach() for part in state for each in part]
-
-
 def segment_length(row, scale):
     """Return T of a row, in tokens."""
     return int(row.longer * scale.recipe.segment)
@@ -247,9 +220,6 @@ def make(row, scale, vocab_size):
     T = segment_length(row, scale)
     config = replace(scale.config, vocab_size=vocab_size, mem_len=T if row.recurrence else 0,
                      n_layer=row.n_layer or scale.config.n_layer)
-    if row.encoding == "lstm":
-        layers = lesson_5.TransformerXL(config).layers
-        return LSTM(config, sum(weight.numel() for weight in layers.parameters()))
     return Variant(config, T, row.encoding, row.half_loss)
 
 

@@ -27,7 +27,7 @@ def run(out, *flags):
 def test_a_row_and_seed_are_trained_once_and_measured_completely(tmp_path, monkeypatch, capsys):
     """Every line has all columns; a second call does nothing; RECL comes with the last of its
     group."""
-    monkeypatch.setattr(lab, "GROUP", ("ours", "lstm"))
+    monkeypatch.setattr(lab, "GROUP", ("ours", "rope"))
     status, lines = run(tmp_path, "--rows", "ours", "ours-none-176", "--seeds", "0", "3")
     assert status == 0
     assert all(set(line) == set(lab.COLUMNS) and line["steps"] == "6" for line in lines)
@@ -42,9 +42,9 @@ def test_a_row_and_seed_are_trained_once_and_measured_completely(tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr(lab, "train_row", lambda *given: pytest.fail("trained again"))
         assert run(tmp_path, "--rows", "ours", "--seeds", "0", "3") == (0, lines)
-    _, after = run(tmp_path, "--rows", "lstm", "--seeds", "3")
+    _, after = run(tmp_path, "--rows", "rope", "--seeds", "3")
     recl = [line for line in after if line["measure"] == "recl"]
-    assert {(line["row"], line["seed"]) for line in recl} == {("ours", "3"), ("lstm", "3")}
+    assert {(line["row"], line["seed"]) for line in recl} == {("ours", "3"), ("rope", "3")}
     assert {line["length"] for line in recl} == {"0.1", "0.5", "1.0"}
     assert after[: len(lines)] == lines
 

@@ -130,11 +130,9 @@ def test_the_gain_of_a_context_is_that_of_the_formula(r):
                 formula(losses.tolist(), i, c, r))
 
 
-@pytest.mark.parametrize("kind", ["ours", "lstm"])
-def test_losses_are_after_exactly_so_many_tokens(kind):
+def test_losses_are_after_exactly_so_many_tokens():
     """Each loss against a window of its own, cut out by hand."""
-    model = randomized(variants.LSTM(CONFIG, 2000) if kind == "lstm" else
-                       variants.Variant(CONFIG, 5)).eval()
+    model = randomized(variants.Variant(CONFIG, 5)).eval()
     tokens, contexts = torch.randint(7, (400,)), [40, 80, 120]  # in segments of 64, with a state
     found = measures.losses_by_context(model, tokens, contexts, 30)
     model.config = replace(CONFIG, mem_len=29, same_length=True)
