@@ -50,17 +50,6 @@ def visible_entries(T, m, most=None):
     return torch.tensor(rows)
 
 
-def recalled(x, y, T):
-    """Return the losses (B, n) of stand_ins.CountingModel, counted word by word."""
-    losses = []
-    for words, targets in zip(x.tolist(), y.tolist()):
-        for t, target in enumerate(targets):
-            read = words[: t // T * T] + [words[t]]
-            logits = [read.count(word) for word in range(3)]
-            losses.append(np.log(np.exp(logits).sum()) - logits[target])
-    return torch.tensor(losses).view(x.shape)
-
-
 # ---- lessons 3 and 4 ----------------------------------------------------------------------------
 
 def terms_of_one_head(*given):

@@ -31,22 +31,29 @@ class StandIn(nn.Module):
                                  "only called, and its first call gets None as memory") from None
 
 
-class CountingModel(StandIn):
-    """Replaces lesson 2's model: the logit of a word is its count in all previous segments, plus 1
-    if it is the current word.  The memory contains these counts, (B, 3)."""
+class Adder(StandIn):
+    """A language model by arithmetic: the next token is the sum of all tokens read, modulo V.  Any
+    other token has a loss of 20.
 
-    def __init__(self):
+    Its memory is that sum: if a token is read twice, or the memory is not passed on, the very next
+    token differs.
+    """
+
+    def __init__(self, V=1000):
         super().__init__()
-        self.lengths, self.memories = [], []
-        self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.config, self.u = StandIn(), nn.Parameter(torch.zeros(1))
+        self.config.vocab_size = V
+        self.lengths, self.memories, self.gradients = [], [], []  # of each call
 
-    def forward(self, x, memory=None):
-        """Read x (B, T) and memory (B, 3) or None -> logits (B, T, 3), memory (B, 3)."""
+    def forward(self, x, memory=None, y=None, last_only=False):
+        if x.dim() != 2:
+            raise ValueError(f"the model reads tokens (B, T), got {tuple(x.shape)}")
         self.lengths.append(x.shape[1])
         self.memories.append(memory)
-        now = nn.functional.one_hot(x, 3).double()
-        before = torch.zeros(len(x), 3).double() if memory is None else memory
-        return self.weight * (before[:, None] + now), before + now.sum(1)
+        self.gradients.append(torch.is_grad_enabled())
+        V, sums = self.config.vocab_size, x.cumsum(1) + (0 if memory is None else memory)
+        logits = 20.0 * nn.functional.one_hot(sums % V, V) + self.u
+        return logits[:, -1:] if last_only else logits, sums[:, -1:]
 
 
 # ---- modules ------------------------------------------------------------------------------------
@@ -91,30 +98,6 @@ class Mix(nn.Module):
 
 
 # ---- generation ---------------------------------------------------------------------------------
-
-class Adder(StandIn):
-    """A language model by arithmetic: the next token is the sum of all tokens read, modulo V.
-
-    Its memory is that sum: if a token is read twice, or the memory is not passed on, the very next
-    token differs.
-    """
-
-    def __init__(self, V=1000):
-        super().__init__()
-        self.config, self.u = StandIn(), nn.Parameter(torch.zeros(1))
-        self.config.vocab_size = V
-        self.lengths, self.memories, self.gradients = [], [], []  # of each call
-
-    def forward(self, x, memory=None, y=None, last_only=False):
-        if x.dim() != 2:
-            raise ValueError(f"the model reads tokens (B, T), got {tuple(x.shape)}")
-        self.lengths.append(x.shape[1])
-        self.memories.append(memory)
-        self.gradients.append(torch.is_grad_enabled())
-        V, sums = self.config.vocab_size, x.cumsum(1) + (0 if memory is None else memory)
-        logits = 20.0 * nn.functional.one_hot(sums % V, V)
-        return logits[:, -1:] if last_only else logits, sums[:, -1:]
-
 
 class Greedy:
     """Replaces sample_top_k: returns the best token, and records its other arguments."""
