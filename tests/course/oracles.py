@@ -145,13 +145,6 @@ def layer(part, h, *context):
 
 # ---- lesson 5: generation -----------------------------------------------------------------------
 
-def shares(weights, top_k, temperature):
-    """Return the probability of each token if one of the top_k is sampled; weights are e^logit."""
-    weights = np.array(weights)
-    power = weights ** (1 / temperature) * (weights >= sorted(weights)[-top_k])
-    return torch.from_numpy(power / power.sum())
-
-
 def running_sums(prompt, n, V):
     """Return the n tokens (B, n) with which stand_ins.Adder continues a prompt (B, P)."""
     rows = prompt.tolist()
