@@ -229,13 +229,6 @@ def simple_layer(attention):
     return part
 
 
-def set_network(part):
-    """Let W_1 give (a, b, a + b) for (a, b), and W_2 (x + 1, y + z) for (x, y, z)."""
-    part.W_1.weight.data[:] = torch.tensor([[1, 0], [0, 1], [1, 1]])
-    part.W_2.weight.data[:], part.W_2.bias.data[0] = torch.tensor([[1, 0, 0], [0, 1, 1]]), 1
-    return part
-
-
 def layer_inputs(B=2, T=3, M=4, H=8, C=5, D=2):
     """Return h, memory, R, u, v and mask."""
     shapes = (B, T, D), (B, M, D), (M + T, D), (H, C), (H, C)
@@ -263,7 +256,10 @@ def test_the_attention_gets_all_six_arguments(layer):
 
 def test_the_feed_forward_network_continues_from_the_first_sum(layer):
     """The second sum: o + dropout_ff(W_2(dropout_inner(relu(W_1(o))))), where o is the first sum."""
-    part, (_, *context) = set_network(simple_layer(Constant(numbers(2, -1)))), layer_inputs(1, 1)
+    part, (_, *context) = simple_layer(Constant(numbers(2, -1))), layer_inputs(1, 1)
+    # W_1 turns (a, b) into (a, b, a + b), and W_2 turns (x, y, z) into (x + 1, y + z)
+    part.W_1.weight.data[:] = torch.tensor([[1, 0], [0, 1], [1, 1]])
+    part.W_2.weight.data[:], part.W_2.bias.data[0] = torch.tensor([[1, 0, 0], [0, 1, 1]]), 1
     # the first sum is 5, -3; W_1: 5, -3, 2; ReLU and times 3: 15, 0, 6; W_2: 16, 6; times 5: 80, 30
     assert same(layer(part, numbers(1, -1), *context), numbers(5 + 80, -3 + 30))
 

@@ -29,6 +29,9 @@ X, Y = torch.tensor([[9, 1, 2], [8, 6, 5]]), torch.tensor([[1, 2, 3], [6, 5, 1]]
 RECIPE_TO_TRAIN = presets.Recipe(steps=9, dtype="float32")
 
 
+NON_FINITE = "loss and gradient", "loss", "gradient"  # what is not finite in a Ledger
+
+
 def past():
     """Return the memory before the step: one layer, (B, 1, 1)."""
     return [torch.tensor([2.0, 6.0], dtype=torch.float64)[:, None, None]]
@@ -54,10 +57,6 @@ def first(result):
     return result[0] if isinstance(result, tuple | list) and result else result
 
 
-def is_three(result):
-    return isinstance(result, tuple | list) and len(result) == 3
-
-
 def lanes_of(memory):
     """Return the values of a memory, one per lane; none if it is not a memory of one layer."""
     one_layer = isinstance(memory, tuple | list) and len(memory) == 1
@@ -70,23 +69,17 @@ def test_the_loss_is_the_mean(train_step):
     assert same(first(step(train_step, Ledger(), past())), 7.0, tolerance=1e-9)
 
 
-def test_three_results_are_returned(train_step):
+@pytest.mark.parametrize("bad", ["", *NON_FINITE])
+def test_three_results_are_returned(train_step, bad):
     """Return three things: the mean loss, the norm of the gradient before clipping, and the new
-    memory."""
-    assert is_three(step(train_step, Ledger(), past()))
+    memory. If loss or norm is not finite, three things are still returned, and the run continues."""
+    result = step(train_step, Ledger(bad), past())
+    assert isinstance(result, tuple | list) and len(result) == 3
 
 
 def test_a_step_descends_the_gradient_of_the_mean(train_step):
     """Call backward() on the mean loss, and let the optimizer make one step."""
     model = Ledger()
-    step(train_step, model, past())
-    assert same(weights(model), [1 - 3 / 2, 1 - 4 / 2], tolerance=1e-9)
-
-
-def test_gradients_of_the_previous_step_are_cleared(train_step):
-    """Gradients add up until they are cleared: clear those of the previous step."""
-    model = Ledger()
-    model.W.grad = torch.tensor([10.0], dtype=torch.float64)
     step(train_step, model, past())
     assert same(weights(model), [1 - 3 / 2, 1 - 4 / 2], tolerance=1e-9)
 
@@ -142,12 +135,13 @@ def test_each_micro_batch_has_the_memory_of_its_own_lanes(train_step):
     assert same(torch.cat([call.memory[0] for call in model.calls]).flatten(), [2, 6])
 
 
-def test_the_micro_batches_add_up_to_the_step_of_all_lanes(train_step):
-    """Clear the gradients before the first micro-batch. The gradients of all micro-batches add up,
-    and one step is made with the gradient of the mean over all B x T tokens."""
+@pytest.mark.parametrize("micro_batch", [0, 1])
+def test_the_gradients_of_one_step_add_up(train_step, micro_batch):
+    """Gradients add up until they are cleared: clear those of the previous step before the first
+    micro-batch. Make one step with the gradient of the mean over all B x T tokens."""
     model = Ledger()
     model.W.grad = torch.tensor([10.0], dtype=torch.float64)
-    step(train_step, model, past(), micro_batch=1)
+    step(train_step, model, past(), micro_batch=micro_batch)
     assert same(weights(model), [1 - 3 / 2, 1 - 4 / 2], tolerance=1e-9)
 
 
@@ -210,34 +204,16 @@ def test_a_step_sets_no_seed(train_step):
     assert torch.get_rng_state().equal(before)
 
 
-non_finite_steps = pytest.mark.parametrize("bad", ["loss and gradient", "loss", "gradient"])
-
-
-@non_finite_steps
-def test_a_non_finite_step_also_returns_three_results(train_step, bad):
-    """If loss or norm is not finite, three things are still returned, and the run continues."""
-    assert is_three(step(train_step, Ledger(bad), past()))
-
-
-@non_finite_steps
+@pytest.mark.parametrize("bad", NON_FINITE)
 def test_a_non_finite_step_keeps_the_weights(train_step, bad):
-    """If loss or norm is not finite, the weights do not change: one such value would make all of
-    them NaN."""
+    """If loss or norm is not finite, the weights do not change and the optimizer makes no step: one
+    such value would make all weights NaN, and Adam would move them by its averages."""
     model = Ledger(bad)
     step(train_step, model, past())
-    assert same(weights(model), [1, 1])
+    assert same(weights(model), [1, 1]) and model.optimizer.steps == 0
 
 
-@non_finite_steps
-def test_a_non_finite_step_makes_no_optimizer_step(train_step, bad):
-    """If loss or norm is not finite, the optimizer makes no step at all: Adam would move the
-    weights by its averages."""
-    model = Ledger(bad)
-    step(train_step, model, past())
-    assert model.optimizer.steps == 0
-
-
-@non_finite_steps
+@pytest.mark.parametrize("bad", NON_FINITE)
 def test_a_non_finite_step_returns_the_old_memory(train_step, bad):
     """If loss or norm is not finite, the third result is the old memory, not the new one."""
     assert same(lanes_of(step(train_step, Ledger(bad), past())[2]), [2, 6])

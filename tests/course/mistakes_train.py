@@ -57,7 +57,7 @@ TABLE["train_step"] = (
       "        with machine.autocast(recipe, x.device.type):\n"
       f"            losses, part_memory = {CALL}\n"
       "        with ranks.no_sync(model, last=lanes.stop == len(x)):\n")),
-    ("test_a_non_finite_step_also_returns_three_results", ("return loss, norm, memory", "return")),
+    ("test_three_results_are_returned", ("return loss, norm, memory", "return")),
     ("you return the new memory of a step without an update: return the old one",
      ("return loss, norm, memory", f"return loss, norm, {MEMORY}")),
 )
