@@ -84,23 +84,26 @@ def test_a_step_descends_the_gradient_of_the_mean(train_step):
     assert same(weights(model), [1 - 3 / 2, 1 - 4 / 2], tolerance=1e-9)
 
 
-def test_the_gradient_is_clipped_before_the_step(train_step):
-    """Clip the gradient of all weights together to the norm recipe.clip, before the optimizer's
-    step: here (3, 4) of norm 5 becomes (0.6, 0.8) of norm 1."""
+@pytest.mark.parametrize("micro_batch", [0, 1])
+def test_the_gradient_is_clipped_before_the_step(train_step, micro_batch):
+    """Clip the gradient of all weights together to the norm recipe.clip, once, after the last
+    micro-batch and before the optimizer's step: here (3, 4) of norm 5 becomes (0.6, 0.8)."""
     model = Ledger()
-    step(train_step, model, past(), clip=1.0)
+    step(train_step, model, past(), 1.0, micro_batch)
     assert same(weights(model), [1 - 0.6 / 2, 1 - 0.8 / 2], tolerance=1e-5)
 
 
-@pytest.mark.parametrize("clip", [1.0, 100.0])
-def test_the_norm_is_taken_before_clipping(train_step, clip):
+@pytest.mark.parametrize("clip, micro_batch", [(1.0, 0), (100.0, 0), (1.0, 1)])
+def test_the_norm_is_taken_before_clipping(train_step, clip, micro_batch):
     """Return the norm of the whole gradient before clipping."""
-    assert same(step(train_step, Ledger(), past(), clip)[1], 5.0, tolerance=1e-5)
+    assert same(step(train_step, Ledger(), past(), clip, micro_batch)[1], 5.0, tolerance=1e-5)
 
 
-def test_the_new_memory_is_returned(train_step):
-    """The third result is the new memory, as the model returned it."""
-    assert same(lanes_of(step(train_step, Ledger(), past())[2]), [2, 5])
+@pytest.mark.parametrize("micro_batch", [0, 1])
+def test_the_new_memory_is_returned(train_step, micro_batch):
+    """The third result is the new memory, as the model returned it. It covers all lanes, in their
+    order: concatenate the memories of the micro-batches."""
+    assert same(lanes_of(step(train_step, Ledger(), past(), 100.0, micro_batch)[2]), [2, 5])
 
 
 def test_every_lane_is_read_once_and_in_order(train_step):
@@ -151,18 +154,6 @@ def test_a_micro_batch_counts_by_its_number_of_tokens(train_step):
     model, y = Ledger(), torch.tensor([[1], [2], [6]])
     result = step(train_step, model, None, micro_batch=2, x=y, y=y)
     assert same([first(result), weights(model)[0].item()], [3.0, 1 - 3 / 2], tolerance=1e-6)
-
-
-def test_the_micro_batches_are_clipped_together(train_step):
-    """Clip once, after the last micro-batch: the gradient of all lanes, of norm 5."""
-    model = Ledger()
-    norm = step(train_step, model, past(), clip=1.0, micro_batch=1)[1]
-    assert same([norm, *weights(model).tolist()], [5, 1 - 0.6 / 2, 1 - 0.8 / 2], tolerance=1e-5)
-
-
-def test_the_memories_of_the_micro_batches_are_concatenated(train_step):
-    """The new memory covers all lanes, in their order: concatenate those of the micro-batches."""
-    assert same(lanes_of(step(train_step, Ledger(), past(), micro_batch=1)[2]), [2, 5])
 
 
 def test_only_the_last_micro_batch_synchronizes_gradients(train_step):
