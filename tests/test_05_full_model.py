@@ -439,13 +439,6 @@ def test_the_prompt_is_read_once(generate):
     assert same(model.lengths[:4], [3, 1, 1, 1]) and len(model.lengths) <= 5
 
 
-def test_the_first_call_has_no_memory(generate):
-    """The prompt has no context: the memory is None, not zeros."""
-    model = Adder()
-    run(generate, model, [[1, 2, 3]], 2)
-    assert model.memories[0] is None
-
-
 def test_no_gradients(generate):
     """Gradients are off, since nothing is trained here (@torch.no_grad())."""
     model = Adder()

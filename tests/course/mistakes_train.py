@@ -14,9 +14,6 @@ TABLE["train_step"] = (
     ("test_three_results_are_returned", (f"return loss, norm, {MEMORY}", f"return loss, {MEMORY}")),
     ("the weights have not moved: optimizer.step() is missing, or the gradients are cleared just "
      "before it", ("    optimizer.step()\n", "")),
-    ("the weights have not moved: the gradients are cleared after backward(), so none are left; "
-     "clear them first",
-     ("    optimizer.zero_grad()\n", ""), (CLIP, f"    optimizer.zero_grad()\n{CLIP}")),
     ("the weights have not moved: loss.backward() is missing, so there is no gradient",
      ("            part.backward()\n", "")),
     ("the gradients of the previous step are still included: clear them first",

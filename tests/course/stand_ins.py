@@ -48,6 +48,8 @@ class Adder(StandIn):
     def forward(self, x, memory=None, y=None, last_only=False):
         if x.dim() != 2:
             raise ValueError(f"the model reads tokens (B, T), got {tuple(x.shape)}")
+        if memory is not None and not self.memories:
+            raise ValueError("the first call gets None as its memory: nothing, not zeros")
         self.lengths.append(x.shape[1])
         self.memories.append(memory)
         self.gradients.append(torch.is_grad_enabled())
