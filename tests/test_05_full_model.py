@@ -16,7 +16,7 @@ import torch.nn as nn
 from course import oracles
 from course.compare import same
 from course.rules import replaced
-from course.stand_ins import Adder, Constant, Greedy, Mix, Multiply, on_the_device
+from course.stand_ins import Adder, Greedy, Mix, Multiply, on_the_device
 from helpers import gradients
 
 lesson = import_module("05_full_model")
@@ -219,10 +219,11 @@ def test_the_gradient_reaches_every_input(relative_attention, name):
 
 # ---- exercise layer -----------------------------------------------------------------------------
 
-def simple_layer(attention):
-    """Return a layer of width 2 and FF 3, whose dropouts multiply by 2, 3 (inner) and 5.  Its norms
-    change nothing, and its feed-forward network returns 0."""
-    part = random_layer(2, 3, attention, (2.0, 3.0, 5.0))
+def simple_layer(attended):
+    """Return a layer of width 2 and FF 3, whose dropouts multiply by 2, 3 (inner) and 5.  Its
+    attention returns `attended`, its norms change nothing, its feed-forward network returns 0."""
+    part = random_layer(2, 3, (2.0, 3.0, 5.0))
+    part.attention.forward = lambda h, memory, R, u, v, mask: attended
     part.norm_1, part.norm_2 = nn.Identity(), nn.Identity()
     for weight in part.parameters():
         nn.init.zeros_(weight)
@@ -243,20 +244,21 @@ def numbers(*row):
 
 def test_attention_is_added_to_h(layer):
     """The first sum: h + dropout_output(attention); the dropout multiplies by 2 here."""
-    part, (_, *context) = simple_layer(Constant(numbers(10, 20))), layer_inputs(1, 1)
+    part, (_, *context) = simple_layer(numbers(10, 20)), layer_inputs(1, 1)
     assert same(layer(part, numbers(1, -1), *context), numbers(1 + 20, -1 + 40))
 
 
 def test_the_attention_gets_all_six_arguments(layer):
     """The attention gets h, memory, R, u, v and mask, as they are and in this order."""
-    part, given = simple_layer(Mix()), layer_inputs()
+    part, given = simple_layer(None), layer_inputs()
+    part.attention = Mix()
     assert same(layer(part, *(tensor.clone() for tensor in given)), given[0] + 2 * Mix()(*given),
                 tolerance=1e-9)
 
 
 def test_the_feed_forward_network_continues_from_the_first_sum(layer):
     """The second sum: o + dropout_ff(W_2(dropout_inner(relu(W_1(o))))), where o is the first sum."""
-    part, (_, *context) = simple_layer(Constant(numbers(2, -1))), layer_inputs(1, 1)
+    part, (_, *context) = simple_layer(numbers(2, -1)), layer_inputs(1, 1)
     # W_1 turns (a, b) into (a, b, a + b), and W_2 turns (x, y, z) into (x + 1, y + z)
     part.W_1.weight.data[:] = torch.tensor([[1, 0], [0, 1], [1, 1]])
     part.W_2.weight.data[:], part.W_2.bias.data[0] = torch.tensor([[1, 0, 0], [0, 1, 1]]), 1
@@ -267,18 +269,18 @@ def test_the_feed_forward_network_continues_from_the_first_sum(layer):
 def test_each_norm_comes_after_its_sum(layer):
     """Each norm takes a whole sum (post-norm), and its result is used from there on. Here norm_1
     multiplies by 7, norm_2 by 11, and the feed-forward network gives 0."""
-    part, (_, *context) = simple_layer(Constant(numbers(10, 20))), layer_inputs(1, 1)
+    part, (_, *context) = simple_layer(numbers(10, 20)), layer_inputs(1, 1)
     part.norm_1, part.norm_2 = Multiply(7.0), Multiply(11.0)
     assert same(layer(part, numbers(1, -1), *context), numbers(11 * 7 * 21, 11 * 7 * 39))
 
 
-def random_layer(D=6, FF=9, attention=None, factors=(1.5, 0.7, 1.9)):
+def random_layer(D=6, FF=9, factors=(1.5, 0.7, 1.9)):
     """Return a layer with random weights, Mix as its attention, and dropouts that multiply."""
     part = lesson.Layer(Config(9, n_layer=1, d_model=D, n_head=8, d_head=5, d_inner=FF)).double()
     for weight in part.parameters():
         nn.init.normal_(weight)
     part.dropout_output, part.dropout_inner, part.dropout_ff = map(Multiply, factors)
-    part.attention = attention or Mix()
+    part.attention = Mix()
     return part
 
 

@@ -78,17 +78,6 @@ class Multiply(nn.Module):
         return torch.cat([torch.zeros(0), *(z.flatten() for z in self.given)]).sort().values
 
 
-class Constant(nn.Module):
-    """Replaces an attention: returns the same result for any arguments."""
-
-    def __init__(self, result):
-        super().__init__()
-        self.result = result
-
-    def forward(self, h, memory, R, u, v, mask):
-        return self.result
-
-
 class Mix(nn.Module):
     """Replaces an attention: depends on each argument in a different way, and differently in each
     feature, because a norm removes what all features share."""
@@ -197,16 +186,6 @@ class Block:
 
     def __exit__(self, *error):
         self.open_now.remove(self.name)
-
-
-class OneLargeLoss(Ledger):
-    """A Ledger with float32 losses: 2^24, then ones, which float32 cannot add to it."""
-
-    def losses(self, memory, y):
-        losses = torch.ones(y.shape)
-        if memory is None:
-            losses[0, 0] = 2.0**24
-        return losses
 
 
 class OpaqueReader:
