@@ -257,7 +257,7 @@ def test_the_attention_gets_all_six_arguments(layer):
 
 
 def test_the_feed_forward_network_continues_from_the_first_sum(layer):
-    """The second sum: o + dropout_ff(W_2(dropout_inner(relu(W_1(o))))), where o is the first sum."""
+    """The second sum: o + dropout_ff(W_2(dropout_inner(relu(W_1(o))))), o the first sum."""
     part, (_, *context) = simple_layer(numbers(2, -1)), layer_inputs(1, 1)
     # W_1 turns (a, b) into (a, b, a + b), and W_2 turns (x, y, z) into (x + 1, y + z)
     part.W_1.weight.data[:] = torch.tensor([[1, 0], [0, 1], [1, 1]])
@@ -382,7 +382,7 @@ def test_without_a_generator_torch_s_own_is_used(sample_top_k):
 
 
 def test_the_generator_determines_the_tokens(sample_top_k):
-    """`generator` determines the tokens: the same seed gives the same, another seed gives others."""
+    """The same seed of `generator` gives the same tokens, another seed gives others."""
     first, again, other = (draws(sample_top_k, seed) for seed in (3, 3, 4))
     assert same(again, first) and not first.equal(other)
 

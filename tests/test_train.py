@@ -72,7 +72,7 @@ def test_the_loss_is_the_mean(train_step):
 @pytest.mark.parametrize("bad", ["", *NON_FINITE])
 def test_three_results_are_returned(train_step, bad):
     """Return three things: the mean loss, the norm of the gradient before clipping, and the new
-    memory. If loss or norm is not finite, three things are still returned, and the run continues."""
+    memory. If loss or norm is not finite, three things are still returned: the run continues."""
     result = step(train_step, Ledger(bad), past())
     assert isinstance(result, tuple | list) and len(result) == 3
 
