@@ -97,12 +97,6 @@ def sinusoid(position, D):
     return unit_circle(position.tolist(), D)
 
 
-def clamped_distances(K, clamp_len):
-    """Return the distance of each row of R as a list."""
-    far = [clamp_len] * (K - 1 - clamp_len) if clamp_len else []
-    return far + list(range(K - 1 - len(far), -1, -1))
-
-
 def distances_in(R):
     """Return the distance that each row of R (K, D) encodes, (K,), NaN if none; R itself if it is
     not such a matrix."""
