@@ -16,7 +16,7 @@ import torch.nn as nn
 from course import oracles
 from course.compare import same
 from course.rules import replaced
-from course.stand_ins import Adder, Constant, Greedy, Mix, Multiply, on_the_device
+from course.stand_ins import Adder, Greedy, Mix, Multiply, on_the_device
 from helpers import gradients
 
 lesson = import_module("05_full_model")
@@ -43,26 +43,13 @@ def test_keys_more_than_M_back_are_masked_with_same_length(attention_mask):
                                              [1, 1, 0, 0, 0, 0]])
 
 
-def test_the_first_segment_has_no_memory(attention_mask):
-    """With m = 0 query i is key i; the limit M holds inside the segment as well."""
-    assert same(attention_mask(3, 0, 1, True), [[0, 1, 1],
-                                             [0, 0, 1],
-                                             [1, 0, 0]])
-
-
-def test_with_M_0_a_query_sees_itself(attention_mask):
-    """With M = 0 and same_length each query sees itself alone."""
-    assert same(attention_mask(3, 0, 0, True), [[0, 1, 1],
-                                             [1, 0, 1],
-                                             [1, 1, 0]])
-
-
 @pytest.mark.parametrize("same_length", [True, False])
 @pytest.mark.parametrize("T, m, M", [
-    (6, 2, 4), (3, 2, 2), (4, 3, 3), (4, 0, 3), (7, 3, 3), (1, 3, 3), (5, 4, 2), (2, 6, 6),
-    (2, 2099, 2099)])
+    (3, 0, 1), (3, 0, 0), (6, 2, 4), (3, 2, 2), (4, 3, 3), (4, 0, 3), (7, 3, 3), (1, 3, 3),
+    (5, 4, 2), (2, 6, 6), (2, 2099, 2099)])
 def test_masks_of_other_lengths(attention_mask, T, m, M, same_length):
-    """The same holds for any T, m and M: M is the limit, m is the current length of the memory."""
+    """The same holds for any T, m and M: M is the limit, also inside the segment, and m is the
+    current length of the memory, 0 in the first segment."""
     seen = oracles.visible_entries(T, m, M + 1 if same_length else None)
     assert same(attention_mask(T, m, M, same_length), ~seen)
 
@@ -112,7 +99,8 @@ def test_without_a_clamp(distance_encoding, clamp_len):
 def test_other_distances(distance_encoding, K, D, clamp_len):
     """The same holds for any K, D and clamp_len, also if no distance exceeds it."""
     R = encoded(distance_encoding, K, D, clamp_len)
-    assert same(oracles.distances_in(R), oracles.clamped_distances(K, clamp_len))
+    wanted = [min(distance, clamp_len or K) for distance in range(K - 1, -1, -1)]
+    assert same(oracles.distances_in(R), wanted)
 
 
 def test_far_distances_are_exact(distance_encoding):
@@ -232,20 +220,14 @@ def test_the_gradient_reaches_every_input(relative_attention, name):
 
 # ---- exercise layer -----------------------------------------------------------------------------
 
-def simple_layer(attention):
-    """Return a layer of width 2 and FF 3, whose dropouts multiply by 2, 3 (inner) and 5.  Its norms
-    change nothing, and its feed-forward network returns 0."""
-    part = random_layer(2, 3, attention, (2.0, 3.0, 5.0))
+def simple_layer(attended):
+    """Return a layer of width 2 and FF 3, whose dropouts multiply by 2, 3 (inner) and 5.  Its
+    attention returns `attended`, its norms change nothing, its feed-forward network returns 0."""
+    part = random_layer(2, 3, (2.0, 3.0, 5.0))
+    part.attention.forward = lambda h, memory, R, u, v, mask: attended
     part.norm_1, part.norm_2 = nn.Identity(), nn.Identity()
     for weight in part.parameters():
         nn.init.zeros_(weight)
-    return part
-
-
-def set_network(part):
-    """Let W_1 give (a, b, a + b) for (a, b), and W_2 (x + 1, y + z) for (x, y, z)."""
-    part.W_1.weight.data[:] = torch.tensor([[1, 0], [0, 1], [1, 1]])
-    part.W_2.weight.data[:], part.W_2.bias.data[0] = torch.tensor([[1, 0, 0], [0, 1, 1]]), 1
     return part
 
 
@@ -263,46 +245,43 @@ def numbers(*row):
 
 def test_attention_is_added_to_h(layer):
     """The first sum: h + dropout_output(attention); the dropout multiplies by 2 here."""
-    part, (_, *context) = simple_layer(Constant(numbers(10, 20))), layer_inputs(1, 1)
+    part, (_, *context) = simple_layer(numbers(10, 20)), layer_inputs(1, 1)
     assert same(layer(part, numbers(1, -1), *context), numbers(1 + 20, -1 + 40))
 
 
 def test_the_attention_gets_all_six_arguments(layer):
     """The attention gets h, memory, R, u, v and mask, as they are and in this order."""
-    part, given = simple_layer(Mix()), layer_inputs()
+    part, given = simple_layer(None), layer_inputs()
+    part.attention = Mix()
     assert same(layer(part, *(tensor.clone() for tensor in given)), given[0] + 2 * Mix()(*given),
                 tolerance=1e-9)
 
 
-def test_the_feed_forward_network_is_added(layer):
+def test_the_feed_forward_network_continues_from_the_first_sum(layer):
     """The second sum: o + dropout_ff(W_2(dropout_inner(relu(W_1(o))))), o the first sum."""
-    part, (_, *context) = set_network(simple_layer(Constant(numbers(0, 0)))), layer_inputs(1, 1)
-    # W_1: 4, -3, 1; ReLU and times 3: 12, 0, 3; W_2: 13, 3; times 5: 65, 15
-    assert same(layer(part, numbers(4, -3), *context), numbers(4 + 65, -3 + 15))
-
-
-def test_the_second_block_continues_from_the_first(layer):
-    """The feed-forward network reads the first sum and is added to it."""
-    part, (_, *context) = set_network(simple_layer(Constant(numbers(10, 20)))), layer_inputs(1, 1)
-    # the first sum is 21, 39; W_1: 21, 39, 60; times 3: 63, 117, 180; W_2: 64, 297
-    assert same(layer(part, numbers(1, -1), *context), numbers(21 + 5 * 64, 39 + 5 * 297))
+    part, (_, *context) = simple_layer(numbers(2, -1)), layer_inputs(1, 1)
+    # W_1 turns (a, b) into (a, b, a + b), and W_2 turns (x, y, z) into (x + 1, y + z)
+    part.W_1.weight.data[:] = torch.tensor([[1, 0], [0, 1], [1, 1]])
+    part.W_2.weight.data[:], part.W_2.bias.data[0] = torch.tensor([[1, 0, 0], [0, 1, 1]]), 1
+    # the first sum is 5, -3; W_1: 5, -3, 2; ReLU and times 3: 15, 0, 6; W_2: 16, 6; times 5: 80, 30
+    assert same(layer(part, numbers(1, -1), *context), numbers(5 + 80, -3 + 30))
 
 
 def test_each_norm_comes_after_its_sum(layer):
     """Each norm takes a whole sum (post-norm), and its result is used from there on. Here norm_1
     multiplies by 7, norm_2 by 11, and the feed-forward network gives 0."""
-    part, (_, *context) = simple_layer(Constant(numbers(10, 20))), layer_inputs(1, 1)
+    part, (_, *context) = simple_layer(numbers(10, 20)), layer_inputs(1, 1)
     part.norm_1, part.norm_2 = Multiply(7.0), Multiply(11.0)
     assert same(layer(part, numbers(1, -1), *context), numbers(11 * 7 * 21, 11 * 7 * 39))
 
 
-def random_layer(D=6, FF=9, attention=None, factors=(1.5, 0.7, 1.9)):
+def random_layer(D=6, FF=9, factors=(1.5, 0.7, 1.9)):
     """Return a layer with random weights, Mix as its attention, and dropouts that multiply."""
     part = lesson.Layer(Config(9, n_layer=1, d_model=D, n_head=8, d_head=5, d_inner=FF)).double()
     for weight in part.parameters():
         nn.init.normal_(weight)
     part.dropout_output, part.dropout_inner, part.dropout_ff = map(Multiply, factors)
-    part.attention = attention or Mix()
+    part.attention = Mix()
     return part
 
 
@@ -337,12 +316,9 @@ def test_the_gradient_reaches_every_part(layer, name):
 # ---- exercise sample_top_k ----------------------------------------------------------------------
 # The probabilities of five tokens are as 2 : 32 : 1 : 0.5 : 6; the logits are their logarithms.
 
-WEIGHTS = [2.0, 32.0, 1.0, 0.5, 6.0]
-
-
 def shares(sample_top_k, top_k, temperature=1.0):
     """Return the share of each token in 1,000 samples, (5,); its random error is below 0.07."""
-    logits = torch.tensor(WEIGHTS).log().repeat(1000, 1)
+    logits = torch.tensor([2, 32, 1, 0.5, 6]).log().repeat(1000, 1)
     return sample_top_k(logits, top_k, temperature).flatten().bincount(minlength=5) / 1000
 
 
@@ -370,15 +346,12 @@ def test_shares_are_the_softmax_of_the_k_best(sample_top_k):
     assert same(shares(sample_top_k, 3), [0.05, 0.8, 0, 0, 0.15], tolerance=0.07)
 
 
-def test_half_the_temperature_squares_the_proportions(sample_top_k):
-    """The logits are divided by the temperature: at 0.5 the three best are as 4 to 1024 to 36."""
-    assert same(shares(sample_top_k, 3, 0.5), [0.004, 0.962, 0, 0, 0.034], tolerance=0.07)
-
-
-@pytest.mark.parametrize("top_k, temperature", [(5, 2.0), (2, 3.0)])
-def test_other_top_k_and_temperatures(sample_top_k, top_k, temperature):
-    """The same holds for any top_k from 1 to V and any temperature above 0."""
-    wanted = oracles.shares(WEIGHTS, top_k, temperature)
+@pytest.mark.parametrize("top_k, temperature, wanted", [
+    (3, 0.5, [0.004, 0.962, 0, 0, 0.034]), (2, 2.0, [0, 0.698, 0, 0, 0.302]),
+    (5, 3.0, [0.157, 0.395, 0.124, 0.099, 0.226])])
+def test_the_logits_are_divided_by_the_temperature(sample_top_k, top_k, temperature, wanted):
+    """The logits are divided by the temperature, any number above 0: at 0.5 the three best are as 4
+    to 1024 to 36."""
     assert same(shares(sample_top_k, top_k, temperature), wanted, tolerance=0.07)
 
 
@@ -409,14 +382,10 @@ def test_without_a_generator_torch_s_own_is_used(sample_top_k):
     assert draws(sample_top_k).equal(first) and not second.equal(first)
 
 
-def test_the_same_seed_samples_the_same_tokens(sample_top_k):
-    """`generator` determines the tokens: the same seed gives the same tokens."""
-    assert same(draws(sample_top_k, 3), draws(sample_top_k, 3))
-
-
-def test_another_seed_samples_other_tokens(sample_top_k):
-    """`generator` determines the tokens: another seed gives other tokens."""
-    assert not draws(sample_top_k, 3).equal(draws(sample_top_k, 4))
+def test_the_generator_determines_the_tokens(sample_top_k):
+    """The same seed of `generator` gives the same tokens, another seed gives others."""
+    first, again, other = (draws(sample_top_k, seed) for seed in (3, 3, 4))
+    assert same(again, first) and not first.equal(other)
 
 
 def test_only_the_given_generator_is_used(sample_top_k):
@@ -466,24 +435,11 @@ def test_new_tokens_are_int64(generate, n):
 
 
 def test_the_prompt_is_read_once(generate):
-    """The prompt is read once, then one token at a time: the memory holds what was read before."""
+    """The prompt is read once, then one token at a time: the memory holds what was read before. One
+    more call, for the last token, is allowed."""
     model = Adder()
     run(generate, model, [[1, 2, 3], [10, 20, 30]], 4)
-    assert same(model.lengths[:4], [3, 1, 1, 1])
-
-
-def test_at_most_one_extra_call(generate):
-    """n_tokens calls of the model are enough; one more, for the last token, is allowed."""
-    model = Adder()
-    run(generate, model, [[1, 2, 3]], 4)
-    assert len(model.lengths) <= 5
-
-
-def test_the_first_call_has_no_memory(generate):
-    """The prompt has no context: the memory is None, not zeros."""
-    model = Adder()
-    run(generate, model, [[1, 2, 3]], 2)
-    assert model.memories[0] is None
+    assert same(model.lengths[:4], [3, 1, 1, 1]) and len(model.lengths) <= 5
 
 
 def test_no_gradients(generate):
@@ -500,19 +456,13 @@ def test_top_k_temperature_and_generator_are_passed_on(generate):
     assert draw.given == [(7, 0.5, generator)] * 2
 
 
-def test_without_temperature_and_generator(generate):
-    """By default the temperature is 1 and there is no generator."""
-    draw = Greedy()
-    run(generate, Adder(), [[1, 2], [3, 4]], 1, 7, draw=draw)
-    assert draw.given == [(7, 1.0, None)]
-
-
 @pytest.mark.parametrize("V, asked, top_k", [(101, (), 40), (27, (), 27), (27, (50,), 27)])
-def test_top_k_is_40_or_the_whole_vocabulary(generate, V, asked, top_k):
-    """top_k is 40 by default and never exceeds the size of the vocabulary."""
+def test_defaults_and_the_largest_top_k(generate, V, asked, top_k):
+    """By default top_k is 40, the temperature is 1, and there is no generator. top_k never exceeds
+    the size of the vocabulary."""
     draw = Greedy()
     run(generate, Adder(V), [[1, 2, 3]], 1, *asked, draw=draw)
-    assert draw.given[0][0] == top_k
+    assert draw.given == [(top_k, 1.0, None)]
 
 
 def test_generate_sets_no_seed(generate):

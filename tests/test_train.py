@@ -13,7 +13,7 @@ import torch
 from course import oracles
 from course.compare import same
 from course.rules import replaced
-from course.stand_ins import Descent, Ledger, Recorded, OneLargeLoss, OpaqueReader
+from course.stand_ins import Descent, Ledger, OpaqueReader, Recorded
 from training import machine, presets, ranks
 
 train = import_module("train")
@@ -27,6 +27,9 @@ lesson_1 = train.lesson_1
 
 X, Y = torch.tensor([[9, 1, 2], [8, 6, 5]]), torch.tensor([[1, 2, 3], [6, 5, 1]])
 RECIPE_TO_TRAIN = presets.Recipe(steps=9, dtype="float32")
+
+
+NON_FINITE = "loss and gradient", "loss", "gradient"  # what is not finite in a Ledger
 
 
 def past():
@@ -54,10 +57,6 @@ def first(result):
     return result[0] if isinstance(result, tuple | list) and result else result
 
 
-def is_three(result):
-    return isinstance(result, tuple | list) and len(result) == 3
-
-
 def lanes_of(memory):
     """Return the values of a memory, one per lane; none if it is not a memory of one layer."""
     one_layer = isinstance(memory, tuple | list) and len(memory) == 1
@@ -70,10 +69,12 @@ def test_the_loss_is_the_mean(train_step):
     assert same(first(step(train_step, Ledger(), past())), 7.0, tolerance=1e-9)
 
 
-def test_three_results_are_returned(train_step):
+@pytest.mark.parametrize("bad", ["", *NON_FINITE])
+def test_three_results_are_returned(train_step, bad):
     """Return three things: the mean loss, the norm of the gradient before clipping, and the new
-    memory."""
-    assert is_three(step(train_step, Ledger(), past()))
+    memory. If loss or norm is not finite, three things are still returned: the run continues."""
+    result = step(train_step, Ledger(bad), past())
+    assert isinstance(result, tuple | list) and len(result) == 3
 
 
 def test_a_step_descends_the_gradient_of_the_mean(train_step):
@@ -83,31 +84,26 @@ def test_a_step_descends_the_gradient_of_the_mean(train_step):
     assert same(weights(model), [1 - 3 / 2, 1 - 4 / 2], tolerance=1e-9)
 
 
-def test_gradients_of_the_previous_step_are_cleared(train_step):
-    """Gradients add up until they are cleared: clear those of the previous step."""
+@pytest.mark.parametrize("micro_batch", [0, 1])
+def test_the_gradient_is_clipped_before_the_step(train_step, micro_batch):
+    """Clip the gradient of all weights together to the norm recipe.clip, once, after the last
+    micro-batch and before the optimizer's step: here (3, 4) of norm 5 becomes (0.6, 0.8)."""
     model = Ledger()
-    model.W.grad = torch.tensor([10.0], dtype=torch.float64)
-    step(train_step, model, past())
-    assert same(weights(model), [1 - 3 / 2, 1 - 4 / 2], tolerance=1e-9)
-
-
-def test_the_gradient_is_clipped_before_the_step(train_step):
-    """Clip the gradient of all weights together to the norm recipe.clip, before the optimizer's
-    step: here (3, 4) of norm 5 becomes (0.6, 0.8) of norm 1."""
-    model = Ledger()
-    step(train_step, model, past(), clip=1.0)
+    step(train_step, model, past(), 1.0, micro_batch)
     assert same(weights(model), [1 - 0.6 / 2, 1 - 0.8 / 2], tolerance=1e-5)
 
 
-@pytest.mark.parametrize("clip", [1.0, 100.0])
-def test_the_norm_is_taken_before_clipping(train_step, clip):
+@pytest.mark.parametrize("clip, micro_batch", [(1.0, 0), (100.0, 0), (1.0, 1)])
+def test_the_norm_is_taken_before_clipping(train_step, clip, micro_batch):
     """Return the norm of the whole gradient before clipping."""
-    assert same(step(train_step, Ledger(), past(), clip)[1], 5.0, tolerance=1e-5)
+    assert same(step(train_step, Ledger(), past(), clip, micro_batch)[1], 5.0, tolerance=1e-5)
 
 
-def test_the_new_memory_is_returned(train_step):
-    """The third result is the new memory, as the model returned it."""
-    assert same(lanes_of(step(train_step, Ledger(), past())[2]), [2, 5])
+@pytest.mark.parametrize("micro_batch", [0, 1])
+def test_the_new_memory_is_returned(train_step, micro_batch):
+    """The third result is the new memory, as the model returned it. It covers all lanes, in their
+    order: concatenate the memories of the micro-batches."""
+    assert same(lanes_of(step(train_step, Ledger(), past(), 100.0, micro_batch)[2]), [2, 5])
 
 
 def test_every_lane_is_read_once_and_in_order(train_step):
@@ -142,12 +138,13 @@ def test_each_micro_batch_has_the_memory_of_its_own_lanes(train_step):
     assert same(torch.cat([call.memory[0] for call in model.calls]).flatten(), [2, 6])
 
 
-def test_the_micro_batches_add_up_to_the_step_of_all_lanes(train_step):
-    """Clear the gradients before the first micro-batch. The gradients of all micro-batches add up,
-    and one step is made with the gradient of the mean over all B x T tokens."""
+@pytest.mark.parametrize("micro_batch", [0, 1])
+def test_the_gradients_of_one_step_add_up(train_step, micro_batch):
+    """Gradients add up until they are cleared: clear those of the previous step before the first
+    micro-batch. Make one step with the gradient of the mean over all B x T tokens."""
     model = Ledger()
     model.W.grad = torch.tensor([10.0], dtype=torch.float64)
-    step(train_step, model, past(), micro_batch=1)
+    step(train_step, model, past(), micro_batch=micro_batch)
     assert same(weights(model), [1 - 3 / 2, 1 - 4 / 2], tolerance=1e-9)
 
 
@@ -157,18 +154,6 @@ def test_a_micro_batch_counts_by_its_number_of_tokens(train_step):
     model, y = Ledger(), torch.tensor([[1], [2], [6]])
     result = step(train_step, model, None, micro_batch=2, x=y, y=y)
     assert same([first(result), weights(model)[0].item()], [3.0, 1 - 3 / 2], tolerance=1e-6)
-
-
-def test_the_micro_batches_are_clipped_together(train_step):
-    """Clip once, after the last micro-batch: the gradient of all lanes, of norm 5."""
-    model = Ledger()
-    norm = step(train_step, model, past(), clip=1.0, micro_batch=1)[1]
-    assert same([norm, *weights(model).tolist()], [5, 1 - 0.6 / 2, 1 - 0.8 / 2], tolerance=1e-5)
-
-
-def test_the_memories_of_the_micro_batches_are_concatenated(train_step):
-    """The new memory covers all lanes, in their order: concatenate those of the micro-batches."""
-    assert same(lanes_of(step(train_step, Ledger(), past(), micro_batch=1)[2]), [2, 5])
 
 
 def test_only_the_last_micro_batch_synchronizes_gradients(train_step):
@@ -210,34 +195,16 @@ def test_a_step_sets_no_seed(train_step):
     assert torch.get_rng_state().equal(before)
 
 
-non_finite_steps = pytest.mark.parametrize("bad", ["loss and gradient", "loss", "gradient"])
-
-
-@non_finite_steps
-def test_a_non_finite_step_also_returns_three_results(train_step, bad):
-    """If loss or norm is not finite, three things are still returned, and the run continues."""
-    assert is_three(step(train_step, Ledger(bad), past()))
-
-
-@non_finite_steps
+@pytest.mark.parametrize("bad", NON_FINITE)
 def test_a_non_finite_step_keeps_the_weights(train_step, bad):
-    """If loss or norm is not finite, the weights do not change: one such value would make all of
-    them NaN."""
+    """If loss or norm is not finite, the weights do not change and the optimizer makes no step: one
+    such value would make all weights NaN, and Adam would move them by its averages."""
     model = Ledger(bad)
     step(train_step, model, past())
-    assert same(weights(model), [1, 1])
+    assert same(weights(model), [1, 1]) and model.optimizer.steps == 0
 
 
-@non_finite_steps
-def test_a_non_finite_step_makes_no_optimizer_step(train_step, bad):
-    """If loss or norm is not finite, the optimizer makes no step at all: Adam would move the
-    weights by its averages."""
-    model = Ledger(bad)
-    step(train_step, model, past())
-    assert model.optimizer.steps == 0
-
-
-@non_finite_steps
+@pytest.mark.parametrize("bad", NON_FINITE)
 def test_a_non_finite_step_returns_the_old_memory(train_step, bad):
     """If loss or norm is not finite, the third result is the old memory, not the new one."""
     assert same(lanes_of(step(train_step, Ledger(bad), past())[2]), [2, 6])
@@ -386,7 +353,10 @@ def test_the_model_may_be_a_reader(evaluate):
 def test_the_sum_is_kept_in_float64(evaluate, T):
     """Add up in float64 (losses.double()): in float32 small losses vanish next to a large sum, here
     299 ones next to 2^24."""
-    found = read(evaluate, OneLargeLoss(), [0] * 301, T)
+    model = Ledger()
+    model.losses = lambda memory, y: torch.ones(y.shape).index_fill(
+        1, torch.tensor(0), 1.0 if memory else 2.0**24)  # the first loss of the text is large
+    found = read(evaluate, model, [0] * 301, T)
     assert same(found, (2**24 + 299) / 300, tolerance=1e-6)
 
 

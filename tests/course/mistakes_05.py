@@ -165,7 +165,7 @@ def sample_top_k(logits, top_k, temperature=1.0, generator=None):
      ("    best, tokens", "    torch.manual_seed(0)\n    best, tokens")),
     ("test_without_a_generator_torch_s_own_is_used",
      ("generator=generator)", "generator=generator or torch.Generator().manual_seed(0))")),
-    ("test_the_same_seed_samples_the_same_tokens", (", generator=generator)", ")")),
+    ("test_the_generator_determines_the_tokens", (", generator=generator)", ")")),
     ("test_tokens_are_int64",
      ("tokens.gather(-1, choice)", "tokens.gather(-1, choice).float()")),
     ("the logits are divided in place: make a new tensor",
@@ -207,7 +207,7 @@ TABLE["generate"] = (
      ("[prompt[:, :0], *tokens]", "tokens")),
     ("test_generate_sets_no_seed",
      ("    memory = None", "    torch.manual_seed(torch.initial_seed())\n    memory = None")),
-    ("test_without_temperature_and_generator", ("temperature=1.0", "temperature=0.8")),
-    ("test_top_k_is_40_or_the_whole_vocabulary",
+    ("test_defaults_and_the_largest_top_k", ("temperature=1.0", "temperature=0.8")),
+    ("test_defaults_and_the_largest_top_k",
      ("min(top_k, model.config.vocab_size)", "1 * top_k")),
 )

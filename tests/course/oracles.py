@@ -50,17 +50,6 @@ def visible_entries(T, m, most=None):
     return torch.tensor(rows)
 
 
-def recalled(x, y, T):
-    """Return the losses (B, n) of stand_ins.CountingModel, counted word by word."""
-    losses = []
-    for words, targets in zip(x.tolist(), y.tolist()):
-        for t, target in enumerate(targets):
-            read = words[: t // T * T] + [words[t]]
-            logits = [read.count(word) for word in range(3)]
-            losses.append(np.log(np.exp(logits).sum()) - logits[target])
-    return torch.tensor(losses).view(x.shape)
-
-
 # ---- lessons 3 and 4 ----------------------------------------------------------------------------
 
 def terms_of_one_head(*given):
@@ -108,12 +97,6 @@ def sinusoid(position, D):
     return unit_circle(position.tolist(), D)
 
 
-def clamped_distances(K, clamp_len):
-    """Return the distance of each row of R as a list."""
-    far = [clamp_len] * (K - 1 - clamp_len) if clamp_len else []
-    return far + list(range(K - 1 - len(far), -1, -1))
-
-
 def distances_in(R):
     """Return the distance that each row of R (K, D) encodes, (K,), NaN if none; R itself if it is
     not such a matrix."""
@@ -155,13 +138,6 @@ def layer(part, h, *context):
 
 
 # ---- lesson 5: generation -----------------------------------------------------------------------
-
-def shares(weights, top_k, temperature):
-    """Return the probability of each token if one of the top_k is sampled; weights are e^logit."""
-    weights = np.array(weights)
-    power = weights ** (1 / temperature) * (weights >= sorted(weights)[-top_k])
-    return torch.from_numpy(power / power.sum())
-
 
 def running_sums(prompt, n, V):
     """Return the n tokens (B, n) with which stand_ins.Adder continues a prompt (B, P)."""

@@ -31,22 +31,31 @@ class StandIn(nn.Module):
                                  "only called, and its first call gets None as memory") from None
 
 
-class CountingModel(StandIn):
-    """Replaces lesson 2's model: the logit of a word is its count in all previous segments, plus 1
-    if it is the current word.  The memory contains these counts, (B, 3)."""
+class Adder(StandIn):
+    """A language model by arithmetic: the next token is the sum of all tokens read, modulo V.  Any
+    other token has a loss of 20.
 
-    def __init__(self):
+    Its memory is that sum: if a token is read twice, or the memory is not passed on, the very next
+    token differs.
+    """
+
+    def __init__(self, V=1000):
         super().__init__()
-        self.lengths, self.memories = [], []
-        self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.config, self.u = StandIn(), nn.Parameter(torch.zeros(1))
+        self.config.vocab_size = V
+        self.lengths, self.memories, self.gradients = [], [], []  # of each call
 
-    def forward(self, x, memory=None):
-        """Read x (B, T) and memory (B, 3) or None -> logits (B, T, 3), memory (B, 3)."""
+    def forward(self, x, memory=None, y=None, last_only=False):
+        if x.dim() != 2:
+            raise ValueError(f"the model reads tokens (B, T), got {tuple(x.shape)}")
+        if memory is not None and not self.memories:
+            raise ValueError("the first call gets None as its memory: nothing, not zeros")
         self.lengths.append(x.shape[1])
         self.memories.append(memory)
-        now = nn.functional.one_hot(x, 3).double()
-        before = torch.zeros(len(x), 3).double() if memory is None else memory
-        return self.weight * (before[:, None] + now), before + now.sum(1)
+        self.gradients.append(torch.is_grad_enabled())
+        V, sums = self.config.vocab_size, x.cumsum(1) + (0 if memory is None else memory)
+        logits = 20.0 * nn.functional.one_hot(sums % V, V) + self.u
+        return logits[:, -1:] if last_only else logits, sums[:, -1:]
 
 
 # ---- modules ------------------------------------------------------------------------------------
@@ -69,17 +78,6 @@ class Multiply(nn.Module):
         return torch.cat([torch.zeros(0), *(z.flatten() for z in self.given)]).sort().values
 
 
-class Constant(nn.Module):
-    """Replaces an attention: returns the same result for any arguments."""
-
-    def __init__(self, result):
-        super().__init__()
-        self.result = result
-
-    def forward(self, h, memory, R, u, v, mask):
-        return self.result
-
-
 class Mix(nn.Module):
     """Replaces an attention: depends on each argument in a different way, and differently in each
     feature, because a norm removes what all features share."""
@@ -91,30 +89,6 @@ class Mix(nn.Module):
 
 
 # ---- generation ---------------------------------------------------------------------------------
-
-class Adder(StandIn):
-    """A language model by arithmetic: the next token is the sum of all tokens read, modulo V.
-
-    Its memory is that sum: if a token is read twice, or the memory is not passed on, the very next
-    token differs.
-    """
-
-    def __init__(self, V=1000):
-        super().__init__()
-        self.config, self.u = StandIn(), nn.Parameter(torch.zeros(1))
-        self.config.vocab_size = V
-        self.lengths, self.memories, self.gradients = [], [], []  # of each call
-
-    def forward(self, x, memory=None, y=None, last_only=False):
-        if x.dim() != 2:
-            raise ValueError(f"the model reads tokens (B, T), got {tuple(x.shape)}")
-        self.lengths.append(x.shape[1])
-        self.memories.append(memory)
-        self.gradients.append(torch.is_grad_enabled())
-        V, sums = self.config.vocab_size, x.cumsum(1) + (0 if memory is None else memory)
-        logits = 20.0 * nn.functional.one_hot(sums % V, V)
-        return logits[:, -1:] if last_only else logits, sums[:, -1:]
-
 
 class Greedy:
     """Replaces sample_top_k: returns the best token, and records its other arguments."""
@@ -212,16 +186,6 @@ class Block:
 
     def __exit__(self, *error):
         self.open_now.remove(self.name)
-
-
-class OneLargeLoss(Ledger):
-    """A Ledger with float32 losses: 2^24, then ones, which float32 cannot add to it."""
-
-    def losses(self, memory, y):
-        losses = torch.ones(y.shape)
-        if memory is None:
-            losses[0, 0] = 2.0**24
-        return losses
 
 
 class OpaqueReader:

@@ -9,7 +9,6 @@ import sys
 import textwrap
 import time
 from functools import partial
-from unittest.mock import ANY
 
 import pytest
 
@@ -17,14 +16,10 @@ import grade
 from course import lessons
 from course.exercises import BY_NAME, LESSONS
 from helpers import content_of, copy_of_project, refusal, wait_until, zipped
+from support.files import write_atomically
 
 ONE, TWO, _, FOUR, FIVE, _ = LESSONS
 pytestmark = pytest.mark.usefixtures("needs_shipped_solutions")
-
-
-def write_bytes(path, data):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
 
 
 def lesson(file, end="", **bodies):
@@ -42,7 +37,6 @@ while True:
 """
 CHILD = f"import os\nif os.fork() == 0:\n{textwrap.indent(LOOP, '    ')}"
 CHEATS = "import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call(): return True\n"
-BLANK = 'raise NotImplementedError("rel_shift is blank: write it here")'
 # name of the submission -> its files; its points; words of its sentences
 CLASS = {
     "anna": ({f"{file}.py": lesson(file) for file in LESSONS}, 18, "18 of 18 exercises"),
@@ -50,7 +44,8 @@ CLASS = {
                  f"{FOUR}.py": lesson(FOUR, "del rel_shift\n"), "train.py": lesson("train"),
                  f"{FIVE}.py": lesson(FIVE, "del RelativeAttention.attend, Layer.forward\n")}, 7,
                 "there is no Layer.forward in 05_full_model.py"),
-    "=1+1": ({f"{FOUR}.py": lesson(FOUR, rel_shift=BLANK), "train.py": "open(__file__ + 'x')\n"}, 1,
+    "=1+1": ({"train.py": "open(__file__ + 'x')\n", f"{FOUR}.py": lesson(
+        FOUR, rel_shift="raise NotImplementedError('rel_shift is blank')")}, 1,
              "train_step: train.py: FileNotFoundError in line 1 (open(__file__ + 'x')): [Errno 2] "
              "No such file or directory: 'train.pyx' | blank: rel_shift"),
     "broken": ({"train.py": "\n\nx = '\udce9'\n", f"{ONE}.py": lesson(ONE), f"{TWO}.py": LOOP}, 3,
@@ -82,7 +77,7 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
     for name, (files, *_) in CLASS.items():
         for file, text in files.items():
             data = text.replace("{mark}", str(mark)).encode("utf-8", "surrogateescape")
-            write_bytes(project / "submissions" / name / file, data)
+            write_atomically(project / "submissions" / name / file, lambda out: out.write(data))
     before = content_of(project)
     process = partial(
         subprocess.Popen, [sys.executable, "tests/grade.py", "submissions", "--csv", path],
@@ -107,8 +102,7 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
         assert tmp_path.name not in row["sentences"], row
     assert {n for n in BY_NAME if rows["calls"][n] == "1"} == {"segments", "update_memory", "reach"}
     assert "stream_losses: OSError" in rows["calls"]["sentences"]
-    for line in ("cheats 1 - - - - - - - - 1 0 - - -", "=1+1 1 - - - - - - - - 1 b - - -"):
-        assert line in " ".join(out.split())
+    assert "=1+1 1 - - - - - - - - 1 b - - -" in " ".join(out.split())
     time.sleep(1)
     assert mark.stat().st_size == size, "a child still writes"
 
@@ -120,16 +114,16 @@ def test_the_autograder_writes_gradescopes_form(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = (lessons.TESTS / "classroom" / "run_autograder").read_text()
     argv = [*re.search(r"grade.py (.*) \\\n", command)[1].split(), "--only", "reach, rel_shift"]
-    files = {f"{FOUR}.py": lesson(FOUR, rel_shift="return given[0]")}
-    write_bytes(tmp_path / "submission" / "a.zip", zipped(files))
+    archive = zipped({f"{FOUR}.py": lesson(FOUR, rel_shift="return given[0]")})
+    write_atomically(tmp_path / "submission" / "a.zip", lambda file: file.write(archive))
     results = tmp_path / "results" / "results.json"
     assert grade.main(argv) == 0
-    found, test = json.loads(results.read_text()), {
-        "name": "reach", "score": 0.0, "max_score": 1.0, "visibility": "visible",
-        "output": "reach: not handed in"}
-    assert found == {"output": ANY, "visibility": "visible", "tests": [
-        test, test | {"name": "rel_shift", "output": ANY}]} and "a.zip" in found["output"]
-    assert re.search("the rule: (.|\n)* got", found["tests"][1]["output"])
+    found = json.loads(results.read_text())
+    assert re.search("the rule: (.|\n)* got", said := found["tests"][1]["output"])
+    test = {"name": "reach", "score": 0.0, "max_score": 1.0, "visibility": "visible",
+            "output": "reach: not handed in"}
+    assert found == {"output": f"graded: a.zip/{FOUR}.py; left out: none", "visibility": "visible",
+                     "tests": [test, test | {"name": "rel_shift", "output": said}]}
     results.unlink()
     (tmp_path / "matplotlib.py").write_text("raise ImportError(\"No module named 'of mine'\")")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -178,7 +172,8 @@ BOARD = "Week 1_{}_attempt_2024-0{}-31-12-00-00{}"
 def test_no_two_students_become_one_row_which_has_all_names(files, wanted, tmp_path):
     """A list has the rows of a class; a text is the row of one student, or why there is none."""
     for file in (file.strip("*") for file in files):
-        write_bytes(tmp_path / file, ZIPPED if file.lower().endswith("zip") else b"")
+        data = ZIPPED if file.lower().endswith("zip") else b""
+        write_atomically(tmp_path / file, lambda out: out.write(data))
     (row,) = grade.by_student([tmp_path]).values()
     if isinstance(wanted, list):
         rows = grade.find_submissions(tmp_path)
