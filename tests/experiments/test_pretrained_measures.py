@@ -19,7 +19,7 @@ def model():
     return randomized(lesson_5.TransformerXL(CONFIG)).eval()
 
 
-def test_memory_is_removed_in_one_layer_or_shuffled(model):
+def test_memory_is_removed_in_one_layer_or_shuffled(model, needs_shipped_solutions):
     """A layer without output needs no memory, and without distances no order counts."""
     def measured():  # 12 tokens of context, 48 that count
         return [round(z, 9) for z in pretrained.memory_by_layer(model, CORPUS, 4, 1, 48).values()]
