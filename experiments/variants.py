@@ -29,7 +29,7 @@ import torch.nn.functional as F
 
 from support import corpora
 from training import presets
-from training.batches import SentenceLanes
+from training.batches import sentence_lanes
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
@@ -285,6 +285,6 @@ def without_order(corpus):
     if not ends or min((split == ends[0]).sum() for split in splits) < 200:
         raise ValueError(f"{corpus.name} has fewer than 200 lines in a split: leave out the rows "
                          "that shuffle them")
-    lanes = [SentenceLanes(split, 1, ends[0], 0, 0) for split in splits[1:]]
+    lanes = [sentence_lanes(split, 1, ends[0], 0, 0) for split in splits[1:]]
     valid, test = (each[:, : each.shape[1]][0] for each in lanes)
     return replace(corpus, separator=ends[0], valid=valid, test=test)

@@ -15,7 +15,7 @@ from helpers import assert_close, randomized, refusal
 from support import corpora
 from support.progress import progress
 from training import machine, presets
-from training.batches import Batches, SentenceLanes
+from training.batches import Batches, sentence_lanes
 from training.flags import Flags
 from training.job import State
 
@@ -126,10 +126,9 @@ def test_sampling_uses_eval_mode_and_the_evaluation_memory():
 TEXT = torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
 
 
-def test_batches_of_sentences_continue_where_they_stopped(monkeypatch):
+def test_batches_of_sentences_continue_where_they_stopped():
     """Batches continue from any position, including the end of the text.  Each epoch has a new
     order, and looking at a segment changes nothing."""
-    monkeypatch.setattr(lesson_1, "segments", oracles.segments)  # lanes are not a tensor
     given = (corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up", separator=0),
              replace(RECIPE, batch=2, segment=2, seed=5), "cpu")
     made = Batches(*given)
@@ -137,7 +136,7 @@ def test_batches_of_sentences_continue_where_they_stopped(monkeypatch):
         again = Batches(*given, **made.state())
         made.segment(0)
         x, y = next(made)
-        lanes, first = SentenceLanes(TEXT, 2, 0, 5, made.epoch), made.column - x.shape[1]
+        lanes, first = sentence_lanes(TEXT, 2, 0, 5, made.epoch), made.column - x.shape[1]
         assert x.equal(lanes[:, first : made.column].long())
         assert y.equal(lanes[:, first + 1 : made.column + 1].long())
         assert all(a.equal(b) for a, b in zip((x, y), next(again)))
@@ -146,17 +145,15 @@ def test_batches_of_sentences_continue_where_they_stopped(monkeypatch):
 
 @pytest.mark.parametrize("n, B", [(1, 1), (53, 8), (9, 9), (1003, 10)])
 def test_lanes_of_sentences_equal_those_written_out_by_hand(n, B):
-    """Lane b has the sentences order[b::B], shuffled by seed and epoch, with their separators.  All
-    lanes are as long as the shortest, and are sliced like a tensor, so that a run can resume."""
+    """Lane b has the sentences order[b::B], shuffled by seed and epoch, with their separators; all
+    lanes are as long as the shortest."""
     draw, numbers = random.Random(0), iter(range(8, 10**5))  # no word twice; 7 is the separator
     sentences = [[7, *(next(numbers) for _ in range(draw.randrange(7)))] for _ in range(n)]
     tokens = torch.tensor(sum(sentences, []) + [7], dtype=torch.int32)
-    lanes = SentenceLanes(tokens, B, 7, seed=3, epoch=2)
+    lanes = sentence_lanes(tokens, B, 7, seed=3, epoch=2)
     order = np.random.default_rng((3, 2)).permutation(n)
     wanted = [sum((sentences[i] for i in order[b::B]), []) + [7] for b in range(B)]
     L = min(map(len, wanted)) - 1
-    assert lanes.shape == (B, L + 1) and lanes[:, 0:2].dtype == torch.int32
-    for a, c in ((0, L + 1), (0, 1), (L // 2, L // 2 + 9), (L, L + 1), (L, 10**6)):
-        assert lanes[:, a:c].tolist() == [lane[:L + 1][a:c] for lane in wanted]
-    message = refusal(SentenceLanes, tokens, n + 1, 7, 0, 0)
+    assert lanes.dtype == torch.int32 and lanes.tolist() == [lane[: L + 1] for lane in wanted]
+    message = refusal(sentence_lanes, tokens, n + 1, 7, 0, 0)
     assert message == f"--batch must be 1 to {n:,}, the number of sentences, got {n + 1}"

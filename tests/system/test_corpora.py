@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from course.oracles import segments
 from helpers import refusal
 from support import corpora
 from support.corpora import as_bytes, compressed_bits, decode, encode, load
@@ -242,8 +241,6 @@ def test_from_the_files_to_the_test_score(kind, unit, sizes, tmp_path, monkeypat
     (tmp_path / "vocab").write_bytes(VOCABULARY)
     monkeypatch.setitem(corpora.SOURCES, "new", Source(
         kind, (), 0, None, tuple(map(File, names)), vocabulary=File("vocab")))
-    # lanes of sentences support only slices; a student's `segments` may read them in another way
-    monkeypatch.setattr(train.lesson_1, "segments", segments)
     given = ["--dataset", "new", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run"),
              "--dtype", "float32"]  # auto measures again, and may find another
     assert train.main([*TINY, *given, "--steps", "3", *sizes]) == 0
