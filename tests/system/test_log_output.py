@@ -33,7 +33,7 @@ def test_metrics_are_means_of_finite_steps_since_the_last_line(tmp_path, monkeyp
     assert [list(row.values()) for row in log.read_metrics(tmp_path / "metrics.tsv")] == [
         ["20", "120", "20.0", "0.01", "0.5", mean, largest, "1", ""],
         ["40", "240", "40.0", "0.01", "0.5", one, one, "1", ""]]
-    assert log.in_unit(800.0, "ppl") == math.inf and log.clock(1e300)  # these would overflow
+    assert log.in_unit(800.0, "ppl") == math.inf
 
 
 @pytest.mark.parametrize("now, said", [(4.9, ""), (5.1, (
@@ -77,13 +77,10 @@ def test_a_checkpoint_is_used_in_the_form_that_was_trained(flags, text, tmp_path
                                                            capsys):
     """The same form is used at the end and later; a run continues the start of the test split."""
     prepare, out = Mock(wraps=fast.prepare), str(tmp_path / "my run")
-    bits = MemoryError if flags else {"xz": 2}
-    monkeypatch.setattr(log, "compressed_bits", Mock(side_effect=[bits]))
     monkeypatch.setattr(fast, "prepare", prepare)
     assert run(text, out, "--steps", "3", *flags) == 0
     said = capsys.readouterr().out
     assert f"\n{text.read_text()[-12:]}>>>" in said and f"--sample TEXT --out '{out}'" in said
-    assert ("split: left out, since xz" if flags else "split: xz 2.0000") in said
     assert train.main(["--eval-only", "--out", out, "--device", "cpu"]) == 0
     assert [call.args[1] for call in prepare.call_args_list] == [bool(flags)] * 3
 

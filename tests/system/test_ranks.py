@@ -89,14 +89,6 @@ def test_rank_is_ignored_in_a_single_process(monkeypatch):
         assert (found["RANK"], found["COUNT"]) == wanted
 
 
-def test_more_ranks_than_gpus_raise_one_sentence(monkeypatch):
-    monkeypatch.setattr(ranks, "COUNT", 3)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(ValueError, match="2 GPUs .* --nproc-per-node=2"):
-        ranks.join("cuda")
-
-
 def four_steps(path, micro_batch):
     """Make four steps in float64 without dropout; rank 0 saves everything that is compared."""
     ranks.join("cpu")
@@ -162,23 +154,21 @@ def test_ranks_stop_together_and_another_number_resumes(text, tmp_path, capsys):
     assert [len(past) for past in content["state"]["memory"]] == [4] * 2
     assert len(content["random"]) == 2
     assert again(out, "--resume") == 0
-    said = capsys.readouterr().out
-    assert "saved by 2 ranks, now there are 1" in said
     assert curve(out) == pytest.approx(curve(tmp_path / "one"), abs=2e-3)
-    assert float(said.split("\ntest ")[1][:6]) == pytest.approx(float(score[:6]), abs=2e-3)
+    resumed = capsys.readouterr().out.split("\ntest ")[1]
+    assert float(resumed[:6]) == pytest.approx(float(score[:6]), abs=2e-3)
 
 
-def test_another_number_of_ranks_sets_new_random_states(monkeypatch, capsys):
+def test_another_number_of_ranks_sets_new_random_states(monkeypatch):
     """Each rank gets its own random numbers, and the same seed gives the same ones again."""
-    content = {"random": torch.get_rng_state()[None], "random_cuda": None}
+    rows = torch.get_rng_state()[None]
     monkeypatch.setattr(ranks, "COUNT", 2)
     drawn = []
     for rank, seed in ((0, 5), (1, 5), (0, 6), (1, 5)):
         monkeypatch.setattr(ranks, "RANK", rank)
-        checkpoint.set_random_state(content, seed)
+        checkpoint.set_random_state(rows, "cpu", seed)
         drawn.append(torch.rand(1).item())
     assert drawn[1] == drawn[3] != drawn[0] != drawn[2]
-    assert "saved by 1 ranks, now there are 2" in capsys.readouterr().out
 
 
 @pytest.mark.slow
