@@ -17,7 +17,6 @@ from support.progress import progress
 from training import machine, presets
 from training.batches import Batches, sentence_lanes
 from training.flags import Flags
-from training.job import State
 
 train, lesson_1, lesson_2, lesson_5 = map(import_module, (
     "train", "01_vanilla_segments", "02_recurrence", "05_full_model"))
@@ -73,15 +72,6 @@ def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monk
     assert err.split("\r" if terminal else "\n")[: len(lines)] == lines
 
 
-@pytest.mark.parametrize("length", [{"steps": 8}, {"minutes": 2.0}], ids=str)
-def test_the_fraction_done_counts_steps_or_minutes(length):
-    """The fraction never exceeds 1.  Without a warm-up the first learning rate is the highest."""
-    recipe = replace(RECIPE, lr=2.0, warmup=0, **{"steps": 0} | length)
-    assert train.fraction_done(recipe, State(step=2, seconds=30.0)) == 0.25
-    assert train.fraction_done(recipe, State(step=9, seconds=999.0)) == 1
-    assert train.learning_rate(recipe, 0, 0.0) == 2.0
-
-
 @pytest.mark.parametrize("dtype, wanted", [("bf16", torch.bfloat16), ("float32", torch.float32)])
 def test_autocast_affects_only_matrix_products(dtype, wanted):
     """Products are in 16 bits if the recipe asks for it, only in the block; sums are in float32."""
@@ -89,18 +79,6 @@ def test_autocast_affects_only_matrix_products(dtype, wanted):
     with machine.autocast(replace(RECIPE, dtype=dtype), "cpu"):
         assert (matrix @ matrix).dtype == wanted and (matrix + matrix).dtype == torch.float32
     assert (matrix @ matrix).dtype == torch.float32
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_evaluating_changes_mode_and_lengths_and_restores_both(training):
-    """Mode and lengths are restored after any exception in the block, including Ctrl-C."""
-    model = nn.Dropout().train(training)
-    model.config = config = lesson_5.Config(11, mem_len=6)
-    with pytest.raises(KeyboardInterrupt), train.evaluating(model, RECIPE):
-        assert not model.training
-        assert model.config == replace(config, mem_len=7, same_length=True, clamp_len=4)
-        raise KeyboardInterrupt
-    assert model.config is config and model.training == training
 
 
 @pytest.mark.parametrize("T, M, wanted", [(80, 2100, 512), (64, 128, 128), (700, 512, 700)])

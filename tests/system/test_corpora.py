@@ -206,14 +206,6 @@ def test_unpublished_counts_and_bad_texts_are_rejected(tmp_path):
         assert message.startswith("new cannot be read") and "('utf-8' codec can't" in message
 
 
-def test_the_table_has_the_sizes_that_loading_does_not_compare():
-    """wt103 counts only training words, and lm1b trains on 99 shards."""
-    table = corpora.SOURCES
-    assert [table[name].vocab_size for name in ("enwik8", "text8", "lm1b")] == [205, 27, 793_471]
-    assert [name for name, source in table.items() if source.counted == 1] == ["wt103"]
-    assert len(table["lm1b"].files) == 100
-
-
 def test_sentences_have_single_separators_and_a_killed_encoding_restarts(tmp_path):
     """Unknown words are <UNK>, empty sentences are kept, and shards are in the table's order.  The
     vocabulary is in the order of its file.  A killed encoding leaves no partial file."""

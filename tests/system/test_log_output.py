@@ -6,34 +6,12 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-import torch
-import torch.nn as nn
 
 from system.conftest import run
 from training import checkpoint, fast, log, presets
 from training.job import State
 
 train = import_module("train")
-
-
-def test_metrics_are_means_of_finite_steps_since_the_last_line(tmp_path, monkeypatch):
-    """The largest loss is beside them, which shows spikes."""
-    job = SimpleNamespace(name="toy", path=tmp_path, model=nn.Linear(2, 3), state=State(),
-                          device=torch.device("cpu"), corpus=SimpleNamespace(unit="bpc", name=""))
-    metrics, recipe = log.Log(), presets.Recipe(steps=40, log_every=20)
-    monkeypatch.setattr(log, "__file__", __file__)  # the repository is not one, but two folders up
-    metrics.open(job)
-    assert "commit unknown" in (tmp_path / "metrics.tsv").read_text()
-    for step in range(40):
-        loss = {1: 2.5, 12: 2.5, 14: math.nan}.get(step, 1.0)
-        job.state.record_step(torch.zeros(2, 3), math.isfinite(loss), 1.0)
-        metrics.training(job.state, recipe, 0.01, loss, 0.5, step / 40)
-    metrics.file.close()
-    mean, largest, one = (f"{nats / math.log(2):.4f}" for nats in (22 / 19, 2.5, 1.0))
-    assert [list(row.values()) for row in log.read_metrics(tmp_path / "metrics.tsv")] == [
-        ["20", "120", "20.0", "0.01", "0.5", mean, largest, "1", ""],
-        ["40", "240", "40.0", "0.01", "0.5", one, one, "1", ""]]
-    assert log.in_unit(800.0, "ppl") == math.inf
 
 
 @pytest.mark.parametrize("now, said", [(4.9, ""), (5.1, (
@@ -47,7 +25,7 @@ def test_the_log_line_by_a_clock(now, said, monkeypatch, capsys):
     state = State(step=30, tokens=9000, seconds=100.0, skipped=2)
     for _ in range(2):  # the second is too early
         metrics.training(state, presets.Recipe(steps=120, log_every=7), 0.1, 2.0, 0.5, 0.25)
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out == said and log.in_unit(800.0, "ppl") == math.inf
 
 
 draw = log.draw  # no_curve_and_no_flush replaces log.draw for the runs below
