@@ -31,8 +31,8 @@ def join(device):
         dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
                                 timeout=timedelta(hours=2))
     except RuntimeError as error:
-        raise ValueError(f"the {COUNT} ranks cannot start, each needs a GPU of its own or none, "
-                         f"and all the same address: {error}") from None
+        raise ValueError(f"rank {RANK} cannot join the {COUNT} ranks; on GPUs, start one rank for "
+                         f"each GPU: {error}") from None
     if RANK > 0:
         sys.stdout = open(os.devnull, "w")
 

@@ -81,13 +81,6 @@ def test_autocast_affects_only_matrix_products(dtype, wanted):
     assert (matrix @ matrix).dtype == torch.float32
 
 
-@pytest.mark.parametrize("T, M, wanted", [(80, 2100, 512), (64, 128, 128), (700, 512, 700)])
-def test_evaluation_segments_have_at_least_eval_segment_tokens(T, M, wanted):
-    """The segment length is eval_segment, or M up to 512 if that is larger."""
-    recipe = replace(RECIPE, eval_segment=T, eval_mem_len=M)
-    assert train.evaluation_segment_length(recipe) == wanted
-
-
 def test_sampling_uses_eval_mode_and_the_evaluation_memory():
     """The prompt (P,) becomes one lane, and the recipe's seed determines the tokens (n,)."""
     model = randomized(lesson_5.TransformerXL(lesson_5.Config(

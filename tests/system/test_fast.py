@@ -189,12 +189,9 @@ EDITS = {  # a lesson, its text, the edited text
     "pre-norm": (5, "self.norm_1(h + self.dropout_output(attended))",
                  "h + self.norm_1(self.dropout_output(attended))"),
     "mask": (5, "    return distance < 0\n", "    return (distance < 0) | (distance > 2)\n"),
-    "score": (5, "score / math.sqrt(self.C)", "score / self.C"),
     "bias": (5, "F.linear(h, self.weight, self.bias)", "F.linear(h, self.weight)"),
-    "dropout": (5, "h = self.dropout_final(h)", "pass"),
     "u for v": (5, "u[n], v[n], mask", "u[n], u[n], mask"),
     "shift": (4, "x[..., 1:, :].reshape", "x[..., :-1, :].reshape"),
-    "cosines": (1, "[angle.sin(), angle.cos()]", "[angle.cos(), angle.sin()]"),
     "memory": (5, "[past[:, past.shape[1] - m :] for", "[0 * past[:, past.shape[1] - m :] for"),
     "comment": (5, "# expand one pair to all layers", "# one pair serves all layers")}
 

@@ -100,7 +100,7 @@ def test_nohup_ctrl_c_and_a_suspended_process(capfd):
 @pytest.mark.parametrize("flags, wanted", [
     (["--steps", "14", "--eval-every", "7"], [5, 7, 12, 14, 14]),
     (["--steps", "40", "--eval-every", "0"], [*range(4, 41, 4), 40]),
-    (["--minutes", "33.6", "--eval-every", "99", "--save-minutes", "24"], [11, 14, 14])])
+    (["--minutes", "33", "--eval-every", "99", "--save-minutes", "24"], [11, 14, 14])])
 def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, flags, wanted):
     """A run is saved at least every ten minutes (--save-minutes) and before each validation, which
     restarts these minutes."""
