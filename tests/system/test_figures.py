@@ -1,6 +1,7 @@
 """The lessons' figures show what was measured, and each main measures on the right text."""
 import math
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,3 +80,25 @@ def test_lesson_3_has_the_four_terms_scaled_and_masked(axes):
         shown = torch.tensor(panel.images[0].get_array().filled(math.nan))
         assert shown.allclose(term, equal_nan=True)
         assert "".join(label.get_text() for label in panel.get_xticklabels()) == "a¶·bc¶"
+
+
+@pytest.mark.parametrize("lesson, trainer, shows", [
+    (lesson_1, lesson_1, ["window_losses"]), (lesson_2, lesson_2, ["lane_losses"]),
+    (lesson_3, lesson_2, ["lane_losses", "draw_terms"]),
+    (lesson_4, lesson_2, ["lane_losses"]), (lesson_5, lesson_2, ["lane_losses"])],
+    ids="12345")
+def test_a_main_trains_on_train_and_evaluates_on_valid(lesson, trainer, shows, monkeypatch, axes):
+    """The corpus has no test split, so reading it would fail.  Lessons 4 and 5 do not train."""
+    read, corpus = set(), SimpleNamespace(
+        vocab=bytes(range(128)), train=torch.ones(700_000), valid=torch.full((300_000,), 2.0))
+    results = {"window_losses": torch.ones(6250, 32), "lane_losses": torch.ones(32, 64)}
+    monkeypatch.setattr(lesson_1, "load", lambda name: corpus)
+    monkeypatch.setattr(lesson_5, "with_vocabulary", lambda *_: corpus)
+    monkeypatch.setattr(lesson_4, "show_cost", lambda lengths: None)
+    for name in ("fit", *shows):
+        owner = lesson if name == "draw_terms" else trainer
+        monkeypatch.setattr(owner, name, lambda model, tokens, *rest, name=name, **more: (
+            read.add((name, *tokens.unique().tolist())), results.get(name))[1])
+    lesson.main()
+    trained = set() if lesson in (lesson_4, lesson_5) else {("fit", 1)}
+    assert read == {(name, 2) for name in shows} | trained
