@@ -208,16 +208,17 @@ def fit(job):
             state.record_step(x, math.isfinite(loss + norm), seconds)
             done = fraction_done(recipe, state)
             job.log.training(state, recipe, rate, loss, norm, done)
-            state.raise_after_ten_bad_steps()
 
 
-def make_job(flags, device, path, saved):
-    """Build the Job of a new run from the flags, or resume a checkpoint's content."""
+def make_job(flags, device, chosen, path, saved):
+    """Build the Job of a new run from the chosen name, Config and Recipe, or resume a
+    checkpoint's content.
+    """
     if saved:
         name, config, recipe = restore_settings(flags, saved)
         corpus = read_corpus(recipe, flags.data_dir, saved)
     else:
-        name, config, recipe = choose_model(flags, device)
+        name, config, recipe = chosen
         corpus = read_corpus(recipe, flags.data_dir)
         corpus = in_vocabulary(corpus, flags.start, recipe)
         config = adapt_to_vocabulary(config, len(corpus.vocab), flags)
@@ -233,9 +234,9 @@ def make_job(flags, device, path, saved):
 
 def train(flags, device):
     """Train a new run or resume one, then test, sample and plot -> exit status."""
-    name, _, recipe = choose_model(flags, device)
+    name, _, recipe = chosen = choose_model(flags, device)
     path = choose_folder(flags, name, recipe)
-    with open_job(path, lambda saved: make_job(flags, device, path, saved),
+    with open_job(path, lambda saved: make_job(flags, device, chosen, path, saved),
                   flags.resume) as job:
         if number := fit(job):
             print(f"\nstopped after step {job.state.step:,}, saved; continue with\n"
@@ -280,7 +281,7 @@ def evaluate_or_sample(flags, device):
     if flags.eval_only or "text" in flags.typed:  # ValueError if the run's was another
         corpus = read_corpus(recipe, flags.data_dir, saved, similar=True)
     reader = fast.prepare(load_model(saved, device), recipe.plain)
-    print(f"{saved.path}: step {saved['state']['step']:,}")
+    print(f"{saved['path']}: step {saved['state']['step']:,}")
     if flags.sample is not None:
         prompt = corpora.encode(flags.sample, saved["vocab"])
         tokens = torch.cat([prompt, sample(reader, prompt, recipe, flags)])

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 
 from support import corpora
 from training import presets
-from training.batches import SentenceLanes
+from training.batches import sentence_lanes
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
@@ -239,8 +239,8 @@ def text_of(row, corpus, seed):
     """
     if row.shuffled:
         end = corpus.vocab.index("<eos>" if "<eos>" in corpus.vocab else 10)  # 10: of bytes
-        lanes = [SentenceLanes(split, 1, end, 0, 0) for split in (corpus.valid, corpus.test)]
-        valid, test = (each[:, : each.shape[1]][0] for each in lanes)
+        valid, test = (sentence_lanes(split, 1, end, 0, 0)[0]
+                       for split in (corpus.valid, corpus.test))
         return replace(corpus, separator=end, valid=valid, test=test)
     start = torch.randint(len(corpus.train), (), generator=torch.Generator().manual_seed(seed))
     return replace(corpus, train=corpus.train.roll(-start.item())) if seed else corpus

@@ -23,8 +23,6 @@ except ImportError:  # on Windows nothing guards the folder
 FORMAT = "transformer-xl-from-scratch 9"  # identifies our checkpoints
 
 
-# ---- complete files -----------------------------------------------------------------------------
-
 def save(path, content, backup=None):
     """Write a checkpoint; the one that it replaces is renamed to `backup`, if given.
 
@@ -37,14 +35,8 @@ def save(path, content, backup=None):
         raise OSError(f"could not write {path}: {reason}") from None
 
 
-class Content(dict):
-    """The content of a checkpoint, and its path."""
-
-    path = None
-
-
 def load(path):
-    """Read a checkpoint -> Content, on the CPU, without running any code in it.
+    """Read a checkpoint -> its content, with its "path", on the CPU; no code in it is run.
 
     ValueError if it is missing, damaged, or not a checkpoint.
     """
@@ -62,9 +54,7 @@ def load(path):
         raise ValueError(f"{path} is damaged or not a train.py checkpoint ({reason})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} is not a train.py checkpoint (its format is not {FORMAT!r})")
-    content = Content(content)
-    content.path = path
-    return content
+    return content | {"path": path}
 
 
 def load_first_valid(*paths):
@@ -86,29 +76,20 @@ def to_evaluate(out):
     return load_first_valid(*(out / f"{name}.pt" for name in ("best", "checkpoint", "previous")))
 
 
-# ---- random numbers -----------------------------------------------------------------------------
-
 def random_state(device):
-    """Return the random state of every rank, a row each."""
-    return {"random": ranks.gather(torch.get_rng_state()[None]), "random_cuda": (
-        ranks.gather(torch.cuda.get_rng_state()[None]) if device == "cuda" else None)}
+    """Return the random state of the device, which draws the dropout: a row for each rank."""
+    module = torch.cuda if device == "cuda" else torch
+    return ranks.gather(module.get_rng_state()[None])
 
 
-def set_random_state(content, seed):
-    """Restore this rank's random state; with another number of ranks use the seed."""
-    rows, rows_cuda = content["random"], content["random_cuda"]
-    if len(rows) != ranks.COUNT:
+def set_random_state(rows, device, seed):
+    """Restore this rank's random state; on other devices, or on another number, begin a new one."""
+    module = torch.cuda if device == "cuda" else torch
+    if rows.shape == (ranks.COUNT, len(module.get_rng_state())):
+        module.set_rng_state(rows[ranks.RANK].clone())  # torch reads a row of a tensor wrongly
+    else:
         torch.manual_seed(seed + ranks.RANK)
-        print(f"saved by {len(rows)} ranks, now there are {ranks.COUNT}: dropout starts a "
-              "new random sequence")
-        return
-    # cloned, since torch reads a row of a larger tensor wrongly
-    torch.set_rng_state(rows[ranks.RANK].clone())
-    if rows_cuda is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(rows_cuda[ranks.RANK].clone())
 
-
-# ---- one run in a folder ------------------------------------------------------------------------
 
 def lock(folder):
     """Lock a folder against other runs -> the open file: closing it, or an exit, releases the lock.
@@ -123,6 +104,4 @@ def lock(folder):
         file.close()
         raise ValueError(f"{folder} is in use by another run: wait for its end, or use another "
                          "folder with --out") from None
-    except OSError as error:  # a network file system without locks
-        print(f"{folder} cannot be locked ({error}): let no other run use it")
     return file

@@ -1,6 +1,5 @@
 """A Reader of lesson 5's model: evaluation and generation, faster, where the numbers are the same.
 
-    model = TransformerXL(config)
     reader = prepare(model)
     model.eval()
     loss, memory = reader(x, memory, y)     called like the model, without gradients
@@ -8,11 +7,7 @@
 Lesson 5 caches hidden states, and each call projects all K = m + T of them to keys and values,
 since in training W_kE and W_v learn from all.  Without gradients these projections never change, so
 a Reader computes each once and caches it, and so it does with the distance keys.  All else, the
-score, the mask, the encoding, is the lessons' own.
-
-What you read is what runs.  Training is lesson 5's own code.  `prepare` compares: a small model of
-the same class and a Reader of it must give the same losses and logits.  After an edit that a Reader
-does not follow, or with a part replaced, the model is also evaluated as it is written.
+score, the mask, the encoding, is the lessons' own.  Training is lesson 5's own code.
 """
 import math
 from dataclasses import replace
@@ -33,7 +28,7 @@ def prepare(model, plain=False):
     """Return a Reader of the model, whose dropouts get faster.
 
     Return the model itself, unchanged, if plain, or (then a line says so) if a Reader of its class
-    gives other numbers, or its modules are not those that its class makes.
+    gives other numbers, as after some edits, or its modules are not those that its class makes.
     """
     if plain:
         return model

@@ -5,9 +5,8 @@ The flags are the fields of Flags and of presets.Recipe, with their help, and th
 """
 import argparse
 import sys
-import time
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
 
@@ -20,7 +19,6 @@ from training.presets import flag, option
 
 ROOT = Path(__file__).resolve().parent.parent  # of train.py
 PRETRAINED = ROOT / "pretrained"  # the included model
-say_once = cache(print)  # a line that was printed before is not printed again
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Flags:
     """The flags of train.py that are no setting of a Recipe or Config: those are in `typed`."""
 
     model: str = option("", "a model by its name, see below (default: by dataset and device)")
-    data_dir: str = option(str(ROOT / "data"), "where corpora are kept (default: data)")
+    data_dir: str = option(str(ROOT / "data"), "where corpora are kept")
     device: str = option("", "(default: the best one available)", ("cpu", "cuda"))
     out: str = option("", "folder of the run (default: runs/DATASET-MODEL)")
     resume: bool = option(False, "resume the run in --out with its original settings")
@@ -69,16 +67,11 @@ MODEL_FLAGS = {  # the corpus or the evaluation decides the other fields of Conf
     "untie_r": "u and v for each layer, not one pair"}
 
 
-def add_flag(group, field, models):
-    """Add the flag of a dataclass's field.  --help shows its choices and, of a setting, the values
-    in two of the `models`; of another number, the default.
-    """
+def add_flag(group, field, default):
+    """Add the flag of a dataclass's field; --help shows its choices and its default."""
     text = MODEL_FLAGS.get(field.name) or field.metadata["help"]
-    if models:
-        laptop, paper = (getattr(models[name], field.name) for name in ("laptop", "enwik8-12L"))
-        text += f" (laptop: {laptop}, enwik8-12L: {paper})"
-    elif field.type in (int, float) and field.default:
-        text += f" (default: {field.default})"
+    if default:
+        text += f" (default: {default})"
     kind, choices = field.type, field.metadata.get("choices")
     metavar = "|".join(choices) if choices else {str: "TEXT", tuple: "N"}.get(kind)
     options = {"type": kind, "metavar": metavar or kind.__name__.upper()}
@@ -92,14 +85,15 @@ def add_flag(group, field, models):
 def parse(argv, description):
     """Parse the command line -> Flags.  ValueError, one sentence, for a mistake."""
     parser = Parser(prog="train.py", description=description, argument_default=argparse.SUPPRESS,
-                    epilog=f"models: {', '.join(presets.MODELS)}")
+                    epilog=f"models: {', '.join(presets.MODELS)}; the defaults are laptop's")
     sizes = [field for field in fields(presets.Config) if field.name in MODEL_FLAGS]
-    for title, settings, models in (
-            ("data and training", fields(presets.Recipe), presets.RECIPES),
-            ("sizes", sizes, presets.CONFIGS), ("what is done", fields(Flags)[:-1], {})):
+    for title, settings, defaults in (
+            ("data and training", fields(presets.Recipe), presets.RECIPES["laptop"]),
+            ("sizes", sizes, presets.CONFIGS["laptop"]),
+            ("what is done", fields(Flags)[:-1], Flags())):
         group = parser.add_argument_group(title)
         for setting in settings:
-            add_flag(group, setting, models)
+            add_flag(group, setting, getattr(defaults, setting.name))
     values = vars(parser.parse_args(argv))
     for key in (key for key, value in values.items() if value == ""):
         raise ValueError(f"{flag(key)} is empty: give it a value, or leave it out")
@@ -128,11 +122,6 @@ def choose_model(flags, device):
     else:
         name, config, recipe = choose_preset(flags, device)
     sizes = {key: typed[key] for key in typed.keys() & MODEL_FLAGS.keys()}
-    if sizes.keys() & {"n_head", "d_model"} and "d_head" not in sizes and not flags.start:
-        D, H = (sizes.get(key, getattr(config, key)) for key in ("d_model", "n_head"))
-        if H < 1 or D % H:
-            raise ValueError(f"{H} heads do not divide the model width {D}")
-        sizes["d_head"] = D // H
     training = {key: typed[key] for key in typed.keys() - MODEL_FLAGS.keys()}
     if training.keys() & {"steps", "minutes"}:
         training = {"steps": 0, "minutes": 0.0} | training
@@ -150,8 +139,8 @@ def choose_preset(flags, device):
         raise ValueError(f"unknown model {name!r}, known are {', '.join(presets.MODELS)}"
                          f"{did_you_mean(name, presets.MODELS)}")
     if name == small != paper and not flags.model:
-        say_once(f"no GPU found: {small!r} is the model for {dataset}; {paper!r} needs a GPU "
-                 f"(--model {paper} chooses it here)")
+        print(f"no GPU found: {small!r} is the model for {dataset}; {paper!r} needs a GPU "
+              f"(--model {paper} chooses it here)")
     config, recipe = presets.MODELS[name]
     large = presets.CONFIGS[paper]
     if large.cutoffs and config.vocab_size < large.vocab_size:  # a small model, many words
@@ -214,18 +203,15 @@ def check_kept(flags, saved, free):
     typed = flags.typed | ({"model": flags.model} if flags.model else {})
     for key in typed.keys() - free:
         if typed[key] != known[key] and (key, typed[key]) != ("dtype", "auto"):
-            init = f"; --init {quote(str(saved.path.parent))} starts a new run from its weights"
+            init = f"; --init {quote(str(saved['path'].parent))} starts a new run from its weights"
             raise ValueError(
                 f"the run keeps its settings: {flag(key)} is {known[key] or 'not set'} there, not "
                 f"{typed[key]}{init * (flags.resume and key in saved['recipe'])}")
 
 
-# ---- one line for every mistake -----------------------------------------------------------------
-
 def report(program, sentence):
     """Print the reason in one line -> exit status 1."""
     if ranks.RANK:
-        time.sleep(2)  # if rank 0 has also failed, torchrun ends this process before it prints
         sentence = f"rank {ranks.RANK}: {sentence}"
     print(f"{program}: " + " ".join(str(sentence).split()), file=sys.stderr)
     return 1
@@ -247,7 +233,7 @@ def exit_status(program, act, *arguments):
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate" in str(error):
             return report(program, "out of memory: train.py --micro-batch 1 makes the same steps "
                           "with the least; a smaller model, segment or memory also needs less")
-        if ranks.lost(error):
+        if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
             return report(program, "another rank has exited, so this one also exits")
         raise
     except KeyboardInterrupt:

@@ -1,11 +1,4 @@
-"""A run of train.py or of an experiment: what is trained, its progress, and its folder.
-
-    with open_job(path, make, resume) as job:           a new run, or the one in the folder
-        job.model, job.optimizer, job.batches, ...      everything that the loop uses
-        job.save()                                      a resumed run continues from here
-
-Stop, at the end, lets Ctrl-C, SIGTERM and SIGHUP end a run between two steps.
-"""
+"""A run of train.py or of an experiment: what is trained, its progress, its folder, its signals."""
 import math
 import os
 import signal
@@ -42,15 +35,12 @@ class State:
     tenths_validated: int = 0  # tenths of the run that were done then
 
     def record_step(self, x, finite, seconds):
-        """Count one step, on x (B, T)."""
+        """Count one step, on x (B, T).  ValueError after ten in a row that were not finite."""
         self.step += 1
         self.tokens += x.numel() * ranks.COUNT
         self.seconds += seconds
         self.skipped += not finite
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-
-    def raise_after_ten_bad_steps(self):
-        """Raise ValueError after ten steps in a row that were not finite."""
         if self.skipped_in_a_row == 10:
             raise ValueError(f"ten steps in a row, up to step {self.step}, had a loss or gradient "
                              "that is not finite; the weights, also those saved, are from before. "
@@ -105,11 +95,9 @@ def in_vocabulary(corpus, saved, recipe):
     if lacking and not is_library(recipe):
         raise ValueError(f"{corpus.name} has bytes that the model's vocabulary lacks: "
                          f"{lacking[:20]!r}; replace them, or train without --init")
-    kept = with_vocabulary(corpus, vocab)
     if lacking:
-        before, after = (sum(map(len, (c.train, c.valid, c.test))) for c in (corpus, kept))
-        print(f"bytes left out, since the model's vocabulary lacks them: {before - after}")
-    return kept
+        print(f"{lacking} is left out, since the model's vocabulary lacks it")
+    return with_vocabulary(corpus, vocab)
 
 
 def find_checkpoint(path, resume):
@@ -124,7 +112,7 @@ def find_checkpoint(path, resume):
                              "folder with --out")
         return None
     saved = checkpoint.load_first_valid(last, before)
-    if saved.path == before:
+    if saved["path"] == before:
         last.unlink(missing_ok=True)  # damaged: the next save must not rename it to `before`
     return saved
 
@@ -141,7 +129,7 @@ def open_job(path, make, resume=False):
             if any(path.glob("*.pt")):
                 stack.enter_context(checkpoint.lock(path))
             saved = find_checkpoint(path, resume)
-        chosen = ranks.broadcast(saved and saved.path)  # the others read the same file
+        chosen = ranks.broadcast(saved and saved["path"])  # the others read the same file
         if chosen and saved is None:
             saved = checkpoint.load(chosen)
         job = make(saved)
@@ -149,7 +137,6 @@ def open_job(path, make, resume=False):
         if ranks.RANK == 0 and saved is None:  # not before: a rejected run leaves no file
             path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(checkpoint.lock(path))
-            find_checkpoint(path, resume)  # of a run that came and went since
         saved = None  # frees its memory
         job.log.open(job)
         stack.enter_context(job.log.file)
@@ -191,7 +178,8 @@ class Job:
             self.state, self.log = State(**saved["state"]), Log(**saved["log"])
             memory = self.state.memory
             self.state.memory = memory and [past[mine].to(self.device) for past in memory]
-            checkpoint.set_random_state(saved, self.recipe.seed + self.state.step)
+            checkpoint.set_random_state(saved["random"], self.device.type,
+                                        self.recipe.seed + self.state.step)
         elif ranks.RANK:  # each rank draws its own dropout
             torch.manual_seed(self.recipe.seed + ranks.RANK)
         self.learner = ranks.parallel(self.model, *self.batches.segment(0))
@@ -214,10 +202,10 @@ class Job:
         The memory of all B lanes is saved, for any number of ranks.
         """
         memory = self.state.memory and [ranks.gather(past) for past in self.state.memory]
-        content = self.fixed_content | checkpoint.random_state(self.device.type) | {
+        content = self.fixed_content | {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "state": vars(self.state) | {"memory": memory}, "batches": self.batches.state(),
-            "log": asdict(self.log)}
+            "random": checkpoint.random_state(self.device.type), "log": asdict(self.log),
+            "state": vars(self.state) | {"memory": memory}, "batches": self.batches.state()}
         if ranks.RANK == 0:
             self.log.flush()  # its lines must be on the disk before the checkpoint
             checkpoint.save(self.path / "checkpoint.pt", content, self.path / "previous.pt")
@@ -237,14 +225,9 @@ def load_model(saved, device):
 class Stop:
     """Let Ctrl-C, SIGTERM and SIGHUP (unless nohup ignores it) end a run between two steps.
 
-        with Stop() as stop:
-            while not stop.number:              the signal's number, once it is agreed upon
-                ...
-                seconds = stop.agree(seconds)   all ranks stop after the same step
-
-    A second signal exits at once; the checkpoint on disk is always complete.  Several ranks may
-    get the same signal twice, from the cluster and from torchrun, so they ignore the second.  A
-    second SIGHUP, from the shell, is also ignored.
+    `number` is the signal's number, once all ranks agree on it.  A second signal exits at once; the
+    checkpoint on disk is always complete.  Several ranks may get the same signal twice, from the
+    cluster and from torchrun, so they ignore the second, as one rank does a second SIGHUP.
     """
 
     def __enter__(self):

@@ -14,7 +14,7 @@ from shutil import which
 import torch
 from matplotlib.figure import Figure
 
-from support.corpora import compressed_bits, decode
+from support.corpora import decode
 from support.files import write_atomically
 from training import machine, ranks
 
@@ -36,11 +36,6 @@ def test_line(nats, corpus, recipe, T):
             f"{len(corpus.test) - 1:,} predictions; {corpus.name})")
 
 
-def clock(seconds):
-    """Return seconds as 0:04:05."""
-    return timedelta(seconds=int(min(seconds, 1e13)))  # more would overflow
-
-
 @dataclass
 class Log:
     """metrics.tsv of a run, with a line for each mean of training losses and each validation, and
@@ -60,11 +55,14 @@ class Log:
         parameters = sum(p.numel() for p in job.model.parameters())
         print(f"{job.name}: {parameters:,} parameters on {job.corpus.name}")
         if state.step:
-            print(f"resuming at step {state.step:,}, {clock(state.seconds)} of training")
+            print(f"resuming at step {state.step:,}, {state.seconds:,.0f} seconds of training")
         if ranks.RANK:
             self.file = open(os.devnull, "w")
             return
-        lines = [metrics_header(parameters, job) + "\t".join(COLUMNS) + "\n"]
+        command = " ".join(join(["python", *sys.argv]).split())  # in one line
+        lines = [f"# {command}\n# commit {commit()}, Python {platform.python_version()}, "
+                 f"torch {torch.__version__}, {machine.name(job.device.type)}\n"
+                 f"# {parameters:,} parameters, {job.corpus.name}\n", "\t".join(COLUMNS) + "\n"]
         if state.step and path.exists():
             lines = [line for line in path.read_text("utf-8").splitlines(keepends=True)
                      if line.endswith("\n") and is_known(line, state)]
@@ -96,10 +94,11 @@ class Log:
         if time.monotonic() - self.last_printed > 5:
             self.last_printed = time.monotonic()
             left = state.seconds * (1 / done - 1) if done else 0
+            took, left = (timedelta(seconds=int(min(seconds, 1e13)))  # more would overflow
+                          for seconds in (state.seconds, left))
             print(f"step {state.step:,} | {done:.0%} | loss of this step "
                   f"{in_unit(loss, self.unit):.3f} {self.unit} | "
-                  f"{state.tokens / state.seconds:,.0f} tok/s | "
-                  f"{clock(state.seconds)}, {clock(left)} left"
+                  f"{state.tokens / state.seconds:,.0f} tok/s | {took}, {left} left"
                   + (f" | {state.skipped} steps skipped" if state.skipped else ""), flush=True)
 
     def flush(self):
@@ -146,14 +145,6 @@ def commit():
     return found or "unknown"
 
 
-def metrics_header(parameters, job):
-    """Return comment lines for metrics.tsv: command, commit, versions, hardware, model."""
-    command = " ".join(join(["python", *sys.argv]).split())  # in one line
-    return (f"# {command}\n# commit {commit()}, Python {platform.python_version()}, "
-            f"torch {torch.__version__}, {machine.name(job.device.type)}\n"
-            f"# {parameters:,} parameters, {job.corpus.name}\n")
-
-
 def print_next_steps(job, prompt, sample):
     """Print the end of a run: how the model continues a prompt, and commands to try next."""
     out, corpus = quote(str(job.path)), job.corpus
@@ -163,9 +154,3 @@ def print_next_steps(job, prompt, sample):
           f"try next: python train.py --sample TEXT --out {out}\n"
           f"          python train.py --init {out} --minutes 30 --out {quote(f'{job.path}-30')}    "
           "(train further)")
-    if corpus.unit == "bpc":
-        try:
-            print("compressors on the test split: " + ", ".join(
-                f"{name} {bits:.4f}" for name, bits in compressed_bits(corpus).items()))
-        except MemoryError:
-            print("compressors on the test split: left out, since xz ran out of memory")

@@ -40,12 +40,10 @@ def check(settings):
     for setting in (setting for setting in fields(settings) if setting.metadata):
         name, value = flag(setting.name), getattr(settings, setting.name)
         choices, least = setting.metadata["choices"], setting.metadata["least"]
-        if setting.type in (int, float) and not least <= value < math.inf:
-            bound = "above 0" if least == ABOVE_0 else f"at least {least}"
-            finite = " and finite" if value == math.inf else ""
-            raise ValueError(f"{name} must be {bound}{finite}, got {value}")
-        if setting.type is int and value > validate.MOST:
-            raise ValueError(f"{name} must be at most {validate.MOST}, got {value}")
+        if setting.type in (int, float) and not least <= value <= validate.MOST:
+            bound = (f"at most {validate.MOST}" if value > validate.MOST else
+                     "above 0" if least == ABOVE_0 else f"at least {least}")
+            raise ValueError(f"{name} must be {bound}, got {value}")
         if choices and value not in (*choices, setting.default):
             raise ValueError(f"{name} must be {' or '.join(choices)}, got {value!r}")
 
@@ -131,11 +129,6 @@ MODELS = {
         eval_segment=128, eval_mem_len=1600, eval_clamp_len=1000, eval_tokens=0, **OFTEN)),
     "lm1b-base": (Config(
         vocab_size=793_471, n_layer=18, d_model=1024, n_head=8, d_head=128, d_inner=4096,
-        mem_len=32, cutoffs=LM1B_CUTOFFS, div_val=4, tie_projections=False), Recipe(
-        dataset="lm1b", batch=224, segment=32, steps=500_000, lr=2.5e-4, warmup=20_000,
-        eval_segment=32, eval_mem_len=128, eval_tokens=0, **OFTEN)),
-    "lm1b-medium": (Config(  # 0.46B: N, D, FF as an author gave in public; the rest is base's
-        vocab_size=793_471, n_layer=20, d_model=1024, n_head=8, d_head=128, d_inner=6144,
         mem_len=32, cutoffs=LM1B_CUTOFFS, div_val=4, tie_projections=False), Recipe(
         dataset="lm1b", batch=224, segment=32, steps=500_000, lr=2.5e-4, warmup=20_000,
         eval_segment=32, eval_mem_len=128, eval_tokens=0, **OFTEN)),

@@ -20,23 +20,19 @@ RANK = int(os.environ.get("RANK", 0)) if COUNT > 1 else 0
 
 
 def join(device):
-    """Connect to the other ranks; from here on only rank 0 prints.  ValueError if they are missing.
-    """
+    """Connect to the other ranks; from here on only rank 0 prints.  ValueError if that fails."""
     if COUNT == 1:
         return
-    if device == "cuda":
-        gpu, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-        if gpu >= gpus:
-            raise ValueError(f"there are {gpus} GPUs on this machine, so rank {gpu} here has none; "
-                             f"start torchrun with --nproc-per-node={gpus}")
-        torch.cuda.set_device(gpu)
-    # nccl is for gradients, gloo for numbers on the CPU; ranks may have to wait for hours while
-    # rank 0 fetches a corpus or evaluates
     try:
+        if device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        # nccl is for gradients, gloo for numbers on the CPU; ranks may have to wait for hours while
+        # rank 0 fetches a corpus or evaluates
         dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
                                 timeout=timedelta(hours=2))
     except RuntimeError as error:
-        raise ValueError(f"the {COUNT} ranks cannot connect: {error}") from None
+        raise ValueError(f"rank {RANK} cannot join the {COUNT} ranks; on GPUs, start one rank for "
+                         f"each GPU: {error}") from None
     if RANK > 0:
         sys.stdout = open(os.devnull, "w")
 
@@ -45,19 +41,11 @@ def end(status):
     """Exit.  One of several ranks exits at once, since closing its connections while Python shuts
     down may hang or abort (seen once in six runs; torchrun reported a failure).
     """
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:  # as with `| head`; Python would flush again on exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.stderr.flush()
     if COUNT > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
-
-
-def lost(error):
-    """Return whether an error means that the connection to another rank broke."""
-    return COUNT > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
 
 
 def my_lanes(B):

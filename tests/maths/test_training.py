@@ -15,9 +15,8 @@ from helpers import assert_close, randomized, refusal
 from support import corpora
 from support.progress import progress
 from training import machine, presets
-from training.batches import Batches, SentenceLanes
+from training.batches import Batches, sentence_lanes
 from training.flags import Flags
-from training.job import State
 
 train, lesson_1, lesson_2, lesson_5 = map(import_module, (
     "train", "01_vanilla_segments", "02_recurrence", "05_full_model"))
@@ -73,15 +72,6 @@ def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monk
     assert err.split("\r" if terminal else "\n")[: len(lines)] == lines
 
 
-@pytest.mark.parametrize("length", [{"steps": 8}, {"minutes": 2.0}], ids=str)
-def test_the_fraction_done_counts_steps_or_minutes(length):
-    """The fraction never exceeds 1.  Without a warm-up the first learning rate is the highest."""
-    recipe = replace(RECIPE, lr=2.0, warmup=0, **{"steps": 0} | length)
-    assert train.fraction_done(recipe, State(step=2, seconds=30.0)) == 0.25
-    assert train.fraction_done(recipe, State(step=9, seconds=999.0)) == 1
-    assert train.learning_rate(recipe, 0, 0.0) == 2.0
-
-
 @pytest.mark.parametrize("dtype, wanted", [("bf16", torch.bfloat16), ("float32", torch.float32)])
 def test_autocast_affects_only_matrix_products(dtype, wanted):
     """Products are in 16 bits if the recipe asks for it, only in the block; sums are in float32."""
@@ -89,25 +79,6 @@ def test_autocast_affects_only_matrix_products(dtype, wanted):
     with machine.autocast(replace(RECIPE, dtype=dtype), "cpu"):
         assert (matrix @ matrix).dtype == wanted and (matrix + matrix).dtype == torch.float32
     assert (matrix @ matrix).dtype == torch.float32
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_evaluating_changes_mode_and_lengths_and_restores_both(training):
-    """Mode and lengths are restored after any exception in the block, including Ctrl-C."""
-    model = nn.Dropout().train(training)
-    model.config = config = lesson_5.Config(11, mem_len=6)
-    with pytest.raises(KeyboardInterrupt), train.evaluating(model, RECIPE):
-        assert not model.training
-        assert model.config == replace(config, mem_len=7, same_length=True, clamp_len=4)
-        raise KeyboardInterrupt
-    assert model.config is config and model.training == training
-
-
-@pytest.mark.parametrize("T, M, wanted", [(80, 2100, 512), (64, 128, 128), (700, 512, 700)])
-def test_evaluation_segments_have_at_least_eval_segment_tokens(T, M, wanted):
-    """The segment length is eval_segment, or M up to 512 if that is larger."""
-    recipe = replace(RECIPE, eval_segment=T, eval_mem_len=M)
-    assert train.evaluation_segment_length(recipe) == wanted
 
 
 def test_sampling_uses_eval_mode_and_the_evaluation_memory():
@@ -126,10 +97,9 @@ def test_sampling_uses_eval_mode_and_the_evaluation_memory():
 TEXT = torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
 
 
-def test_batches_of_sentences_continue_where_they_stopped(monkeypatch):
+def test_batches_of_sentences_continue_where_they_stopped():
     """Batches continue from any position, including the end of the text.  Each epoch has a new
     order, and looking at a segment changes nothing."""
-    monkeypatch.setattr(lesson_1, "segments", oracles.segments)  # lanes are not a tensor
     given = (corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up", separator=0),
              replace(RECIPE, batch=2, segment=2, seed=5), "cpu")
     made = Batches(*given)
@@ -137,7 +107,7 @@ def test_batches_of_sentences_continue_where_they_stopped(monkeypatch):
         again = Batches(*given, **made.state())
         made.segment(0)
         x, y = next(made)
-        lanes, first = SentenceLanes(TEXT, 2, 0, 5, made.epoch), made.column - x.shape[1]
+        lanes, first = sentence_lanes(TEXT, 2, 0, 5, made.epoch), made.column - x.shape[1]
         assert x.equal(lanes[:, first : made.column].long())
         assert y.equal(lanes[:, first + 1 : made.column + 1].long())
         assert all(a.equal(b) for a, b in zip((x, y), next(again)))
@@ -146,17 +116,15 @@ def test_batches_of_sentences_continue_where_they_stopped(monkeypatch):
 
 @pytest.mark.parametrize("n, B", [(1, 1), (53, 8), (9, 9), (1003, 10)])
 def test_lanes_of_sentences_equal_those_written_out_by_hand(n, B):
-    """Lane b has the sentences order[b::B], shuffled by seed and epoch, with their separators.  All
-    lanes are as long as the shortest, and are sliced like a tensor, so that a run can resume."""
+    """Lane b has the sentences order[b::B], shuffled by seed and epoch, with their separators; all
+    lanes are as long as the shortest."""
     draw, numbers = random.Random(0), iter(range(8, 10**5))  # no word twice; 7 is the separator
     sentences = [[7, *(next(numbers) for _ in range(draw.randrange(7)))] for _ in range(n)]
     tokens = torch.tensor(sum(sentences, []) + [7], dtype=torch.int32)
-    lanes = SentenceLanes(tokens, B, 7, seed=3, epoch=2)
+    lanes = sentence_lanes(tokens, B, 7, seed=3, epoch=2)
     order = np.random.default_rng((3, 2)).permutation(n)
     wanted = [sum((sentences[i] for i in order[b::B]), []) + [7] for b in range(B)]
     L = min(map(len, wanted)) - 1
-    assert lanes.shape == (B, L + 1) and lanes[:, 0:2].dtype == torch.int32
-    for a, c in ((0, L + 1), (0, 1), (L // 2, L // 2 + 9), (L, L + 1), (L, 10**6)):
-        assert lanes[:, a:c].tolist() == [lane[:L + 1][a:c] for lane in wanted]
-    message = refusal(SentenceLanes, tokens, n + 1, 7, 0, 0)
+    assert lanes.dtype == torch.int32 and lanes.tolist() == [lane[: L + 1] for lane in wanted]
+    message = refusal(sentence_lanes, tokens, n + 1, 7, 0, 0)
     assert message == f"--batch must be 1 to {n:,}, the number of sentences, got {n + 1}"

@@ -28,9 +28,9 @@ def kill_at(n, patch, *places):
 
 def differences(a, b, path=""):
     """Return the paths at which the contents of two checkpoints are not bitwise identical.  The
-    seconds of training are ignored."""
+    seconds of training are ignored, and the path."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
-        return [place for key in a if key != "seconds" for place in differences(
+        return [place for key in a if key not in ("seconds", "path") for place in differences(
             a[key], b[key], f"{path}/{key}")]
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
         return [place for i, pair in enumerate(zip(a, b))

@@ -56,14 +56,6 @@ def test_dropout_drops_a_share_and_keeps_the_mean(p):
     assert fast.Dropout(p).eval()(z) is z and fast.Dropout(0.0)(z) is z
 
 
-def test_dropouts_entries_are_independent():
-    """The four that share a draw of 64 bits, and those far apart."""
-    out = (fast.Dropout(0.5)(torch.ones(40_000, 8)) == 0).float() - 0.5
-    for columns in (out, out.view(8, -1).T):
-        correlation = columns.T @ columns / (0.25 * len(columns))
-        assert (correlation - torch.eye(8)).abs().max() < 5 / math.sqrt(len(out))
-
-
 # ---- the Reader ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("block, with_losses", [

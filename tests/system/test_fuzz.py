@@ -1,4 +1,4 @@
-"""Test odd input: it works, or one line rejects it and the folder does not change."""
+"""Test odd flags: they work, or one line rejects them and the folder does not change."""
 import random
 import warnings
 from importlib import import_module
@@ -16,39 +16,17 @@ FLAGS = ["--segment", "--mem-len", "--batch", "--lr", "--clip", "--seed", "--ste
          "--dropout", "--n-layer", "--d-model", "--eval-every", "--micro-batch", "--text", "--out",
          "--data-dir", "--dataset", "--model", "--device", "--dtype", "--optimizer", "--schedule",
          "--top-k", "--temperature", "--resume", "--eval-only", "--dry-run", "--plain"]
-BYTES = [b"\n", b"\0", b"\xff", b" \t\r\n\v\f", bytes(range(256)), b"\xef\xbb\xbf", b"w" * 5000,
-         "é😀\u2028\u3000\x85".encode(), b"<eos> <unk> <S> ", b"\xf0\x9f", b"\xed\xa0\x80", b""]
-
-
-def bend(draw, path):
-    """Truncate a file, or delete, overwrite or insert some bytes."""
-    data = path.read_bytes()
-    for _ in range(draw.choice((1, 1, 2, 5))):
-        first = draw.randrange(len(data) + 1)
-        middle = draw.choice((*BYTES, draw.randbytes(4), data[:99]))
-        end = first + draw.choice((0, len(middle), draw.randrange(60), len(data)))
-        data = data[:first] + middle + data[end:]
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("number", [
-    *range(30), *(pytest.param(n, marks=pytest.mark.slow) for n in range(30, 180))])
-def test_odd_input_works_or_is_rejected(number, text, small, tmp_path, monkeypatch, capfd):
-    """The number selects odd flags, a text with odd bytes, or a run with damaged files."""
-    draw, folder = random.Random(number), small()
+    *range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 100))])
+def test_odd_flags_work_or_are_rejected(number, text, tmp_path, monkeypatch, capfd):
+    draw = random.Random(number)
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_bytes(text.read_bytes())
     argv = [*TINY, "--text", "notes.txt", "--steps", "2", "--out", "new"]
-    if number % 3 == 0:
-        for flag in draw.choices(FLAGS, k=draw.choice((1, 1, 2, 4))):
-            argv += [flag] + [draw.choice(WORDS)] * (draw.random() < 0.9)
-    elif number % 3 == 1:
-        bend(draw, Path("notes.txt"))
-    else:
-        for path in draw.choices([*folder.glob("*.pt")], k=2):
-            bend(draw, path)
-        act = draw.choice((["--resume"], ["--eval-only"], ["--sample", "abba"]))
-        argv = [*act, "--out", folder.name, "--device", "cpu", "--n-tokens", "2"]
+    for flag in draw.choices(FLAGS, k=draw.choice((1, 1, 2, 4))):
+        argv += [flag] + [draw.choice(WORDS)] * (draw.random() < 0.9)
     before = files()
     with warnings.catch_warnings(), time_limit(20):
         warnings.simplefilter("error")

@@ -22,10 +22,3 @@ def test_a_file_imports_only_from_the_layers_below_it(files, needs_shipped_solut
         assert names <= PACKAGES.union(BELOW[files]), path
         if path.parent == ROOT:  # lessons must fit on a projector
             assert max(map(len, text.splitlines())) <= 88
-
-
-def test_only_prepare_decides_whether_fast_py_is_used():
-    """No other file makes a Reader or replaces a module of a model."""
-    for path in (ROOT / "train.py", ROOT / "training/job.py", *ROOT.glob("experiments/*.py")):
-        text = path.read_text(encoding="utf-8")
-        assert set(re.findall(r"\bfast\.(\w+)", text)) <= {"prepare", "py"}, path

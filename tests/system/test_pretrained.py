@@ -30,7 +30,7 @@ def home(tmp_path, monkeypatch):
 def test_it_predicts_a_text_of_the_repository(saved):
     """The file is small, has no optimizer, and predicts LICENSE as well as when it was added."""
     assert [path.name for path in flags.PRETRAINED.glob("*.pt")] == ["best.pt"]
-    assert saved.path.stat().st_size <= 8_000_000 and "optimizer" not in saved
+    assert saved["path"].stat().st_size <= 8_000_000 and "optimizer" not in saved
     model, run = job.load_model(saved, "cpu"), presets.Recipe(**saved["recipe"])
     license = (flags.PRETRAINED.parent / "LICENSE").read_text(encoding="utf-8")
     tokens = corpora.encode(license, saved["vocab"])
@@ -59,7 +59,7 @@ def test_it_does_not_replace_a_run_that_is_named_or_resumed(home, named, capsys)
 
 
 def test_the_library_of_another_python_is_read_in_its_tokens(saved, home, capsys, monkeypatch):
-    """Only bytes that the vocabulary lacks are left out; a message reports how many there are."""
+    """Only bytes that the vocabulary lacks are left out; a message reports them."""
     vocab, evaluate = saved["vocab"], Mock(return_value=1.0)
     splits = torch.tensor([0, 3, 1, 0, 2] * 6, dtype=torch.uint8).split(10)
     other = corpora.Corpus(*splits, [ord("\t"), *vocab[2::-1]], "stdlib (Python 4)")
@@ -68,6 +68,6 @@ def test_the_library_of_another_python_is_read_in_its_tokens(saved, home, capsys
     monkeypatch.setattr(train, "evaluate", evaluate)
     assert train.main(["--eval-only", *CPU]) == 0
     output = capsys.readouterr().out
-    assert "another Python" in output and "vocabulary lacks them: 12\n" in output
+    assert "another Python" in output and "b'\\t' is left out, since" in output
     assert corpora.as_bytes(evaluate.call_args.args[1], vocab) == corpora.as_bytes(
         other.test, other.vocab).replace(b"\t", b"")

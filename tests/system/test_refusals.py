@@ -28,16 +28,13 @@ REFUSED = {  # program: command line, words of the sentence
     "train": [
         # names
         (NO_TEXT + "--dataset enwik9", "; did you mean enwik8?"),
-        (NEW + "--model enormous", "unknown model 'enormous', known are tiny"),
         (NEW + "--model wt103-lage", "did you mean wt103-large?"),
         (NEW + "--smaple=x", "did you mean --sample?"),
         ([*NEW.split(), "a\nb"], "unrecognized arguments: a b"),
         (NEW + "--optimizer lion", "--optimizer must be adam or muon, got 'lion'"),
-        (NEW + "--device tpu", "must be cpu or cuda"),
         (NEW + "--device cuda", "no CUDA device"),
         (NEW + "--dataset stdlib", "give one of them"),
         # files
-        (NO_TEXT + "--text nowhere.txt", "nowhere.txt"),
         (NO_TEXT + "--text none", "there is no file"),
         (NO_TEXT + "--text project", "a folder or a pipe must"),
         (NO_TEXT + "--text brief.txt", "39 bytes, but at least 40"),
@@ -46,15 +43,11 @@ REFUSED = {  # program: command line, words of the sentence
         ("--eval-only --out nowhere", "no checkpoint at nowhere"),
         # settings
         (NEW + "--steps 3 --minutes 1", "one length"),
-        (NEW + "--minutes inf", "--minutes must be at least 0 and finite"),
-        (NEW + "--steps 0", "one length above 0"),
         (NEW + "--lr 0", "--lr must be above 0, got 0"),
-        (NEW + "--lr x", "--lr: invalid float value"),
         (NEW + "--batch 0", "--batch must be at least 1, got 0"),
         (NEW + "--batch 9999", "--batch 9999:"),
         (NEW + f"--eval-mem-len {2**63}", "--eval-mem-len must be at most"),
         # sizes
-        (NEW + "--n-head 3", "3 heads do not divide the model width 32"),
         (NEW + "--d-model 33 --d-head 16", "d_model must be even"),
         (NEW + "--dropout 1", "dropout must be in [0, 1), got 1.0"),
         (NEW + "--cutoffs 5 5", "cutoffs must ascend, above 0 and below"),
@@ -65,17 +58,13 @@ REFUSED = {  # program: command line, words of the sentence
         ("--resume --eval-only --out small", "--resume trains"),
         # a run from the weights of another one
         (INIT + "notes.txt --n-layer 3", "--n-layer is 2 there, not 3"),
-        (INIT + "notes.txt --model laptop", "--model is tiny there, not laptop"),
-        (INIT + "notes.txt --resume", "--init begins a new run"),
         (INIT + "short.txt", "short.txt has bytes that the model's vocabulary lacks: b"),
-        (INIT + "notes.txt --init nowhere", "no checkpoint at nowhere"),
         (RESUME + "--steps 9", "--steps is 3 there, not 9; --init small starts a new run"),
         # samples
         ("--sample abc --out small --text short.txt", "it is another one"),
         ("--sample abc --out small --temperature nan", "--temperature must be at least 1e-30"),
         # other settings than those of a run, or another text; here other symbols, another order
         (NEW + "--out small", "holds a run already"), (RESUME + "--lr 0.5", "--lr is"),
-        ("--sample a --out small --dtype bf16", "--dtype is float32 there, not bf16"),
         (RESUME + "--plain", "--plain is not set there"),
         (RESUME + "--model laptop", "--model is tiny there, not laptop"),
         *((flags + f"--text {name}.txt", "it has changed since") for name in ("short", "turned")
@@ -100,8 +89,7 @@ REFUSED = {  # program: command line, words of the sentence
         ("--device cuda", "no CUDA device"), ("--out short.txt", "another folder with --out")],
     "speed": [("--scale large", "invalid choice")],
     "ptb": [
-        ("--text a", "unrecognized"), ("--seed -1", "--seed must be at least 0"),
-        ("--device cuda", "no CUDA device")],
+        ("--text a", "unrecognized"), ("--seed -1", "--seed must be at least 0")],
     "official_weights": [("no.bin --model tiny", "no.bin cannot be read as a state dict")]}
 
 
