@@ -64,6 +64,7 @@ CLAIMS = [
     Claim("RoPE instead of our encoding", "rope", "ours"),
     Claim("ALiBi instead of our encoding", "alibi", "ours"),
     Claim("half loss is worse", "ours-half", "ours", "28.33; 26.77 ppl"),
+    Claim("half loss is worse, no recurrence", "ours-none-half", "ours-none", "30.10; 29.02 ppl"),
     Claim("Adam instead of Muon", "adam", "ours"),
     *(Claim(f"attention {one} is worse than {two}", row, row, paper, f"loss {one}", f"loss {two}")
       for row, one, two, paper in (
@@ -73,7 +74,8 @@ CLAIMS = [
           ("alibi", 512, 256, ""))),
     *(Claim("RECL (bytes), r = 0.1, is longer", "ours", other, paper, "recl 0.1")
       for other, paper in (("ours-none", "700; 300 words"), ("rope", ""), ("alibi", ""))),
-    *(Claim(f"figure 7: {text}", row, row, "yes", *keys) for row in ("ours", "adam")
+    *(Claim(f"figure 7, {optimizer}: {text}", row, row, paper, *keys)
+      for row, optimizer, paper in (("ours", "Muon", ""), ("adam", "Adam", "yes"))
       for text, *keys in (
           ("(a) is flatter than the whole (bits)", "entropy a", "entropy whole"),
           ("(d) is less like the whole than (b)", "apart d", "apart b"),
@@ -203,8 +205,9 @@ def claims_table(runs, wanted=None):
 
 
 def spread(values):
-    """Return the mean of the seeds' values ± half their range, as text; nothing without values."""
-    if None in values:
+    """Return the mean of the seeds that have a value ± half their range; nothing without values."""
+    values = [value for value in values if value is not None]
+    if not values:
         return ""
     digits = 3 if any(value % 1 for value in values) else 0
     half = f" ± {(max(values) - min(values)) / 2:.{digits}f}" if min(values) < max(values) else ""
@@ -218,6 +221,9 @@ def values_table(runs, rows, patterns):
     lines = []
     for row, setting, group in groups(runs):
         cells = [spread([run.values.get(key) for run in group]) for key in keys]
+        if "length" in keys and cells[0]:
+            chosen = sorted({int(run.values["length"]) for run in group})
+            cells[keys.index("length")] = ", ".join(map(str, chosen))
         if row in (rows or (row,)) and any(cells):
             lines.append((f"`{row}`", f"{len(group)} {letters(runs)[setting]}", *cells))
     return table(("row", "seeds", *keys), lines) if lines else "Not run."
