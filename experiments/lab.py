@@ -91,7 +91,9 @@ def measure(job, row, scale):
 
     What RECL needs is kept in the model's folder.
     """
-    model, corpus, T = job.model, job.corpus, job.recipe.segment
+    model, T = job.model, job.recipe.segment
+    corpus = replace(job.corpus, valid=job.corpus.valid.to(job.device),
+                     test=job.corpus.test.to(job.device))
     found = {("parameters", ""): sum(
         weight.numel() for weight in model.parameters() if weight.requires_grad)}
     reader, n = fast.prepare(model), scale.recipe.segment // 2
@@ -110,7 +112,7 @@ def measure(job, row, scale):
 def measure_pretrained(scale, given):
     """Return the columns of the model in pretrained/, and its measures."""
     saved = checkpoint.to_evaluate(PRETRAINED)
-    model, recipe = load_model(saved, given.device), Recipe(**saved["recipe"])
+    model, recipe = load_model(saved, "cpu"), Recipe(**saved["recipe"])
     corpus = read_corpus(recipe, given.data_dir, saved, similar=True)
     found = (measures.losses_by_length(fast.prepare(model), ROWS["ours"], scale, corpus)
              | measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
@@ -183,7 +185,8 @@ def run(argv):
                       "minutes; measuring", flush=True)
                 append(given.results, shared | own | {"minutes": minutes},
                        measure(job, ROWS[name], scale))
-        if not is_there(**setting, row=GROUP[0], seed=seed, measure="recl"):
+        if (all(is_there(**setting, row=name, seed=seed) for name in GROUP)
+                and not is_there(**setting, row=GROUP[0], seed=seed, measure="recl")):
             for name, found in measure_group(seed, scale, given).items():
                 append(given.results, shared | {"row": name, "seed": seed, "minutes": "0"}, found)
 

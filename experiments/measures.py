@@ -109,7 +109,7 @@ def copying_score(reader, n):
     means = []
     with train.evaluating(reader, mem_len=2 * n, same_length=True, clamp_len=0):
         for before in string, string.flip(1):
-            tokens = torch.cat([before, string], dim=1)
+            tokens = torch.cat([before, string], dim=1).to(reader.u.device)
             losses, _ = reader(tokens[:, :-1], None, tokens[:, 1:])
             means.append(losses[:, n:].mean().item())  # without the string's first token
     return means[0] - means[1]
@@ -147,7 +147,7 @@ def attention_by_distance(model, tokens, n):
         table = terms(q, k, k_R, u, v)[..., ~mask]  # a query's keys as in the text
         table = table.unflatten(-1, (q.shape[2], c.mem_len + 1)).flip(-1)  # nearest first
         for i, score in enumerate((table.sum(0), *table[[0, 1, 3]])):
-            sums[i, number] += score.double().softmax(-1).sum((0, 2))
+            sums[i, number] += score.double().softmax(-1).sum((0, 2)).cpu()
         return attend(*given)
 
     past, counted = (part.split(64, dim=1) for part in tokens.long().tensor_split([-n], dim=1))

@@ -70,7 +70,8 @@ def average(model, recipe):
         model.done += 1
 
     optimizer.step = step_and_average
-    model.mean = deepcopy(model)  # a part of the model, as `done`, so that checkpoints have both
+    # parts of the model, so that checkpoints have both
+    model.mean = deepcopy(model).requires_grad_(False)
     model.register_buffer("done", torch.tensor(0))  # steps
     return optimizer
 

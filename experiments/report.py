@@ -171,7 +171,7 @@ def compare(claim, runs):
         return "not run", [], 0.0, None
     setting, values = max(found.items(), key=lambda item: len(item[1]))
     n = len(values)
-    half = T95[n] * stdev(values) / sqrt(n) if n > 1 else inf
+    half = T95[min(n, 10)] * stdev(values) / sqrt(n) if n > 1 else inf
     if not claim.paper:
         return "not in the paper", values, half, setting
     if n < 3 or not abs(mean(values)) > half:
@@ -205,7 +205,7 @@ def claims_table(runs, wanted=None):
 
 
 def spread(values):
-    """Return the mean of the seeds that have a value ± half their range; nothing without values."""
+    """Return the mean of the values that are there ± half their range; nothing without any."""
     values = [value for value in values if value is not None]
     if not values:
         return ""

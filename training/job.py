@@ -178,6 +178,7 @@ class Job:
             self.state, self.log = State(**saved["state"]), Log(**saved["log"])
             memory = self.state.memory
             self.state.memory = memory and [past[mine].to(self.device) for past in memory]
+            self.saved_at = self.state.seconds
             checkpoint.set_random_state(saved["random"], self.device.type,
                                         self.recipe.seed + self.state.step)
         elif ranks.RANK:  # each rank draws its own dropout

@@ -52,7 +52,7 @@ class Log:
         """
         state, self.unit, self.last_printed = job.state, job.corpus.unit, time.monotonic()
         path = job.path / "metrics.tsv"
-        parameters = sum(p.numel() for p in job.model.parameters())
+        parameters = sum(p.numel() for p in job.model.parameters() if p.requires_grad)
         print(f"{job.name}: {parameters:,} parameters on {job.corpus.name}")
         if state.step:
             print(f"resuming at step {state.step:,}, {state.seconds:,.0f} seconds of training")
