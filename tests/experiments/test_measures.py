@@ -52,7 +52,7 @@ def test_a_window_gives_its_last_quarter(L, stride):
 class Stub(torch.nn.Module):
     """Instead of a Reader: 0 nats for a token, or pair of tokens, that came before, otherwise 2."""
 
-    config = replace(CONFIG, vocab_size=10_000)
+    config, u = replace(CONFIG, vocab_size=10_000), torch.zeros(1)
 
     def __init__(self, copies):
         super().__init__()
