@@ -13,6 +13,7 @@ compares four models of one seed, so it is added when the last of them is there.
 """
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -31,12 +32,10 @@ from training.presets import Recipe
 from variants import ROWS, SCALES, make, recipe_of, text_of, train
 
 lesson_1 = import_module("01_vanilla_segments")
-lesson_5 = import_module("05_full_model")
 RESULTS = Path(__file__).with_name("results.tsv")
 COLUMNS = ("row", "seed", "steps", "dtype", "measure", "length", "value", "commit", "machine",
            "torch", "minutes")
 GROUP = "ours", "ours-none", "rope", "alibi"  # RECL compares these
-FRACTIONS = 0.1, 0.5, 1.0
 
 
 # ---- the table ----------------------------------------------------------------------------------
@@ -87,10 +86,7 @@ def train_row(name, seed, scale, corpus, given):
 
 
 def measure(job, row, scale):
-    """Take every measure of a row's model -> {(measure, length): value}.
-
-    What RECL needs is kept in the model's folder.
-    """
+    """Return {(measure, length): value} of a row's model; what RECL needs is kept in its folder."""
     model, T = job.model, job.recipe.segment
     corpus = replace(job.corpus, valid=job.corpus.valid.to(job.device),
                      test=job.corpus.test.to(job.device))
@@ -129,7 +125,7 @@ def measure_group(seed, scale, given):
         return {}
     losses = torch.stack([torch.load(path) for path in paths])
     found = {name: {} for name in GROUP}
-    for r in FRACTIONS:
+    for r in (0.1, 0.5, 1.0):  # the paper's
         for name, length in zip(GROUP, measures.recl(losses, scale.contexts, r)):
             found[name]["recl", r] = length
     return found
@@ -159,7 +155,7 @@ def parse(argv):
     return given
 
 
-def run(argv):
+def run(argv=None):
     """Train, measure and append what is missing."""
     given = parse(argv)
     scale = SCALES[given.scale]
@@ -191,10 +187,7 @@ def run(argv):
                 append(given.results, shared | {"row": name, "seed": seed, "minutes": "0"}, found)
 
 
-def main(argv=None):
-    """Return the exit status."""
-    return exit_status("lab.py", run, argv)
-
+main = partial(exit_status, "lab.py", run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -91,9 +91,8 @@ def losses_by_length(reader, row, scale, corpus):
                 losses = memory_losses(reader, tokens, before, 128, mem_len=L - 1,
                                        same_length=True)
                 found[f"{split} memory", L] = losses.mean().item()
-            if row.encoding != "al-rfou" or L <= variants.segment_length(row, scale):
-                losses = window_losses(reader, tokens, before, L)
-                found[f"{split} windows", L] = losses.mean().item()
+            losses = window_losses(reader, tokens, before, L)
+            found[f"{split} windows", L] = losses.mean().item()
     return found
 
 

@@ -13,6 +13,7 @@ segment counts as well; and the first has no memory, where the port has a memory
 """
 import sys
 from dataclasses import replace
+from functools import partial
 
 from variants import lesson_1, lesson_5, presets, train  # before torch
 
@@ -96,7 +97,7 @@ def read(path):
     return state
 
 
-def run(argv):
+def run(argv=None):
     """Evaluate a file of official weights beside the published number: one line."""
     flags = Parser(prog="experiments/official_weights.py", description=__doc__)
     flags.add_argument("--device", choices=("cpu", "cuda"), default="")
@@ -118,10 +119,7 @@ def run(argv):
     print(f"{train.test_line(reader, corpus, recipe)}; published: {PAPER.get(given.model, '-')}")
 
 
-def main(argv=None):
-    """Return the exit status."""
-    return exit_status("official_weights.py", run, argv)
-
+main = partial(exit_status, "official_weights.py", run)
 
 if __name__ == "__main__":
     sys.exit(main())

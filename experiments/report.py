@@ -60,7 +60,6 @@ CLAIMS = [
     Claim("Shaw's encoding is worse", "shaw", "ours", "27.94; 26.77 ppl"),
     Claim("Vaswani's encoding is worse", "vaswani-none-half", "ours-none-half", "30.97; 30.10 ppl"),
     Claim("absolute positions are worse", "vaswani", "ours", "section 3.3"),
-    Claim("Al-Rfou's encoding is worse", "al-rfou-none-half", "ours-none-half", "31.16; 30.10 ppl"),
     Claim("RoPE instead of our encoding", "rope", "ours"),
     Claim("ALiBi instead of our encoding", "alibi", "ours"),
     Claim("half loss is worse", "ours-half", "ours", "28.33; 26.77 ppl"),

@@ -9,6 +9,7 @@ as it can be: fused causal attention, and of the last layer only the last positi
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from variants import lesson_5, presets, train  # before torch
@@ -63,7 +64,7 @@ def measure(c, given):
     return times[2::2], times[3::2]
 
 
-def run(argv):
+def run(argv=None):
     """Measure, and print a line for each length."""
     flags = Parser(prog="experiments/speed.py", description=__doc__)
     flags.add_argument("--scale", choices=SCALES, default="small")
@@ -79,10 +80,7 @@ def run(argv):
               f"{median(slower):.4g} [{slower[0]:.4g} ... {slower[-1]:.4g}], paper {paper}")
 
 
-def main(argv=None):
-    """Return the exit status."""
-    return exit_status("speed.py", run, argv)
-
+main = partial(exit_status, "speed.py", run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,15 +3,12 @@
     ours        R_i-j, a sinusoid of the distance, through W_kR; all four terms     lessons 3 and 4
     shaw        a learned vector for each distance, in terms (a) and (b) only      lesson 3, preface
     vaswani     a sinusoid of the position in the segment, added to the embedding   lesson 1
-    al-rfou     a learned vector for each position, added to the input of each layer
     rope        query and key are rotated by their positions (Su et al. 2021): the score depends on
                 the distance, without weights
     alibi       the score falls linearly with the distance (Press et al. 2021), for each head with
                 its own slope
 
-Of Al-Rfou et al. (2018) the two auxiliary losses are missing, as in the paper's row.  Vaswani's and
-Al-Rfou's need no recurrence; one row, vaswani, has it, and shows what temporal confusion costs
-(lesson 2).
+Vaswani's needs no recurrence; one row has it, and shows what temporal confusion costs (lesson 2).
 """
 import math
 import sys
@@ -67,7 +64,6 @@ ROWS = {
     "shuffled": Row(shuffled=True),
     "shuffled-none": Row(shuffled=True, recurrence=False),
     "ours-none-176": Row(recurrence=False, longer=11 / 8),  # table 10's ratio
-    "al-rfou-none-half": Row("al-rfou", recurrence=False, half_loss=True),
     "adam": Row(optimizer="adam"),
 }
 ADAM = {"optimizer": "adam", "lr": 0.003, "schedule": "cosine", "warmup": 100, "clip": 0.25}
@@ -167,12 +163,6 @@ def add_sinusoid(dropout, given, h):
     return h + F.dropout(positions, dropout.p, dropout.training)
 
 
-def add_positions(layer, given):
-    """Add Al-Rfou's positions to the input (B, T, D) of a layer: a hook of it."""
-    h, *others = given
-    return h + layer.positions[:, : h.shape[1]], *others
-
-
 # ---- the models ---------------------------------------------------------------------------------
 
 class Variant(lesson_5.TransformerXL):
@@ -197,9 +187,6 @@ class Variant(lesson_5.TransformerXL):
                 nn.init.zeros_(layer.attention.W_kR.weight).requires_grad_(False)
             if encoding in ATTENTIONS:
                 layer.attention.__class__ = ATTENTIONS[encoding]
-            if encoding == "al-rfou":
-                layer.positions = nn.Parameter(torch.randn(1, T, config.d_model) * 0.02)
-                layer.register_forward_pre_hook(add_positions)
 
     def forward(self, x, memory=None, y=None, last_only=False):
         """As lesson 5's; in training with half_loss the losses (B, T) are weighted 0 and 2."""
@@ -210,14 +197,9 @@ class Variant(lesson_5.TransformerXL):
         return out, memory
 
 
-def segment_length(row, scale):
-    """Return T of a row, in tokens."""
-    return int(row.longer * scale.recipe.segment)
-
-
 def make(row, scale, vocab_size):
     """Return the untrained model of a row."""
-    T = segment_length(row, scale)
+    T = int(row.longer * scale.recipe.segment)
     config = replace(scale.config, vocab_size=vocab_size, mem_len=T if row.recurrence else 0,
                      n_layer=row.n_layer or scale.config.n_layer)
     return Variant(config, T, row.encoding, row.half_loss)
@@ -225,9 +207,8 @@ def make(row, scale, vocab_size):
 
 def recipe_of(row, scale, seed, dtype):
     """Return the Recipe that a row is trained with."""
-    changes = ADAM if row.optimizer == "adam" else {}
-    return replace(scale.recipe, segment=segment_length(row, scale), seed=seed, dtype=dtype,
-                   save_minutes=1.0, **changes)
+    T, changes = int(row.longer * scale.recipe.segment), ADAM if row.optimizer == "adam" else {}
+    return replace(scale.recipe, segment=T, seed=seed, dtype=dtype, save_minutes=1.0, **changes)
 
 
 # ---- texts --------------------------------------------------------------------------------------

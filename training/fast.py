@@ -10,6 +10,7 @@ a Reader computes each once and caches it, and so it does with the distance keys
 score, the mask, the encoding, is the lessons' own.  Training is lesson 5's own code.
 """
 import math
+from collections import namedtuple
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -118,15 +119,8 @@ def replace_dropouts(model):
 # ---- the Reader ----------------------------------------------------------------------------------
 
 BLOCK = 64  # queries that attend at a time
-
-
-class Memory:
-    """The memory of a Reader: keys and values of the last m positions, and distance keys."""
-
-    def __init__(self, model, lanes, past, k_R, clamp_len):
-        self.model, self.lanes = model, lanes
-        self.past = past  # N pairs (k, value), each (B, H, m, C)
-        self.k_R, self.clamp_len = k_R, clamp_len  # N tensors (H, n, C), made with this clamp_len
+# the memory of a Reader: past is N pairs (k, value), each (B, H, m, C); k_R is N tensors (H, n, C)
+Memory = namedtuple("Memory", "model lanes past k_R clamp_len")  # k_R was made with this clamp_len
 
 
 class Reader:

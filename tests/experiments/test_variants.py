@@ -12,12 +12,11 @@ from helpers import assert_close, randomized
 variants, corpora = import_module("variants"), import_module("support.corpora")
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
 CONFIG = lesson_5.Config(11, n_layer=2, d_model=12, n_head=3, d_head=4, d_inner=10, mem_len=5)
-WITHOUT_MEMORY = "vaswani", "al-rfou"
 
 
 def made(encoding, half_loss=False):
     """A model in float64, for segments of 4; what is frozen stays 0."""
-    config = replace(CONFIG, mem_len=0) if encoding in WITHOUT_MEMORY else CONFIG
+    config = replace(CONFIG, mem_len=0) if encoding == "vaswani" else CONFIG
     model = variants.Variant(config, 4, encoding, half_loss)
     for weight in model.parameters():
         if weight.requires_grad:
@@ -81,16 +80,6 @@ def test_an_encoding_pair_by_pair(encoding, score_of):
             wanted = torch.tensor(scores).double().softmax(-1) @ value[0, head, : 10 + i]
             assert_close(found[0, i, 4 * head : 4 * head + 4], wanted, f"head {head} query {i}",
                          1e-6)  # angles and slopes are float32
-
-
-@pytest.mark.parametrize("n", [0, 1])
-def test_al_rfou_adds_positions_before_each_layer(n):
-    model = made("al-rfou")
-    x, y = torch.randint(11, (2, 1, 4))
-    before = model(x, None, y)[0][0]
-    model.layers[n].positions.data[0, 2] += torch.randn(12)
-    changed = (model(x, None, y)[0][0] - before).abs() > 1e-9
-    assert changed.tolist() == [False, False, True, True]
 
 
 def test_the_half_loss_counts_the_later_half_twice_in_training_only():
