@@ -88,8 +88,6 @@ REFUSED = {  # program: command line, words of the sentence
         ("--rows our", "invalid choice"), ("--seeds one", "invalid int value"),
         ("--device cuda", "no CUDA device"), ("--out short.txt", "another folder with --out")],
     "speed": [("--scale large", "invalid choice")],
-    "ptb": [
-        ("--text a", "unrecognized"), ("--seed -1", "--seed must be at least 0")],
     "official_weights": [("no.bin --model tiny", "no.bin cannot be read as a state dict")]}
 
 
