@@ -137,6 +137,7 @@ def open_job(path, make, resume=False):
         if ranks.RANK == 0 and saved is None:  # not before: a rejected run leaves no file
             path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(checkpoint.lock(path))
+            find_checkpoint(path, resume)  # another run may have come and gone meanwhile
         saved = None  # frees its memory
         job.log.open(job)
         stack.enter_context(job.log.file)

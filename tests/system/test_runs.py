@@ -132,18 +132,22 @@ def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys
     assert left == {path.name: path.read_bytes() for path in out.iterdir()}
 
 
-def test_of_two_runs_at_the_same_moment_one_is_rejected(text, tmp_path, monkeypatch, capsys):
-    """The other has locked the folder since this one looked."""
+@pytest.mark.parametrize("words", ["is in use by another run", "holds a run already"])
+def test_of_two_runs_at_the_same_moment_one_is_rejected(text, tmp_path, monkeypatch, capsys, words):
+    """The other has locked the folder, or has even ended, since this one looked."""
     out, make, locks = tmp_path / "run", train.make_job, []
 
     def other(*given):
         out.mkdir()
-        locks.append(checkpoint.lock(out))
+        if "in use" in words:
+            locks.append(checkpoint.lock(out))
+        else:
+            (out / "best.pt").touch()
         return make(*given)
 
     monkeypatch.setattr(train, "make_job", other)
-    assert "is in use by another run" in failure(capsys, run(text, out, "--steps", "3"))
-    assert os.listdir(out) == ["lock"]
+    assert words in failure(capsys, run(text, out, "--steps", "3"))
+    assert {*os.listdir(out)} == ({"lock"} if "in use" in words else {"lock", "best.pt"})
 
 
 def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkeypatch, capsys):
