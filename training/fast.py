@@ -132,7 +132,6 @@ class Reader:
     def __init__(self, model):
         self.model = model
 
-    # delegated to the model
     training = property(lambda self: self.model.training)
     u = property(lambda self: self.model.u)
     config = property(lambda self: self.model.config,

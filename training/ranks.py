@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+if not os.environ.get("WORLD_SIZE", "1").isdigit():
+    sys.exit(f"the variable WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, not a number: unset it")
 COUNT = int(os.environ.get("WORLD_SIZE", 1))
 RANK = int(os.environ.get("RANK", 0)) if COUNT > 1 else 0
 

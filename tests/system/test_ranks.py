@@ -1,6 +1,7 @@
 """Several ranks equal one in lanes, gradients, evaluation and checkpoints, and they end together.
 The ranks are processes on this machine that communicate through gloo."""
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -74,6 +75,17 @@ def test_lanes_are_assigned_in_order(monkeypatch):
     assert found == list(range(12))
     with pytest.raises(ValueError, match="22 .* 3 ranks; start 1, 2, 11, 22 ranks.*--batch 21"):
         ranks.my_lanes(22)
+
+
+def test_rank_is_ignored_in_a_single_process(monkeypatch):
+    """A cluster may set RANK for a single process; only WORLD_SIZE above 1 means several ranks."""
+    for count, wanted in (("1", (0, 1)), ("3", (2, 3))):
+        monkeypatch.setattr(os, "environ", {"RANK": "2", "WORLD_SIZE": count})
+        found = runpy.run_path(ranks.__file__)
+        assert (found["RANK"], found["COUNT"]) == wanted
+    monkeypatch.setattr(os, "environ", {"WORLD_SIZE": "abc"})
+    with pytest.raises(SystemExit, match="WORLD_SIZE is 'abc', not a number"):
+        runpy.run_path(ranks.__file__)
 
 
 def four_steps(path, micro_batch):
