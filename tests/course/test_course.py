@@ -35,7 +35,7 @@ def diagnosis_of(name, function):
 
 @each
 def test_each_mistake_is_rejected_and_diagnosed(name):
-    """A mistake in place of the exercise breaks a rule, and the message begins with its name.  Each
+    """A mistake instead of the exercise breaks a rule, and the message begins with its name.  Each
     rule is broken by a mistake; otherwise it might never fail."""
     sentences = {rule.function.__name__: sentence_of(rule) for rule in rules_of(name)}
     for mistake in mistakes.mistakes_for(name):
@@ -100,7 +100,7 @@ def test_no_other_test_requires_more_than_the_rules(tmp_path):
     halves = [subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp",
          tmp_path / str(i), *folders], cwd=project, text=True, stdout=subprocess.PIPE)
-        for i, folders in enumerate((["tests/system"], ["tests/maths", "tests/experiments"]))]
+        for i, folders in enumerate((["tests/system"], ["tests/formulas", "tests/experiments"]))]
     for half in halves:
         out = half.communicate(timeout=900)[0]
         assert half.returncode == 0, "\n".join(re.findall("^FAILED.*", out, re.MULTILINE))

@@ -11,7 +11,7 @@ import torch.nn as nn
 from course.exercises import LESSONS
 from course.stand_ins import Multiply
 from helpers import assert_close, gradients, randomized
-from maths import oracle
+from formulas import oracle
 
 lesson_1, lesson_2, lesson_3, lesson_4, lesson = map(import_module, LESSONS[:5])
 TransformerXL = lesson.TransformerXL
