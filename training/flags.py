@@ -23,7 +23,7 @@ PRETRAINED = ROOT / "pretrained"  # the included model
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of train.py that are no setting of a Recipe or Config: those are in `typed`."""
+    """The flags of train.py that are not settings of a Recipe or Config: those are in `typed`."""
 
     model: str = option("", "a model by its name, see below (default: by dataset and device)")
     data_dir: str = option(str(ROOT / "data"), "where corpora are kept")

@@ -132,18 +132,20 @@ MODELS = {
         mem_len=32, cutoffs=LM1B_CUTOFFS, div_val=4, tie_projections=False), Recipe(
         dataset="lm1b", batch=224, segment=32, steps=500_000, lr=2.5e-4, warmup=20_000,
         eval_segment=32, eval_mem_len=128, eval_tokens=0, **OFTEN)),
-    "lm1b-large": (Config(
+    "lm1b-large": (Config(  # the TPU script has no projections in band 0, so 838M
         vocab_size=793_471, n_layer=24, d_model=1280, n_head=16, d_head=80, d_inner=8192,
         mem_len=32, dropout=0.05, dropout_attention=0.05, cutoffs=LM1B_CUTOFFS, div_val=4,
         tie_projections=False, untie_r=True, init_std=0.005), Recipe(
         dataset="lm1b", batch=512, segment=32, steps=1_200_000, lr=1e-4, warmup=30_000,
         eval_segment=32, eval_mem_len=128, eval_tokens=0, **OFTEN)),
-    "ptb": (Config(  # ours, as no script was published: experiments/ptb.py has the sources
+    "ptb": (Config(  # adapted from the authors' later code (experiments/questions.md)
         vocab_size=10_000, n_layer=16, d_model=380, n_head=10, d_head=38, d_inner=704, mem_len=70,
         dropout=0.2, dropout_attention=0.2), Recipe(
         dataset="ptb", batch=10, segment=70, steps=166_000, lr=3e-4, warmup=3000, eval_segment=70,
         eval_mem_len=280, eval_every=1328, eval_tokens=0, log_every=100)),
 }
+config, recipe = MODELS["lm1b-base"]  # 0.46B: N and FF as an author gave in public (issue 69)
+MODELS["lm1b-medium"] = replace(config, n_layer=20, d_inner=6144), recipe
 for size in ("12L", "24L"):  # text8's are enwik8's
     config, recipe = MODELS[f"enwik8-{size}"]
     MODELS[f"text8-{size}"] = replace(config, vocab_size=27), replace(recipe, dataset="text8")
