@@ -69,7 +69,7 @@ def test_the_mask_is_on_the_device(attention_mask, same_length):
 # ---- exercise distance_encoding -----------------------------------------------------------------
 
 def encoded(distance_encoding, *sizes):
-    """Return R, computed with an oracle in place of sinusoid."""
+    """Return R, computed with an oracle instead of sinusoid."""
     with replaced(lesson_1, sinusoid=oracles.sinusoid):
         return distance_encoding(*sizes)
 
@@ -409,7 +409,7 @@ def test_logits_are_not_changed(sample_top_k):
 # new token is therefore the sum of all tokens before it.
 
 def run(generate, model, prompt, *more, draw=None):
-    """Call generate with Greedy in place of sample_top_k."""
+    """Call generate with Greedy instead of sample_top_k."""
     with replaced(lesson, sample_top_k=draw or Greedy(), generate=generate):
         return generate(model, torch.as_tensor(prompt), *more)
 

@@ -232,7 +232,7 @@ def test_the_loss_is_the_mean_over_the_ranks(train_step, others, moved):
 def test_the_model_is_called_under_autocast(train_step, device):
     """Call the model inside `with machine.autocast(recipe, x.device.type):`, which enables
     bf16 if the run uses it, and end that block before backward()."""
-    model = Ledger().to(device)  # meta: a device without numbers, in the place of a GPU
+    model = Ledger().to(device)  # meta: a device without numbers, instead of a GPU
     with suppress(Recorded):
         step(train_step, model, None)
     assert ("autocast", device) in model.calls[0].open and not model.open
@@ -329,7 +329,7 @@ def test_there_are_no_gradients(evaluate):
 def test_evaluation_is_also_under_autocast(evaluate, device):
     """Call the model inside `with machine.autocast(recipe, device.type):`, where device is
     model.u.device."""
-    model = Ledger().to(device)  # meta: a device without numbers, in the place of a GPU
+    model = Ledger().to(device)  # meta: a device without numbers, instead of a GPU
     with suppress(Recorded):
         read(evaluate, model)
     assert all(("autocast", device) in call.open for call in model.calls) and not model.open

@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
         assert path.read_bytes() == bad
 
 
-def test_what_a_submission_would_lack_is_not_packed(project, capsys):
+def test_a_lesson_that_imports_other_files_is_not_packed(project, capsys):
     """Otherwise pytest passes here, and the lesson is broken when it is graded.  A lesson with a
     syntax error, which gets no points, is packed."""
     for line in ("from my_helpers import shift", "def f(): import scipy.special",

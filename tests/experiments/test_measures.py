@@ -37,7 +37,7 @@ def test_a_memory_is_what_one_pass_sees(encoding):
 
 @pytest.mark.parametrize("L, stride", [(3, 1), (12, 3)])
 def test_a_window_gives_its_last_quarter(L, stride):
-    """Each prediction from a window of its own, cut out by hand; 10 is no multiple of 3."""
+    """Each prediction from a window of its own, cut out by hand; 10 is not a multiple of 3."""
     model = randomized(variants.Variant(replace(CONFIG, mem_len=0), 4, "vaswani")).eval()
     tokens = measures.excerpts(torch.randint(7, (60,)), 12, 2, 10)
     found = measures.window_losses(model, tokens, 12, L)

@@ -43,7 +43,7 @@ def test_vaswani_is_lesson_1():
         state = {name.replace(old, new): weight for name, weight in state.items()}
     ours.embedding.bias.data.zero_()
     assert not ours.load_state_dict(state, strict=False).unexpected_keys
-    x, y = torch.randint(11, (2, 2, 9))  # longer than T = 4: a sinusoid goes on
+    x, y = torch.randint(11, (2, 2, 9))  # longer than T = 4: a sinusoid continues
     assert_close(ours(x, None, y)[0], lesson_1.token_losses(wanted(x), y), "the losses")
 
 

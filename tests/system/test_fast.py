@@ -45,7 +45,7 @@ def read(model, pieces, with_losses=True):
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_dropout_drops_a_share_and_keeps_the_mean(p):
-    """Zero or scaled, nothing else, also in sizes that 4 does not divide; the same in gradients."""
+    """Each element is zero or scaled, also in sizes that 4 does not divide; gradients agree."""
     z = torch.ones(101, 997, requires_grad=True)
     out = fast.Dropout(p)(z)
     assert out.detach().unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-3)
@@ -62,7 +62,7 @@ def test_dropout_drops_a_share_and_keeps_the_mean(p):
     (fast.BLOCK, True), (fast.BLOCK, False), (1, True), (3, True), (4, True)])
 @pytest.mark.parametrize("name, B", CASES)
 def test_a_reader_gives_the_models_numbers(name, B, block, with_losses, monkeypatch):
-    """Many calls in a row, of all lengths, before and after the memory is full, in any blocks."""
+    """Calls of all lengths, before and after the memory is full, in any blocks, agree with it."""
     monkeypatch.setattr(fast, "BLOCK", block)
     model = model_of(CONFIGS[name])
     pieces = torch.randint(11, (B, sum(CUTS))).split(CUTS, dim=1)
@@ -146,7 +146,7 @@ def prints(capsys, model):
 
 
 @pytest.mark.parametrize("name", presets.CONFIGS)
-def test_it_is_used_for_every_preset_without_a_word(name, capsys):
+def test_it_is_used_for_every_preset_without_a_message(name, capsys):
     """The model may have any dtype, be prepared twice, and have another dropout rate."""
     with torch.device("meta"):
         model = lesson_5.TransformerXL(presets.CONFIGS[name]).bfloat16()
@@ -172,7 +172,7 @@ VARIANTS = {  # changes of a model m, or of its last layer z, which a Reader wou
 @pytest.mark.parametrize("is_prepared", [False, True])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_model_that_is_not_exactly_lesson_5s_runs_as_it_is(name, is_prepared, capsys):
-    """It is returned unchanged, before and after `prepare` made it faster; a line says so once."""
+    """It is returned unchanged, before and after `prepare`; one message reports it."""
     model = model_of(replace(SMALL, dropout=0.1))
     if is_prepared:
         fast.prepare(model)
@@ -218,7 +218,7 @@ def edited_modules(name, folder, monkeypatch):
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_takes_effect_as_without_a_reader(
         name, tmp_path, monkeypatch, capsys, needs_shipped_solutions):
-    """Training with an edit equals `--plain` bit for bit, but for the dropouts.  So do evaluation
+    """Training with an edit equals `--plain` bit for bit, except the dropouts.  So do evaluation
     and sampling, or up to rounding error where a Reader agrees; a comment changes nothing."""
     lesson, edited = edited_modules(name, tmp_path, monkeypatch)
     torch.manual_seed(1)

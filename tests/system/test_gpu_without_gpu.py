@@ -47,7 +47,7 @@ class Watch(TorchDispatchMode):
     pytest.param(name, marks=[] if name in ("tiny", "laptop-words") else pytest.mark.slow)
     for name in presets.CONFIGS])
 def test_every_tensor_is_on_the_models_device(name, plain, monkeypatch):
-    """Two layers of each size make two steps, fill the evaluation memory and continue a prompt."""
+    """A two-layer model of each size trains two steps, fills the evaluation memory and samples."""
     monkeypatch.setattr(torch, "autocast", lambda *given, **more: nullcontext())  # has no meta
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
     monkeypatch.setattr(import_module("torch.optim.adam"), "_device_dtype_check_for_fused", id)

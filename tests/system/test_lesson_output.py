@@ -10,6 +10,7 @@ BITS = 0.15  # a trained model's losses: Python 3.10 to 3.13 differ by up to 0.1
 FACTOR = 3  # numbers such as 6e-04, of random models
 ROUNDING = 1e-6  # below this it is rounding error, however large
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?(?: ms)?")
+LOSS = re.compile(r" +lesson \d: \D+ \d\.\d\d")
 SAMPLE = "(yours differs):"  # the line after it is a sampled text
 
 
@@ -41,12 +42,23 @@ def differing(told, printed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LESSONS[:-1])
-def test_a_lesson_prints_what_it_says(name, monkeypatch, tmp_path, capsys):
-    """Words and exact numbers are equal, others near; its figures are drawn."""
-    monkeypatch.setattr(import_module(LESSONS[0]), "RUNS", tmp_path / "runs")
+def test_a_lesson_prints_its_documented_output(name, monkeypatch, tmp_path, capsys):
+    """Words and exact numbers are equal, others near; losses rank equally; figures are drawn."""
+    lesson_1, curves = import_module(LESSONS[0]), {}
+    show = lesson_1.show_by_position
+    monkeypatch.setattr(lesson_1, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(lesson_1, "show_by_position", lambda found, *texts: (
+        curves.update(found), show(found, *texts)))
     import_module(name).main()
     printed = capsys.readouterr().out.splitlines()
-    assert differing(block((ROOT / f"{name}.py").read_text(encoding="utf-8")), printed) == []
+    told = block((ROOT / f"{name}.py").read_text(encoding="utf-8"))
+    assert differing(told, printed) == []
+    ranks = [sorted(filter(LOSS.fullmatch, lines), key=lambda line: float(line.split()[-1]))
+             for lines in (told, printed)]
+    assert [line.split()[:-1] for line in ranks[0]] == [line.split()[:-1] for line in ranks[1]]
+    if "lesson 1: each segment alone" in curves:  # lesson 1 computes it, lesson 3 repeats it
+        means = import_module(LESSONS[2]).LESSON_1
+        assert curves["lesson 1: each segment alone"] == pytest.approx(means, abs=BITS)
     for figure in re.findall("figure: runs/(.*)", "\n".join(printed)):
         assert (tmp_path / "runs" / figure).stat().st_size > 0
         assert (ROOT / "figures" / figure).is_file(), "the READMEs show a copy"
@@ -55,8 +67,7 @@ def test_a_lesson_prints_what_it_says(name, monkeypatch, tmp_path, capsys):
 def test_a_lesson_repeats_the_losses_of_the_lesson_before():
     """Its BEFORE is what that lesson prints; the slow test compares the block with the run."""
     blocks = [block((ROOT / f"{name}.py").read_text(encoding="utf-8")) for name in LESSONS[:3]]
-    losses = [[line for line in lines if re.fullmatch(r"   lesson \d: \D+ \d\.\d\d", line)]
-              for lines in blocks]
+    losses = [[*filter(LOSS.fullmatch, lines)] for lines in blocks]
     for name, before, now in zip(LESSONS[1:3], losses, losses[1:]):
         lesson = import_module(name)
         assert [f"   {key:38} {loss:.2f}" for key, loss in lesson.BEFORE.items()] == before

@@ -28,7 +28,7 @@ def code_in(text):
         re.split(r"\s{2,}(?![-\\])|\s+# | & done|; ", block)[0] for block in blocks]
 
 
-@pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", READMES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_what_is_named_exists(path):
     """Check links, files, flags, exercises and models; train.py accepts the commands."""
     text = path.read_text(encoding="utf-8")
@@ -66,9 +66,11 @@ def test_the_exercises_are_counted_and_listed_as_they_are():
         assert row.split(", ") == [e.name for e in EXERCISES if e.file == lesson]
 
 
-def test_the_front_page_shows_lesson_5_as_it_is():
-    """Its code block is a part of the lesson."""
-    (block,) = re.findall(r"```python\n(.+?)```", READMES[0].read_text(encoding="utf-8"), re.S)
+def test_the_front_page_is_short_and_shows_lesson_5_as_it_is():
+    """It has at most 120 lines and 1,300 words; its code block is a part of the lesson."""
+    text = READMES[0].read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120 and len(text.split()) <= 1300
+    (block,) = re.findall(r"```python\n(.+?)```", text, re.S)
     assert indent(block, "    ") in (ROOT / "05_full_model.py").read_text(encoding="utf-8")
 
 

@@ -65,7 +65,7 @@ def test_eval_only_chooses_its_dtype_by_the_machine(small, monkeypatch, capsys):
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
         text, tmp_path, capsys, monkeypatch, finished, where, call, number, flags):
     """Parameters, random states, memory, metrics and test score agree, also with an optimizer of
-    your own (here in place of adam).  The folder of a running run is locked."""
+    your own (here instead of adam).  The folder of a running run is locked."""
     monkeypatch.setitem(optimizers.OPTIMIZERS, "adam", lambda model, recipe: (
         torch.optim.Adafactor(model.parameters(), lr=recipe.lr)))
     (whole, score), out = finished(*flags), tmp_path / "run"
