@@ -256,9 +256,10 @@ def main():
     losses = window_losses(model, valid, T, stride=T)  # T apart: the segments
     gain = show_sliding_window(model, valid, losses)
     by_position = (losses.mean(0) / math.log(2)).tolist()
-    show_by_position({"lesson 1: each segment alone": by_position},
-                     "01_fragmentation.png", "A segment's first bytes lack context")
     loss = bits(losses)
+    title = f"The first byte costs {by_position[0]:.2f} bits, the mean {loss:.2f}"
+    show_by_position({"lesson 1: each segment alone": by_position},
+                     "01_fragmentation.png", title)
     show_losses({"lesson 1: each segment alone": loss, "lesson 1: sliding window":
                  loss - gain}, "A sliding window hardly helps")
 

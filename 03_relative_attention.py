@@ -288,7 +288,7 @@ if __name__ == "__main__":
 #       lesson 3: memory, relative positions   2.44 2.43 2.48 2.40 2.49
 #     figure: runs/03_by_position.png
 # A memory removes the rise at the left edge of lesson 1's curve: a segment's first byte
-# now has as much context as its last.  Relative positions lower the rest.
+# now attends to the 32 before it.  Relative positions lower the rest.
 #
 #     bits per byte: the same training, the same bytes to evaluate on
 #       lesson 1: each segment alone           2.73

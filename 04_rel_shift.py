@@ -207,7 +207,7 @@ def show_cost(lengths, B=8):
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.yaxis.set_major_formatter("{x:.0f}")
     axes.set(xlabel="T = M (log scale)", ylabel="forward and backward (ms, log scale)",
-             title="The cost of a training pass", xlim=(None, 1.8 * lengths[-1]))
+             title="The shift makes a pass cheaper", xlim=(None, 1.8 * lengths[-1]))
     lesson_1.save(axes.figure, "04_cost.png")
 
 

@@ -324,13 +324,14 @@ def show_loss_by_memory_length(model, tokens):
         losses.append(lesson_1.bits(lesson_2.lane_losses(model, tokens, B=4, T=128)))
         name = f"{M}, clamped" if clamp else f"{M}"
         print(f"  M = {name + ':':14} {losses[-1]:.2f} bits per byte")
-        axes.text(M, losses[-1], f" {losses[-1]:.2f}", va="top" if clamp else "bottom")
+        axes.text(M, losses[-1], f" {losses[-1]:.2f}", va="top" if M > 99 else "bottom")
     axes.semilogx(lengths[:5], losses[:5], "C1o-", label="distances as they are")
     axes.semilogx(lengths[3::2], losses[3::2], "C0s--", label="clamped at 383")
     axes.axvline(383, color="0.5", ls=":", label="largest distance in training: 383")
     axes.set_xticks(lengths[:5], lengths[:5])
     axes.set(xlabel="M, tokens that each query sees before its own", ylim=(0, 3.2),
-             ylabel="bits per byte", title="One model, longer memories", xlim=(3, 1600))
+             ylabel="bits per byte", title="Longer memories help, up to a point",
+             xlim=(3, 1600))
     axes.legend()
     lesson_1.save(axes.figure, "05_memory_length.png")
 
@@ -380,7 +381,7 @@ if __name__ == "__main__":
 #     figure: runs/05_memory_length.png
 # Gains shrink as M grows.  In training distances went up to M + T - 1 = 383; larger
 # ones harm, unless clamp_len encodes them as 383.  (The bytes are a quarter of those in
-# lessons 1 to 4; the model has 6 layers and was trained for 100 minutes.)
+# lessons 1 to 3; the model has 6 layers and was trained for 100 minutes.)
 #
 #     its continuation of `def read(` (yours differs):
 #       'f):\n    """\n    Return a read and have to senddate.  The rea'

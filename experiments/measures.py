@@ -135,8 +135,7 @@ def terms(q, k, k_R, u, v):
 def attention_by_distance(model, tokens, n):
     """Return the mean attention of the last n tokens of each lane (B, L) by distance; L - n >= M.
 
-    (4, N, H, M + 1) float64, PARTS in front; each row sums to 1.  A part's attention is made from
-    its term alone.
+    (4, N, H, M + 1) float64, PARTS in front, each made from its term alone; each row sums to 1.
     """
     c, memory = model.config, None
     sums = torch.zeros(4, c.n_layer, c.n_head, c.mem_len + 1, dtype=torch.float64)
@@ -190,15 +189,14 @@ def attention(model, corpus, M, n=512, each_head=False):
 def losses_by_context(model, tokens, contexts, L):
     """Return -ln p in nats after exactly c tokens, for each c in contexts: (contexts, positions).
 
-    contexts are step, 2 step, 3 step ...  One pass over a window gives the losses after 1, 2, 3 ...
-    tokens, all exact, since there is nothing before the window.  The windows begin a step apart:
+    L is the attention length; contexts are step, 2 step, 3 step ...  One pass over a window gives
+    the losses after 1, 2, 3 ... tokens, all exact, since there is nothing before the window.  The
+    windows begin a step apart:
 
         window 0    [ step 1 ][ step 2 ][ step 3 ]
         window 1              [ step 1 ][ step 2 ][ step 3 ]
         window 2                        [ step 1 ][ step 2 ][ step 3 ]
                                                   ^ predicted from 3, 2 and 1 steps
-
-    L is the attention length.
     """
     step, I = contexts[0], len(contexts)
     windows = tokens.unfold(0, contexts[-1] + 1, step).long()  # (W, the longest context + 1)

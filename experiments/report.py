@@ -79,7 +79,11 @@ CLAIMS = [
           ("(a) is flatter than the whole (bits)", "entropy a", "entropy whole"),
           ("(d) is less like the whole than (b)", "apart d", "apart b"),
           ("(d) is flatter than (b) (bits)", "entropy d", "entropy b")))]
-FRONT = ("ours-none-half", "ours-half"), ("ours", "ours"), ("rope", "rope")  # front page, losses
+FRONT = {  # the claims of the front page, in its words
+    ("ours-none-half", "ours-half"): "no recurrence, in models that copy with or without it",
+    ("shaw", "ours"): "Shaw's encoding instead of the paper's",
+    ("ours", "ours"): "an attention of 256 bytes, as in training, instead of 512",
+    ("rope", "rope"): "RoPE's encoding: an attention of 512 instead of 256, as in training"}
 ROWS = [*dict.fromkeys(name for claim in CLAIMS for name in (claim.other, claim.row)),
         "pretrained"]
 TABLES = {  # name: the rows (none: all), the patterns of the columns
@@ -187,20 +191,22 @@ def table(header, rows):
     return re.sub(r"(?<=\|)-(?=\d)", "−", text)
 
 
-def claims_table(runs, wanted=None):
-    """Return the claims by status; only the losses of wanted (row, other)."""
-    lines = []
+def claims_tables(runs):
+    """Return the table of all claims by status, and that of the front page."""
+    lines, front = [], []
     for claim in CLAIMS:
-        if not wanted or (claim.row, claim.other) in wanted and "loss" in claim.key:
-            status, values, half, setting = compare(claim, runs)
-            digits = 0 if "recl" in claim.key else 3
-            here = f"{mean(values):+.{digits}f}" if values else ""
-            here += f" ± {half:.{digits}f}" if len(values) > 1 else ""
-            rows = claim.row + f" − {claim.other}" * (claim.other != claim.row)
-            lines.append((status, claim.text, f"`{rows}`", claim.paper, here,
-                          f"{len(values)} {letters(runs).get(setting, '')}".strip()))
+        status, values, half, setting = compare(claim, runs)
+        digits = 0 if "recl" in claim.key else 3
+        here = f"{mean(values):+.{digits}f}" if values else ""
+        here += f" ± {half:.{digits}f}" if len(values) > 1 else ""
+        rows = claim.row + f" − {claim.other}" * (claim.other != claim.row)
+        seeds = f"{len(values)} {letters(runs).get(setting, '')}".strip()
+        lines.append((status, claim.text, f"`{rows}`", claim.paper, here, seeds))
+        if (claim.row, claim.other) in FRONT and "loss" in claim.key:
+            front.append((FRONT[claim.row, claim.other], here, len(values), claim.paper, status))
     lines.sort(key=lambda cells: STATUS.index(cells[0]))
-    return table(("status", "claim", "rows", "paper", "here", "seeds"), lines)
+    return (table(("status", "claim", "rows", "paper", "here", "seeds"), lines),
+            table(("what is worse", "here", "seeds", "paper", "status"), front))
 
 
 def spread(values):
@@ -254,7 +260,7 @@ def draw_marks(marks, **labels):
     axes = Figure(figsize=(7, height), layout="constrained").subplots()
     for name, value, half, style in marks:
         axes.errorbar(value, name, xerr=half, fmt=style, mfc="none", capsize=3 * (half > 0))
-    axes.invert_yaxis()
+    axes.set_ylim(len(axes.get_yticks()) - 0.5, -0.5)  # the first on top
     axes.grid(axis="x", alpha=0.4)
     axes.set(**labels)
     axes.minorticks_off()
@@ -301,12 +307,13 @@ def make_figures(runs):
         {"": {row: (curve(runs, row, "loss"), style) for row, style in styles.items()}},
         "attention length (bytes, logarithmic)", "nats per byte (not from 0)",
         ticks={256: "256\n(training)"})
-    lengths = 32, 64, 128, 256, 512, 1024
+    ticks = 32, 64, 128, 256, 512, 1024
     yield "recl", "Relative effective context length", draw_marks(
-        [(run.row, run.values[f"recl {r}"], 0, style) for run in runs if "recl 0.1" in run.values
-         for r, style in (("1.0", "k|"), ("0.5", "C0o"), ("0.1", "C1^"))],
-        xscale="log", xticks=lengths, xticklabels=lengths,
-        xlabel="RECL, bytes (logarithmic); r = 0.1: triangle, 0.5: circle, 1.0: bar")
+        [(f"{row}, r = {r}", mean(lengths), (max(lengths) - min(lengths)) / 2, style)
+         for r, style in (("0.1", "C0o"), ("0.5", "C1s"), ("1.0", "k^"))
+         for row, _, group in groups(runs)
+         if (lengths := [run.values[key] for run in group if (key := f"recl {r}") in run.values])],
+        xscale="log", xticks=ticks, xticklabels=ticks, xlabel="bytes (logarithmic)")
     styles = {"whole": "k-", "(a)": "k:", "(b)": "C0.-", "(d)": "C1.-"}
     distance, attention = "distance (bytes, logarithmic)", "mean attention (logarithmic)"
     yield "terms", "Attention over distance, whole and by term", draw_lines(
@@ -327,7 +334,7 @@ def make_figures(runs):
 def make_blocks(runs):
     """Return {name: text} of all tables and figures, and {name: figure}."""
     missing = " ".join(row for row in ROWS if not groups(runs, row))
-    blocks = {"claims": claims_table(runs), "front": claims_table(runs, FRONT),
+    blocks = {**dict(zip(("claims", "front"), claims_tables(runs))),
               **{name: values_table(runs, *of) for name, of in TABLES.items()},
               "settings": settings_table(runs),
               "not run": f"`python experiments/lab.py --dtype bf16 --rows {missing or 'none'}`"}

@@ -7,8 +7,6 @@
                 the distance, without weights
     alibi       the score falls linearly with the distance (Press et al. 2021), for each head with
                 its own slope
-
-Vaswani's needs no recurrence; one row has it, and shows what temporal confusion costs (lesson 2).
 """
 import math
 import sys
