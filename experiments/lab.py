@@ -6,10 +6,10 @@
     python experiments/lab.py --scale paper --dtype bf16      WikiText-103; GPUs
     python experiments/report.py --write                      the pages, from results.tsv
 
-A model is trained (train.fit, saved every minute; the same command resumes it), measured, and
-written to the file in one piece; a row and seed that are there are not trained again.  All seeds
-differ in their initial weights, and all but the first in where they begin to read the text.  RECL
-compares four models of one seed, so it is added when the last of them is there.
+A model is trained (train.fit, saved every minute; the same command resumes it) and measured, and
+its numbers are appended in one write; a row and seed in the file are not trained again.  Seeds
+differ in their initial weights and in where they begin to read the text (seed 0: at its start).
+RECL compares four models of one seed, so it is added once all four are measured.
 """
 import sys
 from dataclasses import replace

@@ -1,10 +1,10 @@
-"""What is measured of a trained model: each function returns {(measure, length): value}.
+"""The measures of a trained model, as {(measure, length): value}, and their helper functions.
 
 Losses are in nats per token, in float32.  The attention length L is the number of keys that a query
 sees, itself included.
 
-RECL, the relative effective context length (section 4.3, appendix C), asks how long a context a
-model uses, beside the best of a group of models at the shorter context, where that is worst.  With
+RECL, the relative effective context length (section 4.3, appendix C), is the context beyond which
+a model hardly improves on its group's best loss, at the positions where that loss is largest.  With
 l_i(c, t) = -ln p_i(x_t | the c tokens before):
 
     b(c, t)    = min_i l_i(c, t)                          the best model's loss at context c
@@ -190,8 +190,7 @@ def losses_by_context(model, tokens, contexts, L):
     """Return -ln p in nats after exactly c tokens, for each c in contexts: (contexts, positions).
 
     L is the attention length; contexts are step, 2 step, 3 step ...  One pass over a window gives
-    the losses after 1, 2, 3 ... tokens, all exact, since there is nothing before the window.  The
-    windows begin a step apart:
+    the losses after exactly 1, 2, 3 ... tokens.  The windows begin a step apart:
 
         window 0    [ step 1 ][ step 2 ][ step 3 ]
         window 1              [ step 1 ][ step 2 ][ step 3 ]

@@ -89,12 +89,12 @@ def losses_with_gradients(model, tokens, T, M):
 
 
 def dynamic_evaluation(trained, corpus, n=10**5, T=32, M=512, rate=5e-5, decay=3e-3, epsilon=1e-4):
-    """Return the bits per byte of the first 100,000 test bytes, without learning and with it: after
-    each segment a weight W with gradient g and trained value W_0 (Krause et al., arXiv 1709.07432)
+    """Return the bits per byte of the first 100,000 test bytes, without and with learning.  After
+    each segment, a weight W with gradient g and trained value W_0 is updated (arXiv 1709.07432) by
 
         W <- W - rate * g / (s + epsilon) + min(1, decay * s / mean(s)) * (W_0 - W)
 
-    s is the root mean square of g on 200 segments of training text; mean(s) that of tensors' means.
+    s is the root mean square of g on 200 segments of training text; mean(s) averages tensors.
     """
     tokens, model, losses = corpus.test[: n + 1], deepcopy(trained), []
     static = measures.memory_losses(fast.prepare(trained), tokens[None], 0, M, mem_len=M,
@@ -117,8 +117,8 @@ def dynamic_evaluation(trained, corpus, n=10**5, T=32, M=512, rate=5e-5, decay=3
 
 def names_that_recur(model, corpus, recipe, P=512, n=500, count=32):
     """Return the percent of the names in `count` prompts of P test bytes that recur in samples of n
-    bytes with memory, and from the last T bytes alone; by chance, that of other prompts' names.
-    The 500 most common names do not count, nor what touches an end of a prompt (appendix E).
+    bytes with memory, and from the last T bytes alone; for chance, other prompts' names count.
+    The 500 most common names and names at an end of a prompt do not count (appendix E).
     """
     def texts(tokens):
         return [corpora.as_bytes(row, corpus.vocab).decode("latin-1") for row in tokens]

@@ -40,7 +40,7 @@ T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9:
 
 @dataclass(frozen=True)
 class Claim:
-    """In the paper a value of one row is larger than a value of another."""
+    """The claim that a value of one row is larger than a value of another."""
 
     text: str
     row: str
@@ -67,9 +67,9 @@ CLAIMS = [
     Claim("Adam instead of Muon", "adam", "ours"),
     *(Claim(f"attention {one} is worse than {two}", row, row, paper, f"loss {one}", f"loss {two}")
       for row, one, two, paper in (
-          ("ours", 256, 512, "best at 500"), ("shaw", 512, 256, "best at 256"),
-          ("ours-half", 256, 512, "best at 460"), ("ours-none", 128, 256, "best at 260"),
-          ("ours-none-half", 256, 128, "best at 120"), ("rope", 512, 256, ""),
+          ("ours", 256, 512, "best at 500 words"), ("shaw", 512, 256, "best at 256"),
+          ("ours-half", 256, 512, "best at 460 words"), ("ours-none", 128, 256, "best at 260"),
+          ("ours-none-half", 256, 128, "best at 120 words"), ("rope", 512, 256, ""),
           ("alibi", 512, 256, ""))),
     *(Claim("RECL (bytes), r = 0.1, is longer", "ours", other, paper, "recl 0.1")
       for other, paper in (("ours-none", "700; 300 words"), ("rope", ""), ("alibi", ""))),

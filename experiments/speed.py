@@ -1,10 +1,10 @@
-"""Table 9 of the paper: how much slower is a sliding window than a memory?
+"""Table 9 of the paper: the slowdown of a sliding window relative to a memory.
 
     python experiments/speed.py       4 layers, a minute on two cores; --scale paper: 24 layers
 
 Without a memory each prediction has a long context only if all of it is read again (Al-Rfou et al.
-2018).  Ours reads segments of 128 tokens with a full memory of that length.  The window is as fast
-as it can be: fused causal attention, and of the last layer only the last position.
+2018).  Ours reads segments of 128 tokens with a full memory of the attention length.  The window is
+as fast as possible: it uses fused causal attention, and its last layer has a single query.
 """
 import sys
 import time

@@ -101,7 +101,7 @@ SCALES = {
 # ---- attention with another encoding ------------------------------------------------------------
 
 class LearnedDistances(nn.Module):
-    """Instead of W_kR: a learned vector per distance, for all heads; the last for all beyond.
+    """Learned vectors per distance instead of W_kR; larger distances use the last one.
 
     The table is one matrix, so that it is trained by Muon, as W_kR is.
     """
@@ -214,7 +214,7 @@ def recipe_of(row, scale, seed, dtype):
 def text_of(row, corpus, seed):
     """Return the text for a row and seed: seed 0 begins at its start, others elsewhere.
 
-    Shuffled, the lines of the training text are in a new order in each epoch, others in one.
+    With row.shuffled, training lines have a new order in each epoch, other splits a fixed one.
     """
     if row.shuffled:
         end = corpus.vocab.index("<eos>" if "<eos>" in corpus.vocab else 10)  # 10: of bytes

@@ -155,13 +155,12 @@ def test_other_widths(sinusoid, D):
 
 
 def test_float64_is_returned(sinusoid):
-    """The result is float64; the caller converts it if less is enough."""
+    """The result is float64; the caller may reduce the precision."""
     assert sinusoid(torch.tensor([1, 2, 3]), 4).dtype == torch.float64
 
 
 def test_float64_before_the_product(sinusoid):
-    """The result is nearly correct, but far positions lose digits: convert positions and
-    frequencies to float64 *before* you multiply them, and the exponents before you compute the
-    powers of 10000."""
+    """Far positions keep their digits: convert positions and frequencies to float64 *before* you
+    multiply them, and the exponents before you compute the powers of 10000."""
     far = [1000, 123456]
     assert same(sinusoid(torch.tensor(far), 10), oracles.unit_circle(far, 10), tolerance=1e-8)

@@ -52,7 +52,7 @@ def test_the_memory_has_the_dtype_of_h(update_memory):
 
 def test_the_memory_has_no_gradient(update_memory):
     """The gradient is stopped (SG in the paper): if the result is part of its segment's graph, the
-    second backward() of a training loop fails. detach() removes both old and new rows from it."""
+    second backward() of a training loop fails. detach() cuts old and new rows from the graph."""
     old, new = (torch.randn(2, n, 3, requires_grad=True) for n in (3, 4))
     assert not update_memory(old * 1, new * 1, 5).requires_grad  # * 1: results, as in a model
 
@@ -76,8 +76,7 @@ def test_the_old_memory_is_not_changed(update_memory):
 # 1 is True, a key that is masked; each row belongs to a query
 
 def test_keys_after_the_query_are_masked(causal_mask):
-    """Query i is key m + i: it sees the whole memory and itself, and the keys after it are
-    masked."""
+    """Query i is key m + i: it sees all keys up to itself, and the keys after it are masked."""
     assert same(causal_mask(4, 2), [[0, 0, 0, 1, 1, 1],
                                     [0, 0, 0, 0, 1, 1],
                                     [0, 0, 0, 0, 0, 1],
@@ -87,7 +86,7 @@ def test_keys_after_the_query_are_masked(causal_mask):
 @pytest.mark.parametrize("T, m", [
     (3, 0), (1, 4), (1, 0), (2, 1), (5, 3), (3, 3), (2, 6), (4, 9), (7, 1), (2, 2099)])
 def test_masks_of_other_sizes(causal_mask, T, m):
-    """The mask is (T, m + T) for any T and m, without a memory (m = 0) and for a single query."""
+    """The mask is (T, m + T) for any T and m, including no memory (m = 0) and a single query."""
     assert same(causal_mask(T, m), ~oracles.visible_entries(T, m))
 
 

@@ -2,7 +2,7 @@
 
     pytest -k rel_shift      the rules of one exercise, in the order of this file
 
-Cells of the future are never compared, because the causal mask hides them: they are `...` here.
+All rules except one ignore cells of the future, which are masked later: they are `...` here.
 """
 import math
 
@@ -127,7 +127,7 @@ def test_row_i_moves_left_by_T_minus_1_minus_i(rel_shift):
 @lengths
 def test_other_lengths(rel_shift, T, m):
     """The same holds for any T and m, without a memory (m = 0) or with a long one: T determines how
-    far the rows move. The last query's row does not move, also if it is the only one."""
+    far the rows move. The last query's row does not move, even if it is the only one."""
     assert shifts(rel_shift, T, m)
 
 

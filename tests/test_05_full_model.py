@@ -97,14 +97,14 @@ def test_without_a_clamp(distance_encoding, clamp_len):
 @pytest.mark.parametrize("K, D, clamp_len", [
     (4, 6, 9), (5, 6, 1), (9, 4, 8), (9, 4, 3), (1, 2, 0), (1, 2, 3)])
 def test_other_distances(distance_encoding, K, D, clamp_len):
-    """The same holds for any K, D and clamp_len, also if no distance exceeds it."""
+    """The same holds for any K, D and clamp_len, even if no distance exceeds it."""
     R = encoded(distance_encoding, K, D, clamp_len)
     wanted = [min(distance, clamp_len or K) for distance in range(K - 1, -1, -1)]
     assert same(oracles.distances_in(R), wanted)
 
 
 def test_far_distances_are_exact(distance_encoding):
-    """Distances above 256 are also exact: half precision (bfloat16, float16) rounds them."""
+    """Far distances are exact: bfloat16 rounds them above 256, float16 above 2048."""
     R = encoded(distance_encoding, 2100, 4)
     assert same(R, oracles.unit_circle(range(2099, -1, -1), 4), tolerance=1e-9)
 
@@ -153,7 +153,7 @@ def test_heads_are_concatenated(relative_attention):
 
 
 def test_the_score_is_divided_by_sqrt_C(relative_attention):
-    """The score is divided by sqrt(C): 2 ln 3 with C = 4 becomes ln 3, three times e^0."""
+    """The score is divided by sqrt(C): 2 ln 3 with C = 4 becomes ln 3, and e^ln 3 is 3."""
     q, k, value, k_R, u, v = inputs(torch.zeros, B=1, H=3, T=1, K=2, C=4)
     q[..., 0], k[:, :, 1, 0], value[:] = 1, 2 * math.log(3), torch.eye(2, 4)
     assert same(attended(relative_attention, [q, k, value, k_R, u, v], [[0, 0]]),

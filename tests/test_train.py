@@ -198,7 +198,7 @@ def test_a_step_sets_no_seed(train_step):
 @pytest.mark.parametrize("bad", NON_FINITE)
 def test_a_non_finite_step_keeps_the_weights(train_step, bad):
     """If loss or norm is not finite, the weights do not change and the optimizer makes no step: one
-    such value would make all weights NaN, and Adam would move them by its averages."""
+    such value makes all weights NaN, and Adam moves them even if gradients are 0."""
     model = Ledger(bad)
     step(train_step, model, past())
     assert same(weights(model), [1, 1]) and model.optimizer.steps == 0

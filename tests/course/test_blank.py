@@ -72,7 +72,7 @@ def test_an_attempt_is_never_destroyed(project, capsys):
         blank.write_whole(path, lessons.text_of(path).replace(stub, f"    return x + {i}\n"))
         assert blank.main(act) == 0
         assert "runs/attempts.txt" in capsys.readouterr().out
-    assert path.read_bytes() == shipped, "the solution came back, not an attempt"
+    assert path.read_bytes() == shipped, "an attempt came back, not the solution"
     assert (project / "runs" / "attempts.txt").read_text() == (
         "rel_shift\n    return x + 0\nrel_shift\n    return x + 1\n")
 

@@ -35,7 +35,7 @@ def diagnosis_of(name, function):
 
 @each
 def test_each_mistake_is_rejected_and_diagnosed(name):
-    """A mistake instead of the exercise breaks a rule, and the message begins with its name.  Each
+    """Each known mistake breaks a rule, and the message begins with that mistake's sentence.  Each
     rule is broken by a mistake; otherwise it might never fail."""
     sentences = {rule.function.__name__: sentence_of(rule) for rule in rules_of(name)}
     for mistake in mistakes.mistakes_for(name):

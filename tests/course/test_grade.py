@@ -109,7 +109,7 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
 
 @pytest.mark.slow
 def test_the_autograder_writes_gradescopes_form(tmp_path, monkeypatch, capsys):
-    """Its command has the fields and kinds that Gradescope documents.  In a broken environment it
+    """Its output has the fields and types that Gradescope documents.  In a broken environment it
     grades nobody, because that would look like thirty students who failed."""
     monkeypatch.chdir(tmp_path)
     command = (lessons.TESTS / "classroom" / "run_autograder").read_text()
@@ -169,7 +169,7 @@ BOARD = "Week 1_{}_attempt_2024-0{}-31-12-00-00{}"
     ([A + "456_train.py", B + "457_04_rel_shift.py"], f"files of {A} and of {B}"),
     (["Anna - train.py"], "graded: Anna - train.py"),
 ], ids=str)
-def test_no_two_students_become_one_row_which_has_all_names(files, wanted, tmp_path):
+def test_no_two_students_share_a_row(files, wanted, tmp_path):
     """A list has the rows of a class; a text is the row of one student, or why there is none."""
     for file in (file.strip("*") for file in files):
         data = ZIPPED if file.lower().endswith("zip") else b""

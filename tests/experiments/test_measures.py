@@ -1,4 +1,4 @@
-"""Each measure of the lab against its formula, or against windows cut out by hand."""
+"""Compare each measure of the lab with its formula, or with windows cut out by hand."""
 import doctest
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_a_memory_is_what_one_pass_sees(encoding):
 
 @pytest.mark.parametrize("L, stride", [(3, 1), (12, 3)])
 def test_a_window_gives_its_last_quarter(L, stride):
-    """Each prediction from a window of its own, cut out by hand; 10 is not a multiple of 3."""
+    """Each loss equals the loss in its window, cut out by hand; 10 is not a multiple of 3."""
     model = randomized(variants.Variant(replace(CONFIG, mem_len=0), 4, "vaswani")).eval()
     tokens = measures.excerpts(torch.randint(7, (60,)), 12, 2, 10)
     found = measures.window_losses(model, tokens, 12, L)
@@ -95,7 +95,7 @@ def test_attention_by_distance_against_loops(M=5, n=7):
 
 
 def test_attention_in_numbers(notes, monkeypatch):
-    """Two heads of three keys: entropy, and the share that is elsewhere than in the whole."""
+    """Two heads attend to three keys; `apart` is the share that differs from the whole."""
     corpus = import_module("support.corpora").load(notes)
     model = lesson_5.TransformerXL(CONFIG)
     by_head = torch.tensor([[[[1, 0, 0], [0.5, 0.5, 0]]], [[[0, 0, 1], [0.25, 0.75, 0]]],
@@ -119,7 +119,7 @@ def formula(losses, i, c, r):
 
 @pytest.mark.parametrize("r", [0.01, 0.5, 1.0])
 def test_the_gain_of_a_context_is_that_of_the_formula(r):
-    """A model stops where its perplexity falls by less than 1 percent, as its loss by 0.0098."""
+    """RECL ends where perplexity falls by less than 1 percent: here the loss falls by 0.0098."""
     assert doctest.testmod(measures, raise_on_error=True).attempted
     falling = torch.tensor([[[2.0], [1.9898], [1.98]]], dtype=torch.float64)
     assert measures.recl(falling, [100, 200, 300], r=1.0) == [200]
@@ -130,7 +130,7 @@ def test_the_gain_of_a_context_is_that_of_the_formula(r):
                 formula(losses.tolist(), i, c, r))
 
 
-def test_losses_are_after_exactly_so_many_tokens():
+def test_losses_have_exact_contexts():
     """Each loss against a window of its own, cut out by hand."""
     model = randomized(variants.Variant(CONFIG, 5)).eval()
     tokens, contexts = torch.randint(7, (400,)), [40, 80, 120]  # in segments of 64, with a state

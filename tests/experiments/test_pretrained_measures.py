@@ -20,7 +20,7 @@ def model():
 
 
 def test_memory_is_removed_in_one_layer_or_shuffled(model, needs_shipped_solutions):
-    """A layer without output needs no memory, and without distances no order counts."""
+    """A layer without output needs no memory; without distances order has no effect."""
     def measured():  # 12 tokens of context, 48 that count
         return [round(z, 9) for z in pretrained.memory_by_layer(model, CORPUS, 4, 1, 48).values()]
 
@@ -62,7 +62,7 @@ def test_gradients_are_compared(model, monkeypatch):
 
 
 def test_dynamic_evaluation_learns_from_what_it_has_predicted(model):
-    """The formula, weight by weight; some are pulled back all the way.  The model stays."""
+    """Weights follow the formula; some are pulled back fully.  The model is unchanged."""
     before = [W.detach().clone() for W in model.parameters()]
     found = pretrained.dynamic_evaluation(model, CORPUS, 41, 4, 8, 0.01, 0.5, 0.1)
     assert all(W.equal(old) for W, old in zip(model.parameters(), before))
@@ -85,8 +85,8 @@ def test_dynamic_evaluation_learns_from_what_it_has_predicted(model):
 
 
 def test_names_that_recur(monkeypatch):
-    """One of nam_i, tom_i and both, and one of 14 others; without memory two.  Not self, inco.
-    Without memory each token is sampled after the last 16 alone, T."""
+    """One of nam_i, tom_i and both recurs, two without memory, one of 14 others; self and inco
+    do not count.  Without memory a new token sees the last T = 16."""
     def tokens(texts):
         return torch.tensor([[*text.encode()] for text in texts])
 

@@ -1,4 +1,4 @@
-"""report.py pairs, judges and prints as it says, also from a part of the values."""
+"""Test how report.py pairs, judges and prints, also from a part of the values."""
 from importlib import import_module
 
 import pytest
@@ -34,7 +34,7 @@ def put(tmp_path, monkeypatch):
     return lambda lines: table.write_text("\n".join((HEADER, *lines, ""))) and report.read(table)
 
 
-def test_the_pages_show_the_values_that_are_there():
+def test_the_pages_equal_the_report():
     assert report.main(["--check"]) == 0
 
 
@@ -95,7 +95,7 @@ def test_a_bad_line_or_marker_is_named_and_nothing_is_written(
 
 
 def test_pages_and_figures_are_written_and_checked_also_from_a_part(put, tmp_path, capsys):
-    """A page that differs is named, a figure without values is not run, a new row is listed."""
+    """Pages that differ and new rows are listed; a figure without values reads 'not run.'"""
     put([])
     assert report.main(["--check"]) == 1
     assert [name.split()[0] for name in capsys.readouterr().out.splitlines()] == [*report.PAGES]

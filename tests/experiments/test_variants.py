@@ -1,4 +1,4 @@
-"""The lab's models are lesson 5's, lesson 1's, Shaw's, ...; its rows are what they say."""
+"""Test the lab's models against lesson 5, lesson 1 and formulas, and the rows' settings."""
 import cmath
 from collections import Counter
 from dataclasses import replace
@@ -36,7 +36,7 @@ def test_the_row_of_ours_is_lesson_5():
 
 
 def test_vaswani_is_lesson_1():
-    """The same weights; what lesson 1 has not is 0."""
+    """Weights match; those lesson 1 lacks are 0."""
     wanted = randomized(lesson_1.VanillaTransformer(11, N=2, D=12, H=3, FF=10))
     ours, state = made("vaswani"), wanted.state_dict()
     for old, new in (("W_k.", "W_kE."), ("feed_forward.0", "W_1"), ("feed_forward.2", "W_2")):
@@ -83,7 +83,7 @@ def test_an_encoding_pair_by_pair(encoding, score_of):
 
 
 def test_the_half_loss_counts_the_later_half_twice_in_training_only():
-    """An odd segment of 5: tokens 2, 3 and 4."""
+    """In an odd segment of 5, tokens 2, 3 and 4 count twice."""
     half, full = made("ours", half_loss=True), made("ours")
     full.load_state_dict(half.state_dict())
     x, y = torch.randint(11, (2, 2, 5))
@@ -93,8 +93,8 @@ def test_the_half_loss_counts_the_later_half_twice_in_training_only():
 
 
 @pytest.mark.parametrize("name", variants.ROWS)
-def test_a_row_is_what_it_says(name):
-    """M is T or 0, u and v are ours alone, and so is W_kR."""
+def test_a_row_has_its_settings(name):
+    """M is T or 0; ours uses u and v, ours and shaw W_kR."""
     scale, row = variants.SCALES["tiny"], variants.ROWS[name]
     model = variants.make(row, scale, 11)
     T = 11 if name.endswith("176") else 8

@@ -27,8 +27,8 @@ def start(run, text, out, *more):
 
 def test_a_run_from_other_weights_has_their_loss_sizes_and_vocabulary(
         finished, other, tmp_path, capsys):
-    """At a rate of almost 0 the weights stay, so the loss is that of the run.  Lengths of memory
-    and dropout may change; optimizer, step and memory are new."""
+    """At a rate of almost 0 the weights hardly change, so the loss is the run's.  Memory length and
+    dropout may change; optimizer, step and memory are new."""
     run, out = finished(*WHOLE)[0], tmp_path / "new"
     before, corpus = checkpoint.to_evaluate(run), corpora.load(other)
     assert start(run, other, out, "--steps", "1", "--lr", "1e-9", "--muon-lr", "1e-9",

@@ -140,7 +140,7 @@ def whole_run(argv, stop_at=0, break_at=0, on_rank=0, where="train_step", number
 
 
 @pytest.mark.slow
-def test_ranks_stop_together_and_another_number_resumes(text, tmp_path, capsys):
+def test_ranks_stop_together_and_other_ranks_resume(text, tmp_path, capsys):
     """A signal to one rank ends all ranks after the same step, and one rank resumes all lanes."""
     argv, out = [*FLAGS, str(text), "--out"], tmp_path / "two"
     assert train.main([*argv, str(tmp_path / "one")]) == 0
@@ -164,7 +164,7 @@ def test_ranks_stop_together_and_another_number_resumes(text, tmp_path, capsys):
     (2, {"stop_at": 2, "where": "evaluate"}, [143, 143], 8),
     (2, {"break_at": 2, "where": "evaluate"}, [1, 1], 8)],
     ids=["a signal", "a signal in a validation", "a failure in a validation"])
-def test_resuming_on_as_many_ranks_is_exact(count, how, statuses, step, text, tmp_path):
+def test_resuming_with_the_same_ranks_is_exact(count, how, statuses, step, text, tmp_path):
     """With dropout, parameters, optimizer, every rank's random state, memory and metrics agree.
     No step is lost, even if a validation is interrupted."""
     argv = [*FLAGS, str(text), "--dropout", "0.2", "--optimizer", "muon", "--out"]

@@ -149,7 +149,7 @@ def test_a_program_accepts_any_streams_locale_backend_and_ctrl_c(streams, wanted
 
 
 def test_the_process_is_prepared_before_torch_and_matplotlib_are_imported():
-    """Lessons and train.py import support/ first; experiments train.py, or a module that does."""
+    """Lessons and train.py import support/ first; experiments do so directly or by a module."""
     firsts = {path: "variants measures support" for path in ROOT.glob("experiments/*.py")} | {
         ROOT / f"{name}.py": "support" for name in LESSONS} | {
         ROOT / "experiments/variants.py": "train"}

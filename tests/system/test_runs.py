@@ -133,7 +133,7 @@ def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys
 
 
 @pytest.mark.parametrize("words", ["is in use by another run", "holds a run already"])
-def test_of_two_runs_at_the_same_moment_one_is_rejected(text, tmp_path, monkeypatch, capsys, words):
+def test_a_second_run_at_the_same_moment_is_rejected(text, tmp_path, monkeypatch, capsys, words):
     """The other has locked the folder, or has even ended, since this one looked."""
     out, make, locks = tmp_path / "run", train.make_job, []
 
