@@ -247,10 +247,10 @@ if __name__ == "__main__":
 # same loss, before training and after it.
 #
 #     distance vectors to project; time of a forward and backward pass:
-#       T = M =  32:   2,048 for all pairs,  64 by the shift; 21 ms, 15 ms
-#       T = M =  64:   8,192 for all pairs, 128 by the shift; 43 ms, 27 ms
-#       T = M = 128:  32,768 for all pairs, 256 by the shift; 147 ms, 55 ms
-#       T = M = 256: 131,072 for all pairs, 512 by the shift; 842 ms, 195 ms
+#       T = M =  32:   2,048 for all pairs,  64 by the shift; 19 ms, 11 ms
+#       T = M =  64:   8,192 for all pairs, 128 by the shift; 43 ms, 23 ms
+#       T = M = 128:  32,768 for all pairs, 256 by the shift; 106 ms, 54 ms
+#       T = M = 256: 131,072 for all pairs, 512 by the shift; 717 ms, 172 ms
 #     figure: runs/04_cost.png
 # Doubling T = M quadruples the vectors for all pairs and doubles them for the shift.
 # The shift's time grows faster than its vectors, as there are still T * K scores.

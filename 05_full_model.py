@@ -324,7 +324,8 @@ def show_loss_by_memory_length(model, tokens):
         losses.append(lesson_1.bits(lesson_2.lane_losses(model, tokens, B=4, T=128)))
         name = f"{M}, clamped" if clamp else f"{M}"
         print(f"  M = {name + ':':14} {losses[-1]:.2f} bits per byte")
-        axes.text(M, losses[-1], f" {losses[-1]:.2f}", va="top" if M > 99 else "bottom")
+        side = "top" if M == 384 or clamp else "bottom"  # where no line is
+        axes.text(M, losses[-1], f" {losses[-1]:.2f}", va=side)
     axes.semilogx(lengths[:5], losses[:5], "C1o-", label="distances as they are")
     axes.semilogx(lengths[3::2], losses[3::2], "C0s--", label="clamped at 383")
     axes.axvline(383, color="0.5", ls=":", label="largest distance in training: 383")

@@ -67,8 +67,8 @@ CLAIMS = [
     Claim("Adam instead of Muon", "adam", "ours"),
     *(Claim(f"attention {one} is worse than {two}", row, row, paper, f"loss {one}", f"loss {two}")
       for row, one, two, paper in (
-          ("ours", 256, 512, "best at 500 words"), ("shaw", 512, 256, "best at 256"),
-          ("ours-half", 256, 512, "best at 460 words"), ("ours-none", 128, 256, "best at 260"),
+          ("ours", 256, 512, "best at 500 words"), ("shaw", 512, 256, "best at 256 words"),
+          ("ours-half", 256, 512, "best at 460 words"), ("ours-none", 128, 256, "best at 260 words"),
           ("ours-none-half", 256, 128, "best at 120 words"), ("rope", 512, 256, ""),
           ("alibi", 512, 256, ""))),
     *(Claim("RECL (bytes), r = 0.1, is longer", "ours", other, paper, "recl 0.1")

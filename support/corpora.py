@@ -330,7 +330,7 @@ def compressed_bits(corpus):
     if len(corpus.train) < 1 << 25:
         before = as_bytes(torch.cat([corpus.train, corpus.valid]), corpus.vocab)
         whole, part = map(xz_size, progress((before + test, before), "compressing text", 2))
-        sizes["xz primed with the training text"] = whole - part
+        sizes["xz primed with the other splits"] = whole - part
     return {name: 8 * size / len(test) for name, size in sizes.items()}
 
 

@@ -101,7 +101,7 @@ def test_the_compressors_read_the_text_and_not_the_tokens():
     bits = compressed_bits(corpora.Corpus(tokens, tokens[:90], tokens, vocab, "lzma.py"))
     assert bits["zlib"] == 8 * len(zlib.compress(data, 9)) / len(data)
     assert bits["xz"] == 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data)
-    assert 0 < bits["xz primed with the training text"] < 0.1
+    assert 0 < bits["xz primed with the other splits"] < 0.1
 
 
 def test_the_command_prints_a_summary_of_a_corpus(tmp_path, capsys):
