@@ -331,8 +331,7 @@ def show_loss_by_memory_length(model, tokens):
     axes.axvline(383, color="0.5", ls=":", label="largest distance in training: 383")
     axes.set_xticks(lengths[:5], lengths[:5])
     axes.set(xlabel="M, tokens that each query sees before its own", ylim=(0, 3.2),
-             ylabel="bits per byte", title="Longer memories help, up to a point",
-             xlim=(3, 1600))
+             ylabel="bits per byte", title="Longer memories can help", xlim=(3, 1600))
     axes.legend()
     lesson_1.save(axes.figure, "05_memory_length.png")
 

@@ -51,34 +51,34 @@ class Claim:
 
 
 CLAIMS = [
-    Claim("no recurrence is worse, full loss", "ours-none", "ours", "29.02 − 26.77 ppl"),
-    Claim("no recurrence is worse, half loss", "ours-none-half", "ours-half", "30.10 − 28.33 ppl"),
-    Claim("no recurrence is worse, equal storage", "ours-none-176", "ours", "27.98 − 26.77 ppl"),
-    Claim("no recurrence is worse, shuffled lines", "shuffled-none", "shuffled", "27.1 − 25.2 ppl"),
+    Claim("no recurrence, full loss", "ours-none", "ours", "29.02 − 26.77 ppl"),
+    Claim("no recurrence, half loss", "ours-none-half", "ours-half", "30.10 − 28.33 ppl"),
+    Claim("no recurrence, equal storage", "ours-none-176", "ours", "27.98 − 26.77 ppl"),
+    Claim("no recurrence, shuffled lines", "shuffled-none", "shuffled", "27.1 − 25.2 ppl"),
     Claim("no recurrence, one layer", "layers-1-none", "layers-1"),
     Claim("no recurrence, two layers", "layers-2-none", "layers-2"),
-    Claim("Shaw's encoding is worse", "shaw", "ours", "27.94 − 26.77 ppl"),
-    Claim("Vaswani's encoding is worse", "vaswani-none-half", "ours-none-half", "30.97 − 30.10 ppl"),
-    Claim("absolute positions are worse", "vaswani", "ours", "section 3.3"),
-    Claim("RoPE instead of our encoding", "rope", "ours"),
-    Claim("ALiBi instead of our encoding", "alibi", "ours"),
-    Claim("half loss is worse", "ours-half", "ours", "28.33 − 26.77 ppl"),
-    Claim("half loss is worse, no recurrence", "ours-none-half", "ours-none", "30.10 − 29.02 ppl"),
+    Claim("Shaw's encoding instead", "shaw", "ours", "27.94 − 26.77 ppl"),
+    Claim("Vaswani's encoding instead", "vaswani-none-half", "ours-none-half", "30.97 − 30.10 ppl"),
+    Claim("absolute positions", "vaswani", "ours", "section 3.3"),
+    Claim("RoPE instead", "rope", "ours"),
+    Claim("ALiBi instead", "alibi", "ours"),
+    Claim("half loss", "ours-half", "ours", "28.33 − 26.77 ppl"),
+    Claim("half loss, no recurrence", "ours-none-half", "ours-none", "30.10 − 29.02 ppl"),
     Claim("Adam instead of Muon", "adam", "ours"),
-    *(Claim(f"attention {one} is worse than {two}", row, row,
+    *(Claim(f"attention {one} instead of {two}", row, row,
             f"best at {best} words" if best else "", f"loss {one}", f"loss {two}")
       for row, one, two, best in (
           ("ours", 256, 512, 500), ("shaw", 512, 256, 256), ("ours-half", 256, 512, 460),
           ("ours-none", 128, 256, 260), ("ours-none-half", 256, 128, 120),
           ("rope", 512, 256, 0), ("alibi", 512, 256, 0))),
-    *(Claim("RECL (bytes), r = 0.1, is longer", "ours", other, paper, "recl 0.1")
+    *(Claim("RECL 0.1 (bytes) is longer", "ours", other, paper, "recl 0.1")
       for other, paper in (("ours-none", "700 − 300 words"), ("rope", ""), ("alibi", ""))),
     *(Claim(f"figure 7, {optimizer}: {text}", row, row, paper, *keys)
       for row, optimizer, paper in (("ours", "Muon", ""), ("adam", "Adam", "yes"))
       for text, *keys in (
-          ("(a) is flatter than the whole (bits)", "entropy a", "entropy whole"),
+          ("(a) is flatter than the whole", "entropy a", "entropy whole"),
           ("(d) is less like the whole than (b)", "apart d", "apart b"),
-          ("(d) is flatter than (b) (bits)", "entropy d", "entropy b")))]
+          ("(d) is flatter than (b)", "entropy d", "entropy b")))]
 FRONT = {  # the claims of the front page, in its words
     ("ours-none-half", "ours-half"): "no recurrence; both models learned to copy",
     ("shaw", "ours"): "Shaw's encoding instead of the paper's",
