@@ -33,7 +33,7 @@ query's row.  They are wrong but harmless: those keys are in the future, and the
 mask covers exactly these cells.  So they need not be zeroed, but the mask is not
 optional.
 
-    python 04_rel_shift.py      15 seconds: leftovers, equalities, losses, the cost
+    python 04_rel_shift.py      15 seconds: leftovers, equalities, the cost
 
 New letter:  k_R (H, K, C), the distance keys.  From here on row 0 of R is distance
 K - 1 (in lesson 3 distance 0).  The score is still a matrix of T * K elements.
@@ -169,17 +169,6 @@ def show_equalities(D=6, H=3, C=4):
     print(f"scores by the shift against lesson 3's: {largest:.0e}")
 
 
-def show_same_loss(tokens, V):
-    """Print the loss of one untrained model, for all pairs and by the shift."""
-    pairs = lesson_3.RelativeTransformer(V)
-    shift = lesson_3.RelativeTransformer(V, attention=ShiftAttention)
-    shift.load_state_dict(pairs.state_dict())
-    by_pairs, by_shift = (lesson_1.bits(lesson_2.lane_losses(model, tokens))
-                          for model in (pairs, shift))
-    print(f"untrained model, bits per byte: {by_pairs:.6f} for all pairs, "
-          f"{by_shift:.6f} by the shift")
-
-
 def milliseconds(function):
     """Return the time of a forward and backward pass in ms, the minimum of five."""
     times = timeit.repeat(lambda: function().sum().backward(), number=1, repeat=6)
@@ -212,12 +201,10 @@ def show_cost(lengths, B=8):
 
 
 def main():
-    """Show the leftovers, the equalities, the unchanged loss and the cost."""
+    """Show the leftovers, the equalities and the cost."""
     torch.manual_seed(0)
     show_leftovers()
     show_equalities()
-    _, valid, vocab = lesson_1.load_text()
-    show_same_loss(valid[:20_000], len(vocab))
     show_cost((32, 64, 128, 256))
 
 
@@ -242,7 +229,6 @@ if __name__ == "__main__":
 #
 #     loops = gather = pad-reshape-drop, bit for bit: 16 of 16 shapes
 #     scores by the shift against lesson 3's: 2e-15
-#     untrained model, bits per byte: 6.873414 for all pairs, 6.873414 by the shift
 # 2e-15 is rounding error: the shift is a faster way to the same score, and so to the
 # same loss, before training and after it.
 #

@@ -211,9 +211,7 @@ def fit(job):
 
 
 def make_job(flags, device, chosen, path, saved):
-    """Build the Job of a new run from the chosen name, Config and Recipe, or resume a
-    checkpoint's content.
-    """
+    """Build the Job of a new run from what was chosen, or resume a checkpoint."""
     if saved:
         name, config, recipe = restore_settings(flags, saved)
         corpus = read_corpus(recipe, flags.data_dir, saved)
