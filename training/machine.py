@@ -35,9 +35,7 @@ def autocast(recipe, device):
 
 
 def tune(device):
-    """Set up the process: on a GPU float32 products may use TF32; on a CPU under Linux the C
-    library keeps the memory that a step frees for the next one (effect: training/README.md).
-    """
+    """Allow TF32 in a GPU's float32 products; on Linux let the C library keep freed memory."""
     if device == "cuda":
         torch.set_float32_matmul_precision("high")
     elif sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):  # glibc
