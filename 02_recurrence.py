@@ -21,10 +21,11 @@ information still flows, and each layer reaches M tokens further back.
 
 P is the last state of segment 3.  To compute it, layer 2 attends to a and every x in
 row h1, 7 tokens back.  Brackets mark a layer's memory.  When a was computed, in segment
-2, layer 1 attended to b and every x in row h0: b is 11 tokens before P.
+2, layer 1 attended to b and every x in row h0: b is 11 tokens before P.  (Other x of
+row h1 lead to the dots of row h0.)
 
-Absolute positions no longer work.  In longer segments, swap token p, at position 3 of
-the memory, and token q, at position 3 of the segment:
+Absolute positions no longer work.  With T > 4, swap token p, at position 3 of the
+memory, and token q, at position 3 of the segment:
 
     the key at position 3 of the memory     (E_p + U_3) W_k   becomes   (E_q + U_3) W_k
     the key at position 3 of the segment    (E_q + U_3) W_k   becomes   (E_p + U_3) W_k
@@ -291,7 +292,7 @@ if __name__ == "__main__":
 #   3. Could a two-layer model detect the swap at position j?  By which hidden states?
 # Change and watch
 #   1. Set M=16 in show_reach, and n_segments=10: how much does each layer add?
-#   2. Let the memory keep its gradient: which printed lines change, and which do not?
+#   2. Let the memory keep its gradient: which lines change, and why does fit fail?
 
 # It prints (seed 0, Python 3.11.7; the last digits of losses and all times vary)
 #     gradient into segment 2: up to 0.87

@@ -80,10 +80,10 @@ CLAIMS = [
           ("(d) is less like the whole than (b)", "apart d", "apart b"),
           ("(d) is flatter than (b)", "entropy d", "entropy b")))]
 FRONT = {  # the claims of the front page, in its words
-    ("ours-none-half", "ours-half"): "no recurrence; both models learned to copy",
-    ("shaw", "ours"): "Shaw's encoding instead of the paper's",
-    ("ours-none-half", "ours-none"): "no recurrence: training on later halves only",
-    ("rope", "rope"): "RoPE: attending to 512 bytes, not 256 (as trained)"}
+    ("ours-none-half", "ours-half"): "without − with recurrence, trained on segments' later halves",
+    ("vaswani", "ours"): "absolute − relative positions, with recurrence",
+    ("ours-none-half", "ours-none"): "trained on later halves − on all bytes, without recurrence",
+    ("rope", "rope"): "RoPE, attending to 512 − 256 bytes (256 in training)"}
 ROWS = [*dict.fromkeys(name for claim in CLAIMS for name in (claim.other, claim.row)),
         "pretrained"]
 TABLES = {  # name: the rows (none: all), the patterns of the columns
@@ -206,7 +206,7 @@ def claims_tables(runs):
             front.append((FRONT[claim.row, claim.other], here, len(values), claim.paper, status))
     lines.sort(key=lambda cells: STATUS.index(cells[0]))
     return (table(("status", "claim", "rows", "paper", "here", "seeds"), lines),
-            table(("is it worse?", "here", "seeds", "paper", "status"), front))
+            table(("models compared", "here", "seeds", "paper", "status"), front))
 
 
 def spread(values):

@@ -43,8 +43,9 @@ def test_curves_and_bars(axes, monkeypatch, capsys):
         ("a", [*range(6)], [9, 8, 7, 6, 5, 4]), ("b", [0, 1], [2, 3])]
     assert [points for _, *points in lines_of(cost)] == [[[8, 16], [24, 48]], [[8, 16], [8, 16]]]
     plain, clamped, (_, trained, _) = lines_of(by_length)
-    assert plain[1:] == ([4, 16, 64, 384, 1024], pytest.approx([4, 16, 64, 384, 1024]))
-    assert clamped[1:] == ([384, 1024], pytest.approx([384, 1024 + 383])) and trained == [383] * 2
+    assert plain[1:] == ([4, 16, 64, 256, 383, 1024],
+                         pytest.approx([4, 16, 64, 256, 383, 1024]))
+    assert clamped[1:] == ([383, 1024], pytest.approx([383, 1024 + 383])) and trained == [383] * 2
     assert [label.get_text() for label in bars.get_yticklabels()] == ["lesson 1: a", "lesson 2: b"]
     assert [bar.get_width() for bar in bars.patches] == [3.0, 2.0]
 
