@@ -1,4 +1,4 @@
-"""The lab from end to end at the scale tiny: train, measure, append, kill, resume."""
+"""Test the lab from end to end at the scale tiny: train, measure, append, kill, resume."""
 import signal
 from importlib import import_module
 from types import SimpleNamespace

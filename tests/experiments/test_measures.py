@@ -16,7 +16,7 @@ CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8,
 
 
 def test_excerpts_are_spread_and_carry_their_context():
-    """Three excerpts of 4 predictions after 2 tokens of context: at both ends and in the middle."""
+    """Three excerpts (2 tokens of context, 4 predictions) are at both ends and in the middle."""
     found = measures.excerpts(torch.arange(27), 2, 3, 4)
     assert found.tolist() == [[0, 1, 2, 3, 4, 5, 6], [10, 11, 12, 13, 14, 15, 16],
                               [20, 21, 22, 23, 24, 25, 26]]
@@ -50,7 +50,7 @@ def test_a_window_gives_its_last_quarter(L, stride):
 
 
 class Stub(torch.nn.Module):
-    """Instead of a Reader: 0 nats for a token, or pair of tokens, that came before, otherwise 2."""
+    """A stand-in for a Reader: a token, or pair, that came before costs 0 nats, others cost 2."""
 
     config, u = replace(CONFIG, vocab_size=10_000), torch.zeros(1)
 
@@ -131,7 +131,7 @@ def test_the_gain_of_a_context_is_that_of_the_formula(r):
 
 
 def test_losses_have_exact_contexts():
-    """Each loss against a window of its own, cut out by hand."""
+    """Each loss equals that of its own window, cut out by hand."""
     model = randomized(variants.Variant(CONFIG, 5)).eval()
     tokens, contexts = torch.randint(7, (400,)), [40, 80, 120]  # in segments of 64, with a state
     found = measures.losses_by_context(model, tokens, contexts, 30)

@@ -1,4 +1,4 @@
-"""The measures of the model in pretrained/, on small models and against their formulas."""
+"""Test the measures of the model in pretrained/ on small models, against their formulas."""
 from dataclasses import replace
 from importlib import import_module
 
@@ -41,7 +41,7 @@ def test_memory_is_removed_in_one_layer_or_shuffled(model, needs_shipped_solutio
 
 @pytest.mark.parametrize("k", [0, 2, 3])
 def test_a_gradient_passes_through_k_segments(k, model):
-    """As in one pass over them and the last; what comes before them is without a gradient."""
+    """It equals that of one pass over them and the last; what comes before has no gradient."""
     tokens, first, memory = NOISE[None, :17], 4 * (3 - k), None
     found = pretrained.gradient(model, tokens, 4, k)
     if first:

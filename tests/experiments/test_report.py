@@ -65,7 +65,7 @@ def test_only_equal_seeds_and_settings_are_paired(put, other):
 
 
 def test_the_length_is_chosen_in_validation(put):
-    """The shortest within 0.001 nats of the lowest; with a memory, if the row has one."""
+    """It is the shortest within 0.001 nats of the lowest; with a memory, if the row has one."""
     curves = {"valid": {64: 1.2, 128: 1.0, 256: 0.9995, 512: 1.1},
               "test": {64: 2.0, 128: 2.1, 256: 2.2, 512: 1.9}}
     runs = put(line(row, 0, f"{split} {reading}", L, loss + worse)

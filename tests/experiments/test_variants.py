@@ -25,7 +25,7 @@ def made(encoding, half_loss=False):
 
 
 def test_the_row_of_ours_is_lesson_5():
-    """Same weights, two segments."""
+    """The same weights give the same losses in two segments."""
     ours, wanted = made("ours"), randomized(lesson_5.TransformerXL(CONFIG)).eval()
     ours.load_state_dict(wanted.state_dict())
     memory = past = None
@@ -66,7 +66,7 @@ def linear_bias(q, k, distance, head, attention):
 @pytest.mark.parametrize("encoding, score_of", [
     ("shaw", learned_distance), ("rope", rotated_product), ("alibi", linear_bias)])
 def test_an_encoding_pair_by_pair(encoding, score_of):
-    """Twelve keys, the last three of them queries, three heads.  No R counts, nor u and v."""
+    """The last three of twelve keys are queries, in three heads.  R, u and v do not count."""
     model = made(encoding)
     attention = model.layers[0].attention
     q, k, value = (torch.randn(1, 3, n, 4).double() for n in (3, 12, 12))

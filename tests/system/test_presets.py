@@ -1,4 +1,4 @@
-"""The settings of a run before it starts: presets, flags, estimates, the dtype."""
+"""Test the settings of a run before it starts: presets, flags, estimates, the dtype."""
 import os
 from ast import literal_eval
 from importlib import import_module
