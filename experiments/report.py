@@ -262,7 +262,7 @@ def draw_marks(marks, **labels):
         axes.errorbar(value, name, xerr=half, fmt=style, mfc="none", capsize=3 * (half > 0))
     axes.set_ylim(len(axes.get_yticks()) - 0.5, -0.5)  # the first on top
     axes.grid(axis="x", alpha=0.4)
-    axes.set(**labels)
+    axes.set(xmargin=0.1, **labels)
     axes.minorticks_off()
     return axes.figure
 
