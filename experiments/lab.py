@@ -69,7 +69,7 @@ def train_row(name, seed, scale, corpus, given):
 
     def make_job(saved):
         torch.manual_seed(seed)
-        model = make(row, scale, len(corpus.vocab)).to(given.device)
+        model = make(row, scale, recipe.segment, len(corpus.vocab)).to(given.device)
         job = Job(path, name, model, recipe, corpus)
         other = [key for key, value in job.fixed_content.items() if saved and saved[key] != value]
         if other:

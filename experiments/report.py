@@ -334,7 +334,8 @@ def make_figures(runs):
 def make_blocks(runs):
     """Return {name: text} of all tables and figures, and {name: figure}."""
     missing = " ".join(row for row in ROWS if not groups(runs, row))
-    blocks = {**dict(zip(("claims", "front"), claims_tables(runs))),
+    claims, front = claims_tables(runs)
+    blocks = {"claims": claims, "front": front,
               **{name: values_table(runs, *of) for name, of in TABLES.items()},
               "settings": settings_table(runs),
               "not run": f"`python experiments/lab.py --dtype bf16 --rows {missing or 'none'}`"}

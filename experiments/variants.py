@@ -195,9 +195,8 @@ class Variant(lesson_5.TransformerXL):
         return out, memory
 
 
-def make(row, scale, vocab_size):
-    """Return the untrained model of a row."""
-    T = int(row.longer * scale.recipe.segment)
+def make(row, scale, T, vocab_size):
+    """Return the untrained model of a row, for the segment length T of its recipe."""
     config = replace(scale.config, vocab_size=vocab_size, mem_len=T if row.recurrence else 0,
                      n_layer=row.n_layer or scale.config.n_layer)
     return Variant(config, T, row.encoding, row.half_loss)
@@ -205,8 +204,8 @@ def make(row, scale, vocab_size):
 
 def recipe_of(row, scale, seed, dtype):
     """Return the Recipe that a row is trained with."""
-    T, changes = int(row.longer * scale.recipe.segment), ADAM if row.optimizer == "adam" else {}
-    return replace(scale.recipe, segment=T, seed=seed, dtype=dtype, save_minutes=1.0, **changes)
+    return replace(scale.recipe, segment=int(row.longer * scale.recipe.segment), seed=seed,
+                   dtype=dtype, save_minutes=1.0, **(ADAM if row.optimizer == "adam" else {}))
 
 
 # ---- texts --------------------------------------------------------------------------------------

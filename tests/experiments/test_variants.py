@@ -96,10 +96,11 @@ def test_the_half_loss_counts_the_later_half_twice_in_training_only():
 def test_a_row_has_its_settings(name):
     """M is T or 0; ours uses u and v, ours and shaw W_kR."""
     scale, row = variants.SCALES["tiny"], variants.ROWS[name]
-    model = variants.make(row, scale, 11)
+    recipe = variants.recipe_of(row, scale, 3, "bf16")
+    model = variants.make(row, scale, recipe.segment, 11)
     T = 11 if name.endswith("176") else 8
     assert model.config.mem_len == (0 if "none" in name else T)
-    assert variants.recipe_of(row, scale, 3, "bf16").segment == T
+    assert recipe.segment == T
     assert model.half_loss == ("half" in name)
     assert len(model.layers) == (int(name[7]) if name.startswith("layers") else 2)
     frozen = {name: z for name, z in model.named_parameters() if not z.requires_grad}
