@@ -161,7 +161,7 @@ class RelativeAttention(nn.Module):
     def forward(self, h, memory, R, u, v, mask):
         """h (B, T, D), memory (B, m, D), R (K, D), u, v (H, C) -> (B, T, D)."""
         q = self.heads(self.W_q(h))  # (B, H, T, C): queries from the segment only
-        # [memory ; h], projected apart: a cat would compute a gradient of memory
+        # memory and h apart: projecting [memory ; h] would compute a gradient of memory
         k = self.heads(torch.cat([self.W_kE(memory), self.W_kE(h)], 1))  # (B, H, K, C)
         value = self.heads(torch.cat([self.W_v(memory), self.W_v(h)], 1))
         k_R = self.heads(self.W_kR(R))  # (H, K, C): one key per distance
