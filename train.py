@@ -30,8 +30,9 @@ from support.progress import progress
 import torch
 
 from training import checkpoint, estimate, fast, log, machine, ranks
+from training.command import exit_status
 from training.flags import (
-    adapt_to_vocabulary, choose_folder, choose_model, exit_status, find_folder, parse,
+    adapt_to_vocabulary, choose_folder, choose_model, find_folder, parse,
     restore_settings)
 from training.job import Job, Stop, in_vocabulary, load_model, open_job, read_corpus
 from training.optimizers import set_rate

@@ -25,8 +25,8 @@ import torch
 from support import corpora
 from support.files import write_atomically
 from training import checkpoint, fast, log, machine
-from training.command import Parser
-from training.flags import PRETRAINED, exit_status
+from training.command import Parser, exit_status
+from training.flags import PRETRAINED
 from training.job import Job, load_model, open_job, read_corpus
 from training.presets import Recipe
 from variants import ROWS, SCALES, make, recipe_of, text_of, train

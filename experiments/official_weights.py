@@ -20,8 +20,7 @@ from variants import lesson_1, lesson_5, presets, train  # before torch
 import torch
 
 from training import fast, machine
-from training.command import Parser
-from training.flags import exit_status
+from training.command import Parser, exit_status
 from training.job import read_corpus
 
 PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 bpc",

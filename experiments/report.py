@@ -28,8 +28,7 @@ from support.files import write_atomically  # before matplotlib
 from matplotlib.figure import Figure
 from matplotlib.scale import SymmetricalLogScale
 
-from training.command import Parser
-from training.flags import exit_status
+from training.command import Parser, exit_status
 
 PAGES = "experiments/results.md", "README.md"
 STATUS = "as in the paper", "reversed", "undecided", "not in the paper", "not run"

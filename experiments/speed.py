@@ -18,8 +18,7 @@ import torch
 import torch.nn as nn
 
 from training import fast, machine
-from training.command import Parser
-from training.flags import exit_status
+from training.command import Parser, exit_status
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times slower
 SEGMENT, TURNS = 128, 5  # tokens that ours reads at once; measurements of each

@@ -4,18 +4,14 @@ The flags are the fields of Flags and of presets.Recipe, with their help, and th
 5's Config, whose help is in MODEL_FLAGS.
 """
 import argparse
-import sys
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
 
-import torch
-
 from support.names import did_you_mean
-from training import checkpoint, presets, ranks
-from training.command import Parser
-from training.presets import flag, option
+from training import checkpoint, presets
+from training.command import Parser, flag, option
 
 ROOT = Path(__file__).resolve().parent.parent  # of train.py
 PRETRAINED = ROOT / "pretrained"  # the included model
@@ -207,35 +203,3 @@ def check_kept(flags, saved, free):
             raise ValueError(
                 f"the run keeps its settings: {flag(key)} is {known[key] or 'not set'} there, not "
                 f"{typed[key]}{init * (flags.resume and key in saved['recipe'])}")
-
-
-def report(program, sentence):
-    """Print the reason in one line -> exit status 1."""
-    if ranks.RANK:
-        sentence = f"rank {ranks.RANK}: {sentence}"
-    print(f"{program}: " + " ".join(str(sentence).split()), file=sys.stderr)
-    return 1
-
-
-def exit_status(program, act, *arguments):
-    """Run act(*arguments) -> its exit status, or 1 after one line about what went wrong."""
-    try:
-        return act(*arguments) or 0
-    except ValueError as error:
-        return report(program, error)
-    except BrokenPipeError:  # as with `| head`
-        return 141  # 128 + SIGPIPE, as in a shell
-    except OSError as error:
-        room = "what was saved before is complete: make room and resume, or "
-        return report(program, f"{error}; {room * ('No space' in str(error))}use another folder "
-                      "with --out")
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate" in str(error):
-            return report(program, "out of memory: train.py --micro-batch 1 makes the same steps "
-                          "with the least; a smaller model, segment or memory also needs less")
-        if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
-            return report(program, "another rank has exited, so this one also exits")
-        raise
-    except KeyboardInterrupt:
-        print(f"\n{program}: stopped", file=sys.stderr)
-        return 130

@@ -6,13 +6,14 @@ unless a comment says otherwise.  "tiny", "laptop" and "laptop-words" are ours. 
 of the published parameter counts (enwik8: without newlines); train.py sets it by its corpus.
 """
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 
 import torch
 
 from support import validate
 from support.download import SOURCES
+from training.command import flag, option
 from training.optimizers import OPTIMIZERS
 
 lesson_5 = import_module("05_full_model")
@@ -22,16 +23,6 @@ ABOVE_0 = math.nextafter(0, 1)  # the smallest number above 0
 # the models that --dataset trains: with a GPU, without one
 DATASETS = {"stdlib": ("laptop", "laptop"), "copies": ("laptop", "laptop"),
             **{name: source.models for name, source in SOURCES.items()}}
-
-
-def flag(name):
-    """Return the flag of a field: eval_mem_len -> --eval-mem-len."""
-    return "--" + name.replace("_", "-")
-
-
-def option(default, text, choices=(), least=0):
-    """Return the field of a dataclass that becomes a flag; `least` is the smallest number."""
-    return field(default=default, metadata={"help": text, "choices": choices, "least": least})
 
 
 def check(settings):
