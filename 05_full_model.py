@@ -26,7 +26,7 @@ For T = 3 queries and m = M = 2 memory keys these are the distances (a dot: mask
 
 On the left, the last query of a segment sees T - 1 more keys than the first, so a loss
 depends on the segmentation.  On the right it does not, so evaluation can use any T.
-This is the reference implementation; training/fast.py computes the same losses faster.
+This is the reference implementation; training/reader.py gives the same losses faster.
 
     python 05_full_model.py     30 seconds: segment lengths, memory lengths, a sample
 """

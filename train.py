@@ -29,13 +29,14 @@ from support.progress import progress
 
 import torch
 
-from training import checkpoint, estimate, fast, log, machine, ranks
+from training import checkpoint, estimate, log, machine, ranks
 from training.command import exit_status
 from training.flags import (
     adapt_to_vocabulary, choose_folder, choose_model, find_folder, parse,
     restore_settings)
 from training.job import Job, Stop, in_vocabulary, load_model, open_job, read_corpus
 from training.optimizers import set_rate
+from training.reader import reader_of
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
@@ -134,7 +135,7 @@ def evaluate(model, tokens, recipe, label="evaluating"):
     """Return the mean loss in nats over the n - 1 predictions of n tokens.
 
     The tokens are one lane, read in order with recipe.eval_mem_len tokens of memory and
-    same_length.  `model` may be a Reader, which is faster (training/fast.py).
+    same_length.  `model` may be a Reader, which is faster (training/reader.py).
     """
     device = model.u.device
     T = evaluation_segment_length(recipe)
@@ -227,7 +228,7 @@ def make_job(flags, device, chosen, path, saved):
     model = lesson_5.TransformerXL(config).to(device)
     if flags.start:
         model.load_state_dict(flags.start["model"])
-    reader = fast.prepare(model, recipe.plain)  # the model itself with --plain
+    reader = reader_of(model, recipe.plain)  # the model itself with --plain
     return Job(path, name, model, recipe, corpus, reader=reader)
 
 
@@ -263,7 +264,7 @@ def finish(job, flags):
     model, corpus, recipe = job.model, job.corpus, job.recipe
     if (job.path / "best.pt").exists():  # missing if no validation loss was finite
         model = load_model(checkpoint.to_evaluate(job.path), model.u.device)
-    reader = fast.prepare(model.eval(), recipe.plain)
+    reader = reader_of(model.eval(), recipe.plain)
     if ranks.RANK == 0:
         log.draw(job.path / "metrics.tsv", corpus)
         prompt = corpus.test[:200].long()
@@ -279,7 +280,7 @@ def evaluate_or_sample(flags, device):
     _, _, recipe = restore_settings(flags, saved)
     if flags.eval_only or "text" in flags.typed:  # ValueError if the run's was another
         corpus = read_corpus(recipe, flags.data_dir, saved, similar=True)
-    reader = fast.prepare(load_model(saved, device), recipe.plain)
+    reader = reader_of(load_model(saved, device), recipe.plain)
     print(f"{saved['path']}: step {saved['state']['step']:,}")
     if flags.sample is not None:
         prompt = corpora.encode(flags.sample, saved["vocab"])

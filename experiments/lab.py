@@ -24,8 +24,9 @@ import torch
 
 from support import corpora
 from support.files import write_atomically
-from training import checkpoint, fast, log, machine
+from training import checkpoint, log, machine
 from training.command import Parser, exit_status
+from training.reader import reader_of
 from training.flags import PRETRAINED
 from training.job import Job, load_model, open_job, read_corpus
 from training.presets import Recipe
@@ -92,7 +93,7 @@ def measure(job, row, scale):
                      test=job.corpus.test.to(job.device))
     found = {("parameters", ""): sum(
         weight.numel() for weight in model.parameters() if weight.requires_grad)}
-    reader, n = fast.prepare(model), scale.recipe.segment // 2
+    reader, n = reader_of(model), scale.recipe.segment // 2
     found["copying", n] = measures.copying_score(reader, n)
     found |= measures.losses_by_length(reader, row, scale, corpus)
     if row.encoding == "ours":
@@ -110,7 +111,7 @@ def measure_pretrained(scale, given):
     saved = checkpoint.to_evaluate(PRETRAINED)
     model, recipe = load_model(saved, "cpu"), Recipe(**saved["recipe"])
     corpus = read_corpus(recipe, given.data_dir, saved, similar=True)
-    found = (measures.losses_by_length(fast.prepare(model), ROWS["ours"], scale, corpus)
+    found = (measures.losses_by_length(reader_of(model), ROWS["ours"], scale, corpus)
              | measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
              | pretrained.measure_all(model, corpus, recipe))
     minutes = f"{saved['state']['seconds'] / 60:.1f}"

@@ -19,8 +19,9 @@ from variants import lesson_1, lesson_5, presets, train  # before torch
 
 import torch
 
-from training import fast, machine
+from training import machine
 from training.command import Parser, exit_status
+from training.reader import reader_of
 from training.job import read_corpus
 
 PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 bpc",
@@ -109,7 +110,7 @@ def run(argv=None):
     config, recipe = presets.CONFIGS[given.model], presets.RECIPES[given.model]
     is_shared = {"r_w_bias", "transformer.r_w_bias"} & state.keys()  # one u, v for all layers
     model = lesson_5.TransformerXL(replace(config, untie_r=not is_shared))
-    reader = fast.prepare(load_official_weights(model, state).to(device).eval())
+    reader = reader_of(load_official_weights(model, state).to(device).eval())
     recipe = replace(recipe, drop_newlines=recipe.dataset == "enwik8")  # as the authors count it
     corpus = read_corpus(recipe, given.data_dir)
     if len(corpus.vocab) != config.vocab_size:

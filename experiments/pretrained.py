@@ -9,7 +9,7 @@ import measures  # before torch
 
 import torch
 
-from training import fast
+from training.reader import reader_of
 from variants import corpora, lesson_1, lesson_5, train
 
 NAME = re.compile(r"\b[A-Za-z_]\w{3,}", re.ASCII)  # an identifier of four characters or more
@@ -97,7 +97,7 @@ def dynamic_evaluation(trained, corpus, n=10**5, T=32, M=512, rate=5e-5, decay=3
     s is the root mean square of g on 200 segments of training text; mean(s) averages tensors.
     """
     tokens, model, losses = corpus.test[: n + 1], deepcopy(trained), []
-    static = measures.memory_losses(fast.prepare(trained), tokens[None], 0, M, mem_len=M,
+    static = measures.memory_losses(reader_of(trained), tokens[None], 0, M, mem_len=M,
                                     same_length=True)
     weights = list(zip(model.parameters(), trained.parameters()))
     squares = [0] * len(weights)
@@ -127,7 +127,7 @@ def names_that_recur(model, corpus, recipe, P=512, n=500, count=32):
         recurs = [name in found for given, found in zip(old, new) for name in given]
         return 100 * sum(recurs) / len(recurs)
 
-    reader, prompts = fast.prepare(model), measures.excerpts(corpus.test, 0, count, P + n)[:, :P]
+    reader, prompts = reader_of(model), measures.excerpts(corpus.test, 0, count, P + n)[:, :P]
     with train.evaluating(reader, recipe):
         samples = torch.cat([prompts, lesson_5.generate(reader, prompts, n)], dim=1)
     without = prompts

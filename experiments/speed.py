@@ -17,8 +17,9 @@ from variants import lesson_5, presets, train  # before torch
 import torch
 import torch.nn as nn
 
-from training import fast, machine
+from training import machine
 from training.command import Parser, exit_status
+from training.reader import reader_of
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times slower
 SEGMENT, TURNS = 128, 5  # tokens that ours reads at once; measurements of each
@@ -47,7 +48,7 @@ def make_window(c):
 def measure(c, given):
     """Return the milliseconds per token of memory and window in each turn but the first."""
     with torch.device(given.device):
-        reader, predict = fast.prepare(lesson_5.TransformerXL(c).eval()), make_window(c)
+        reader, predict = reader_of(lesson_5.TransformerXL(c).eval()), make_window(c)
         x, window = (torch.randint(c.vocab_size, (1, n)) for n in (SEGMENT, c.mem_len))
     memory, times = None, []
     with machine.autocast(given, given.device):

@@ -35,7 +35,7 @@ EDITION = """*.py .gitignore LICENSE pytest.ini requirements.txt support/*.py tr
     tests/course/__init__.py tests/course/compare.py tests/course/diagnosis.py
     tests/course/exercises.py tests/course/lessons.py tests/course/mistakes*.py
     tests/course/oracles.py tests/course/rules.py tests/course/stand_ins.py""".split()
-FAST, PLAIN = "training/fast.py", "tests/course/plain_reader.py"  # PLAIN replaces FAST there
+FAST, PLAIN = "training/reader.py", "tests/course/plain_reader.py"  # PLAIN replaces FAST there
 
 
 # ---- a lesson file, taken apart -----------------------------------------------------------------

@@ -344,7 +344,7 @@ def test_the_tokens_go_to_the_models_device(evaluate):
 
 
 def test_the_model_may_be_a_reader(evaluate):
-    """The model may be a Reader (training/fast.py). It has no parameters(), so take the device of
+    """The model may be a Reader (training/reader.py). It has no parameters(), so take the device of
     model.u. Its memory is opaque: pass it on as it is."""
     assert same(read(evaluate, OpaqueReader(Ledger())), 49 / 7, tolerance=1e-9)
 

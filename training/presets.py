@@ -70,7 +70,7 @@ class Recipe:
     seed: int = option(0, "seed of weights, dropout and samples")
     dtype: str = option("auto", "dtype of matrix products; auto is measured",
                          ("auto", "float32", "bf16"))
-    plain: bool = option(False, "the model as lesson 5 has it, without training/fast.py")
+    plain: bool = option(False, "the model as lesson 5 has it, without training/reader.py")
 
     def __post_init__(self):
         check(self)

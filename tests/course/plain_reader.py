@@ -4,6 +4,6 @@ The complete project has an optimized model here, which would reveal solutions.
 """
 
 
-def prepare(model, plain=False):
+def reader_of(model, plain=False):
     """Return the model that evaluates and samples, which is the given model itself."""
     return model

@@ -189,7 +189,7 @@ class Block:
 
 
 class OpaqueReader:
-    """A Ledger with the interface of training/fast.py's Reader: not a module, an opaque memory."""
+    """A Ledger with the interface of training/reader.py's Reader: not a module, an opaque memory."""
 
     def __init__(self, model):
         self.model = model

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from course import lessons
-from training import fast, presets
+from training import presets
+from training.reader import reader_of
 from training.optimizers import OPTIMIZERS
 
 train, lesson_5 = import_module("train"), import_module("05_full_model")
@@ -57,7 +58,7 @@ def test_every_tensor_is_on_the_models_device(name, plain, monkeypatch):
         x = torch.empty(recipe.batch, recipe.segment, dtype=torch.int64)
         text = torch.empty(recipe.eval_mem_len + 5 * recipe.eval_segment // 2, dtype=torch.uint8)
         prompt = torch.empty(2, 100, dtype=torch.int64)
-    reader, memory = fast.prepare(model, plain), None
+    reader, memory = reader_of(model, plain), None
     optimizer = OPTIMIZERS[recipe.optimizer](model, recipe)
     with Watch() as watch:
         for _ in range(2):

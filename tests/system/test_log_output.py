@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from system.conftest import run
-from training import checkpoint, fast, log, presets
+from training import checkpoint, log, presets
 from training.job import State
 
 train = import_module("train")
@@ -54,13 +54,13 @@ def test_the_curve_shows_both_losses_over_the_tokens(tmp_path, monkeypatch):
 def test_a_checkpoint_is_used_in_the_form_that_was_trained(flags, text, tmp_path, monkeypatch,
                                                            capsys):
     """The same form is used at the end and later; a run continues the start of the test split."""
-    prepare, out = Mock(wraps=fast.prepare), str(tmp_path / "my run")
-    monkeypatch.setattr(fast, "prepare", prepare)
+    make, out = Mock(wraps=train.reader_of), str(tmp_path / "my run")
+    monkeypatch.setattr(train, "reader_of", make)
     assert run(text, out, "--steps", "3", *flags) == 0
     said = capsys.readouterr().out
     assert f"\n{text.read_text()[-12:]}>>>" in said and f"--sample TEXT --out '{out}'" in said
     assert train.main(["--eval-only", "--out", out, "--device", "cpu"]) == 0
-    assert [call.args[1] for call in prepare.call_args_list] == [bool(flags)] * 3
+    assert [call.args[1] for call in make.call_args_list] == [bool(flags)] * 3
 
 
 def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_them(text, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 import torch.nn as nn
 
 from support import corpora
-from training import checkpoint, fast, log, optimizers, presets
+from training import checkpoint, log, optimizers, presets
 
 train = import_module("train")
 lesson_1 = import_module("01_vanilla_segments")
@@ -43,7 +43,6 @@ def witness(corpus, recipe, shown):
     without seconds, the printed lines, the last and best model, and the memory."""
     torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(TINY)
-    model = model if recipe.plain else fast.replace_dropouts(model)
     matrices = [weight for name, weight in model.named_parameters() if recipe.optimizer == "muon"
                 and name.startswith("layers.") and weight.dim() == 2]
     adam = torch.optim.Adam([weight for weight in model.parameters()

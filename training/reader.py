@@ -1,13 +1,13 @@
 """A Reader of lesson 5's model: evaluation and generation, faster, where the numbers are the same.
 
-    reader = prepare(model)
+    reader = reader_of(model)
     model.eval()
     loss, memory = reader(x, memory, y)     called like the model, without gradients
 
 Lesson 5 caches hidden states, and each call projects all K = m + T of them to keys and values,
 since in training W_kE and W_v learn from all.  Without gradients these projections never change, so
 a Reader computes each once and caches it, and so it does with the distance keys.  All else, the
-score, the mask, the encoding, is the lessons' own.  Training is lesson 5's own code.
+score, the mask, the encoding, is the lessons' own.
 """
 import math
 from collections import namedtuple
@@ -25,27 +25,28 @@ say_once = cache(print)  # a line that was printed before is not printed again
 
 # ---- where a Reader is used ---------------------------------------------------------------------
 
-def prepare(model, plain=False):
-    """Return a Reader of the model, whose dropouts get faster.
+def reader_of(model, plain=False):
+    """Return a Reader of the model, or the model itself if plain.
 
-    Return the model itself, unchanged, if plain, or (then a line says so) if a Reader of its class
-    gives other numbers, as after some edits, or its modules are not those that its class makes.
+    It also is the model itself, and a line says so, if its class is not lesson 5's, or if a Reader
+    gives other numbers than lesson 5, as after some edits of it.  A Reader sees the class: it
+    misses changes of one model, such as a hook or weight_norm.
     """
     if plain:
         return model
     c = model.config
     parts = c.untie_r, len(c.cutoffs), c.div_val, c.tie_projections
-    if not (is_as_made(model) and agrees(type(model), *parts)):
-        say_once("the model runs as it is written, since training/fast.py would not give its "
-                 "numbers: slower to evaluate, several times slower to sample")
-        return model
-    return Reader(replace_dropouts(model))
+    if type(model) is lesson_5.TransformerXL and agrees(*parts):
+        return Reader(model)
+    say_once("the model runs as it is written, since training/reader.py would not give its numbers: "
+             "slower to evaluate, several times slower to sample")
+    return model
 
 
 @cache
 @torch.no_grad()
-def agrees(kind, untie_r, bands, div_val, tie_projections):
-    """Return whether a small model of this class and a Reader of it give the same numbers."""
+def agrees(untie_r, bands, div_val, tie_projections):
+    """Return whether a small model of lesson 5 and a Reader of it give the same numbers."""
     small = lesson_5.Config(
         11 + 2 * bands, n_layer=2, d_model=2 * max(3, div_val**bands), n_head=3, d_head=4,
         d_inner=7, mem_len=5, cutoffs=tuple(range(4, 4 + 3 * bands, 3)), div_val=div_val,
@@ -53,7 +54,7 @@ def agrees(kind, untie_r, bands, div_val, tie_projections):
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         try:
-            model = kind(small).double().eval()
+            model = lesson_5.TransformerXL(small).double().eval()
             for weight in model.parameters():
                 nn.init.normal_(weight, std=0.5)
             for change in ({}, {"same_length": True}, {"clamp_len": 3}):
@@ -65,55 +66,9 @@ def agrees(kind, untie_r, bands, div_val, tie_projections):
                         if not torch.allclose(out, found, rtol=0, atol=1e-9):
                             return False
                     past, cached = memory, new
-        except Exception:  # another constructor, parts with other names, ...
+        except Exception:  # parts with other names, ...
             return False
     return True
-
-
-def is_as_made(model):
-    """Return whether the model's modules are what its class makes from its config, before or after
-    `replace_dropouts`: the same classes and sizes, with the same numbers of parameters, hooks, own
-    methods, ...  Dropout rates and dtypes may differ.
-    """
-    def describe(model):  # extra_repr has sizes, eps, whether there is a bias, ...
-        return [(name, type(part),
-                 isinstance(part, (nn.Dropout, nn.ParameterList)) or part.extra_repr(),
-                 {key: len(value) if isinstance(value, dict) else type(value)
-                  for key, value in vars(part).items()}) for name, part in model.named_modules()]
-
-    try:
-        with torch.device("meta"):  # sizes without numbers
-            made = type(model)(model.config)
-    except TypeError:  # another constructor
-        return False
-    return describe(model) in (describe(made), describe(replace_dropouts(made)))
-
-
-# ---- dropout ------------------------------------------------------------------------------------
-
-class Dropout(nn.Dropout):
-    """nn.Dropout, on a CPU with 16 random bits per element: p is a multiple of 1 / 65536."""
-
-    def forward(self, input):
-        """Zero each element with probability p; scale the others to keep the mean."""
-        if not self.training or self.p == 0:
-            return input
-        if input.device.type != "cpu":
-            return super().forward(input)
-        dropped = min(round(65536 * self.p), 65535)  # of 65,536 values that mean "drop"
-        draws = torch.empty((input.numel() + 3) // 4, dtype=torch.int64, device="cpu")
-        draws.random_(-(2**63), None)  # all 64 bits are random
-        numbers = draws.view(torch.int16)[: input.numel()].view(input.shape)  # -32768 ... 32767
-        kept = numbers.ge_(dropped - 32768)  # in place: 0 (dropped) or 1
-        return input * kept.to(input.dtype).mul_(65536 / (65536 - dropped))
-
-
-def replace_dropouts(model):
-    """Give the model's dropouts the class above; return the model."""
-    for module in model.modules():
-        if type(module) is nn.Dropout:
-            module.__class__ = Dropout
-    return model
 
 
 # ---- the Reader ----------------------------------------------------------------------------------
@@ -196,7 +151,7 @@ class Reader:
                        for old, now in zip(memory.past[n], new)]
             past.append([z[:, :, max(0, m + T - c.mem_len) :] for z in new])
             out = torch.cat([a.attend(
-                q[:, :, queries], *(z[:, :, seen] for z in new), k_R[n][:, -mask.shape[1] :],
+                q[:, :, queries], *(z[:, :, seen] for z in new), k_R[n][:, -mask.shape[1] :].to(q),
                 u[n], v[n], mask) for queries, seen, mask in blocks], dim=1)
             h = layer.norm_1(h + a.W_o(out))
             h = layer.norm_2(h + layer.W_2(layer.relu(layer.W_1(h))))
