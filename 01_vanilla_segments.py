@@ -22,6 +22,7 @@ feed-forward network.  Losses are in nats; bits = nats / ln 2.
 import math
 from pathlib import Path
 
+from support import run_lesson
 from support.corpora import load
 from support.files import write_atomically
 from support.progress import progress
@@ -252,8 +253,7 @@ def main():
     train, valid, vocab = load_text()
     model = VanillaTransformer(len(vocab))
     fit(model, train, **BUDGET)
-    T = BUDGET["T"]
-    losses = window_losses(model, valid, T, stride=T)  # T apart: the segments
+    losses = window_losses(model, valid, BUDGET["T"], BUDGET["T"])  # T apart: segments
     gain = show_sliding_window(model, valid, losses)
     by_position = (losses.mean(0) / math.log(2)).tolist()
     loss = bits(losses)
@@ -265,7 +265,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_lesson(main, __doc__)
 
 # Ask yourself (answers: tests/course/answers.md; not in a student edition)
 #   1. Why does the loss fall within a segment, although all positions share weights?

@@ -41,6 +41,7 @@ the code adds to lesson 1's.
 import math
 from importlib import import_module
 
+from support import run_lesson
 from support.progress import progress
 
 import torch
@@ -220,8 +221,7 @@ def show_reach(T=8, M=8):
 
 
 def states(layers, h, change, T, M):
-    """Read h (1, n, D) layer by layer; add change (B, N + 1, n, 1) -> (B, N + 1, n, D).
-    """
+    """Return all states (B, N + 1, n, D), with change (B, N + 1, n, 1) added to them."""
     rows = [h + change[:, 0]]  # row 0: the embeddings
     for k, layer in enumerate(layers, 1):
         past, outputs = rows[-1][:, :0], []
@@ -284,7 +284,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_lesson(main, __doc__)
 
 # Ask yourself (answers: tests/course/answers.md; not in a student edition)
 #   1. Why does a layer cache its input, and not its output?

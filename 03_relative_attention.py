@@ -40,6 +40,7 @@ New letters, the paper's:  R (K, D), where row n encodes distance n; W_kE, W_kR,
 import math
 from importlib import import_module
 
+from support import run_lesson
 from support.corpora import decode
 
 import numpy as np
@@ -259,7 +260,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_lesson(main, __doc__)
 
 # Ask yourself (answers: tests/course/answers.md; not in a student edition)
 #   1. Which terms change if only the query's token changes?  Which if only the key's?

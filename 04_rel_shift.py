@@ -41,6 +41,7 @@ K - 1 (in lesson 3 distance 0).  The score is still a matrix of T * K elements.
 import timeit
 from importlib import import_module
 
+from support import run_lesson
 from support.progress import progress
 
 import torch
@@ -209,7 +210,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_lesson(main, __doc__)
 
 # Ask yourself (answers: tests/course/answers.md; not in a student edition)
 #   1. For T = 1 the shift does nothing.  Why is that correct?

@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
-from support import validate
+from support import run_lesson, validate
 from support.adaptive_softmax import AdaptiveSoftmax, float32_at_least
 from support.corpora import decode, encode, load, with_vocabulary
 
@@ -352,7 +352,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_lesson(main, __doc__)
 
 # Ask yourself (answers: tests/course/answers.md; not in a student edition)
 #   1. Why are R and the mask computed once for all layers, but a memory for each?

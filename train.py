@@ -15,8 +15,8 @@ best.pt (lowest validation loss), metrics.tsv and curve.png.  Losses are in nats
 code, and printed as bits per byte (bpc, as in the papers) or perplexity per word (ppl).
 
 In this file `recipe` holds the data and training settings, `config` the model's sizes
-(both in training/presets.py).  Files, resuming and signals are in training/job.py.  A
-rank is one of several processes that train one model together, one per GPU.
+(both in training/presets.py).  A Job is one run (training/job.py).  A rank is one of
+several processes that train one model together, one per GPU.
 """
 import math
 import time
@@ -34,9 +34,11 @@ from training.command import exit_status
 from training.flags import (
     adapt_to_vocabulary, choose_folder, choose_model, find_folder, parse,
     restore_settings)
-from training.job import Job, Stop, in_vocabulary, load_model, open_job, read_corpus
+from training.job import Job, load_model
 from training.optimizers import set_rate
 from training.reader import reader_of
+from training.signals import Stop
+from training.text import in_vocabulary, read_corpus
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")
@@ -76,27 +78,24 @@ def train_step(model, optimizer, x, y, memory, recipe):
     The model reads recipe.micro_batch lanes at a time.  Gradients accumulate, so the
     update uses all lanes, but only one micro-batch's activations are in memory.
 
-    Return the mean loss (nats, over all lanes of all ranks), the gradient norm before
-    clipping, and the new memory.  If loss or norm is not finite, update nothing (one
-    such number would corrupt every weight) and return the old memory.
+    Return the mean loss over the lanes (nats), the gradient norm before clipping, and
+    the new memory.  If the norm is not finite, update nothing (one such number would
+    corrupt every weight) and return the old memory.
     """
     optimizer.zero_grad()
     loss = 0.0
     new_memory = []  # of each micro-batch
     for lanes in micro_batches(len(x), recipe.micro_batch):
         past = None if memory is None else [h[lanes] for h in memory]  # of each layer
-        # several ranks synchronize gradients once, during the last micro-batch
-        with ranks.no_sync(model, last=lanes.stop == len(x)):
-            with machine.autocast(recipe, x.device.type):  # bf16 products
-                losses, part_memory = model(x[lanes], past, y[lanes])
-            part = losses.sum() / y.numel()  # its share of the mean over all lanes
-            part.backward()
+        with machine.autocast(recipe, x.device.type):  # bf16 products
+            losses, part_memory = model(x[lanes], past, y[lanes])
+        part = losses.sum() / y.numel()  # its share of the mean over all lanes
+        part.backward()
         loss += part.detach()
         new_memory.append(part_memory)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
     loss, norm = torch.stack([loss, norm]).tolist()  # waits for a GPU only once
-    loss = ranks.mean(loss)
-    if not math.isfinite(loss + norm):
+    if not math.isfinite(norm):
         return loss, norm, memory
     optimizer.step()
     # concatenate the lanes of each layer, dimension 0 of (lanes, m, D)
@@ -150,10 +149,10 @@ def evaluate(model, tokens, recipe, label="evaluating"):
     return total.item() / (len(tokens) - 1)
 
 
-def test_line(model, corpus, recipe):
+def score_line(model, corpus, recipe):
     """Evaluate the whole test split -> the line that reports it."""
     nats = ranks.on_rank_0(evaluate, model, corpus.test, recipe, "testing")
-    return log.test_line(nats, corpus, recipe, evaluation_segment_length(recipe))
+    return log.score_line(nats, corpus, recipe, evaluation_segment_length(recipe))
 
 
 def is_validation_due(recipe, state):
@@ -174,13 +173,13 @@ def validate_and_save(job, stop):
         count = recipe.eval_tokens or len(job.corpus.valid)  # predictions
         tokens = job.corpus.valid[: count + 1]
         loss = ranks.on_rank_0(evaluate, job.reader, tokens, recipe, "validating")
-        job.log.validation(state, loss)
+        log.record_validation(job, loss)
         state.validated_at = state.step
         state.tenths_validated = int(10 * fraction_done(recipe, state))
         if loss < state.lowest:  # False if the loss is NaN
             state.lowest = loss
             job.save_best()
-        stop.agree(0)  # on a signal that came meanwhile
+        stop.agree()  # on a signal that came meanwhile
     elif state.seconds - job.saved_at > 60 * recipe.save_minutes:
         job.save()
 
@@ -190,7 +189,10 @@ def validate_and_save(job, stop):
 def fit(job):
     """Train until the recipe's end or a signal -> the signal's number, otherwise 0."""
     recipe, state = job.recipe, job.state
-    with Stop() as stop:  # Ctrl-C, SIGTERM and SIGHUP wait for the end of a step
+    # the same model; with several ranks, backward() averages its gradients over them
+    wrapped = ranks.parallel(job.model, *job.segment(0), recipe.micro_batch)
+    # Ctrl-C, SIGTERM and SIGHUP wait for the end of a step
+    with log.open_metrics(job) as job.metrics, Stop() as stop:
         while True:
             validate_and_save(job, stop)
             done = fraction_done(recipe, state)
@@ -200,20 +202,19 @@ def fit(job):
             start = time.perf_counter()
             rate = learning_rate(recipe, state.step, done)
             set_rate(job.optimizer, rate)
-            x, y = next(job.batches)  # (B, T)
-            if job.batches.text_begins:
-                state.memory = None  # every lane restarts without context
+            x, y = job.next_segment()  # (B, T)
             loss, norm, state.memory = train_step(
-                job.learner, job.optimizer, x, y, state.memory, recipe)
-            # all ranks use the slowest rank's time, and stop after the same step
-            seconds = job.without_pause(stop.agree(time.perf_counter() - start))
-            state.record_step(x, math.isfinite(loss + norm), seconds)
-            done = fraction_done(recipe, state)
-            job.log.training(state, recipe, rate, loss, norm, done)
+                wrapped, job.optimizer, x, y, state.memory, recipe)
+            loss = ranks.mean(loss)
+            seconds = ranks.largest(time.perf_counter() - start)  # of the slowest rank
+            stop.agree()  # all ranks stop after the same step
+            state.record_step(x, loss, norm, job.without_pause(seconds))
+            log.record_training(job, rate, loss, norm, fraction_done(recipe, state))
 
 
-def make_job(flags, device, chosen, path, saved):
+def make_job(flags, device, chosen, path):
     """Build the Job of a new run from what was chosen, or resume a checkpoint."""
+    saved = checkpoint.find(path, flags.resume)
     if saved:
         name, config, recipe = restore_settings(flags, saved)
         corpus = read_corpus(recipe, flags.data_dir, saved)
@@ -229,15 +230,18 @@ def make_job(flags, device, chosen, path, saved):
     if flags.start:
         model.load_state_dict(flags.start["model"])
     reader = reader_of(model, recipe.plain)  # the model itself with --plain
-    return Job(path, name, model, recipe, corpus, reader=reader)
+    job = Job(path, name, model, recipe, corpus, reader=reader)
+    if saved:
+        job.restore(saved)
+    return job
 
 
 def train(flags, device):
     """Train a new run or resume one, then test, sample and plot -> exit status."""
     name, _, recipe = chosen = choose_model(flags, device)
     path = choose_folder(flags, name, recipe)
-    with open_job(path, lambda saved: make_job(flags, device, chosen, path, saved),
-                  flags.resume) as job:
+    with checkpoint.locked(path):  # until the end no other run uses it
+        job = make_job(flags, device, chosen, path)
         if number := fit(job):
             print(f"\nstopped after step {job.state.step:,}, saved; continue with\n"
                   f"  python train.py --resume --out {log.quote(str(path))}")
@@ -270,7 +274,7 @@ def finish(job, flags):
         prompt = corpus.test[:200].long()
         new = sample(reader, prompt, recipe, flags)
         log.print_next_steps(job, prompt, new)
-    print(test_line(reader, corpus, recipe))
+    print(score_line(reader, corpus, recipe))
 
 
 def evaluate_or_sample(flags, device):
@@ -289,7 +293,7 @@ def evaluate_or_sample(flags, device):
     if flags.eval_only:
         dtype = machine.choose_dtype(recipe, reader.config, device)
         recipe = replace(recipe, dtype=dtype)
-        print(test_line(reader, corpus, recipe))
+        print(score_line(reader, corpus, recipe))
     return 0
 
 

@@ -28,8 +28,9 @@ from training import checkpoint, log, machine
 from training.command import Parser, exit_status
 from training.reader import reader_of
 from training.flags import PRETRAINED
-from training.job import Job, load_model, open_job, read_corpus
+from training.job import Job, load_model
 from training.presets import Recipe
+from training.text import read_corpus
 from variants import ROWS, SCALES, make, recipe_of, text_of, train
 
 lesson_1 = import_module("01_vanilla_segments")
@@ -68,17 +69,17 @@ def train_row(name, seed, scale, corpus, given):
     row, path = ROWS[name], given.out / f"{name}-{seed}"
     recipe, corpus = recipe_of(row, scale, seed, given.dtype), text_of(row, corpus, seed)
 
-    def make_job(saved):
+    with checkpoint.locked(path):
+        saved = checkpoint.find(path, resume=any(path.glob("*.pt")))
         torch.manual_seed(seed)
         model = make(row, scale, recipe.segment, len(corpus.vocab)).to(given.device)
         job = Job(path, name, model, recipe, corpus)
-        other = [key for key, value in job.fixed_content.items() if saved and saved[key] != value]
-        if other:
-            raise ValueError(f"{path} was trained with other settings ({', '.join(other)}); name "
-                             "another folder with --out")
-        return job
-
-    with open_job(path, make_job, resume=any(path.glob("*.pt"))) as job:
+        if saved:
+            other = [key for key, value in job.identity.items() if saved[key] != value]
+            if other:
+                raise ValueError(f"{path} was trained with other settings ({', '.join(other)}); "
+                                 "name another folder with --out")
+            job.restore(saved)
         if train.fit(job):
             print(f"{path} is saved; the same command resumes it", file=sys.stderr)
             raise KeyboardInterrupt

@@ -22,7 +22,7 @@ import torch
 from training import machine
 from training.command import Parser, exit_status
 from training.reader import reader_of
-from training.job import read_corpus
+from training.text import read_corpus
 
 PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 bpc",
          "wt103-standard": "24.0 ppl", "wt103-large": "18.3 ppl", "lm1b-large": "21.8 ppl"}

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from support import corpora
 from training import presets
-from training.batches import sentence_lanes
+from training.text import sentence_lanes
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_5 = import_module("05_full_model")

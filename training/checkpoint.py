@@ -8,6 +8,8 @@ So at any moment a complete checkpoint is on the disk, and usually two.  torch.s
 archive, whose records have checksums (CRC-32).  torch.load ignores them, so they are compared here
 by the standard library; if the newest checkpoint is damaged, the one before it is used.
 """
+import os
+from contextlib import contextmanager
 from zipfile import ZipFile
 
 import torch
@@ -71,6 +73,26 @@ def load_first_valid(*paths):
     return load(there[-1])
 
 
+def find(path, resume):
+    """Return the content of the checkpoint to resume from, on all ranks; None for a new run.
+
+    ValueError if a new run would overwrite another one, or if there is none to resume.
+    """
+    last, before, saved = path / "checkpoint.pt", path / "previous.pt", None
+    if ranks.RANK == 0 and resume:
+        saved = load_first_valid(last, before)
+        if "column" not in saved["state"]:
+            raise ValueError(f"{saved['path']} is from an earlier version and cannot be resumed; "
+                             f"--init {path} starts a new run from its weights")
+        if saved["path"] == before:
+            last.unlink(missing_ok=True)  # damaged: the next save must not rename it to `before`
+    elif ranks.RANK == 0 and any(path.glob("*.pt")):
+        raise ValueError(f"{path} holds a run already: resume it with --resume, or use another "
+                         "folder with --out")
+    chosen = ranks.broadcast(saved and saved["path"])  # the others read the same file
+    return saved or chosen and load(chosen)
+
+
 def to_evaluate(out):
     """Return the content of the checkpoint to evaluate: the best, otherwise the last."""
     return load_first_valid(*(out / f"{name}.pt" for name in ("best", "checkpoint", "previous")))
@@ -86,22 +108,35 @@ def set_random_state(rows, device, seed):
     """Restore this rank's random state; on other devices, or on another number, begin a new one."""
     module = torch.cuda if device == "cuda" else torch
     if rows.shape == (ranks.COUNT, len(module.get_rng_state())):
-        module.set_rng_state(rows[ranks.RANK].clone())  # torch reads a row of a tensor wrongly
+        module.set_rng_state(rows[ranks.RANK].clone())  # set_rng_state ignores a view's offset
     else:
         torch.manual_seed(seed + ranks.RANK)
 
 
-def lock(folder):
-    """Lock a folder against other runs -> the open file: closing it, or an exit, releases the lock.
-
-    ValueError if another run holds it.
+@contextmanager
+def locked(folder):
+    """Make a folder and lock it against other runs, on rank 0; at the end remove the lock, and the
+    folder if it is new and nothing was written to it.  ValueError if another run holds it.
     """
-    file = open(folder / "lock", "a")
-    try:
-        if fcntl:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise ValueError(f"{folder} is in use by another run: wait for its end, or use another "
-                         "folder with --out") from None
-    return file
+    if ranks.RANK > 0:
+        yield
+        return
+    lock, is_new = folder / "lock", not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(lock, "a") as file:
+        try:
+            if fcntl:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.path.samestat(os.fstat(file.fileno()), os.stat(lock))
+        except (BlockingIOError, FileNotFoundError):
+            is_ours = False
+        if not is_ours:  # another run holds it, or has just removed the file that is open here
+            raise ValueError(f"{folder} is in use by another run: wait for its end, or use another "
+                             "folder with --out")
+        try:
+            yield
+        finally:
+            if fcntl:  # Windows cannot remove an open file
+                lock.unlink()
+            if is_new and not any(folder.iterdir()):
+                folder.rmdir()

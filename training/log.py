@@ -5,7 +5,6 @@ import platform
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from shlex import join, quote
@@ -29,81 +28,73 @@ def in_unit(nats, unit):
     return math.exp(nats) if nats < 700 else math.inf  # exp would overflow
 
 
-def test_line(nats, corpus, recipe, T):
+def score_line(nats, corpus, recipe, T):
     """Return the line with a run's result and the lengths of its evaluation."""
     return (f"test {in_unit(nats, corpus.unit):.4f} {corpus.unit} (evaluation T {T}, M "
             f"{recipe.eval_mem_len}, clamp {recipe.eval_clamp_len or 'none'}; "
             f"{len(corpus.test) - 1:,} predictions; {corpus.name})")
 
 
-@dataclass
-class Log:
-    """metrics.tsv of a run, with a line for each mean of training losses and each validation, and
-    the lines that are printed.  Lines are not buffered; with several ranks, only rank 0 writes.
+def open_metrics(job):
+    """Print what is trained; return the open metrics.tsv, for means of losses and validations.
+
+    It is new, or truncated to the lines from before a checkpoint; a validation at the checkpoint's
+    own step stays only if it was finished before.  Lines are not buffered; rank 0 writes them.
     """
+    state, path = job.state, job.path / "metrics.tsv"
+    parameters = sum(p.numel() for p in job.model.parameters() if p.requires_grad)
+    print(f"{job.name}: {parameters:,} parameters on {job.corpus.name}")
+    if state.step:
+        print(f"resuming at step {state.step:,}, {state.seconds:,.0f} seconds of training")
+    if ranks.RANK:
+        return open(os.devnull, "w")
+    command = " ".join(join(["python", *sys.argv]).split())  # in one line
+    lines = [f"# {command}\n# commit {commit()}, Python {platform.python_version()}, "
+             f"torch {torch.__version__}, {machine.name(job.device.type)}\n"
+             f"# {parameters:,} parameters, {job.corpus.name}\n", "\t".join(COLUMNS) + "\n"]
+    if state.step and path.exists():
+        lines = [line for line in path.read_text("utf-8").splitlines(keepends=True)
+                 if line.endswith("\n") and is_known(line, state)]
+    write_atomically(path, lambda file: file.writelines(lines), "w")
+    return open(path, "a", buffering=1, encoding="utf-8")
 
-    total: float = 0.0  # of the losses since the last line
-    count: int = 0
-    largest: float = 0.0
 
-    def open(self, job):
-        """Create the file, or truncate it to the lines from before a checkpoint; print what is
-        trained.  A validation at the checkpoint's own step stays only if it was finished before.
-        """
-        state, self.unit, self.last_printed = job.state, job.corpus.unit, time.monotonic()
-        path = job.path / "metrics.tsv"
-        parameters = sum(p.numel() for p in job.model.parameters() if p.requires_grad)
-        print(f"{job.name}: {parameters:,} parameters on {job.corpus.name}")
-        if state.step:
-            print(f"resuming at step {state.step:,}, {state.seconds:,.0f} seconds of training")
-        if ranks.RANK:
-            self.file = open(os.devnull, "w")
-            return
-        command = " ".join(join(["python", *sys.argv]).split())  # in one line
-        lines = [f"# {command}\n# commit {commit()}, Python {platform.python_version()}, "
-                 f"torch {torch.__version__}, {machine.name(job.device.type)}\n"
-                 f"# {parameters:,} parameters, {job.corpus.name}\n", "\t".join(COLUMNS) + "\n"]
-        if state.step and path.exists():
-            lines = [line for line in path.read_text("utf-8").splitlines(keepends=True)
-                     if line.endswith("\n") and is_known(line, state)]
-        write_atomically(path, lambda file: file.writelines(lines), "w")
-        self.file = open(path, "a", buffering=1, encoding="utf-8")
+def write_line(job, **values):
+    """Write one line of metrics.tsv; columns without a value stay empty."""
+    state = job.state
+    values |= {"step": state.step, "tokens": state.tokens, "seconds": f"{state.seconds:.1f}"}
+    print(*(values.get(name, "") for name in COLUMNS), sep="\t", file=job.metrics)
 
-    def line(self, state, **values):
-        """Write one line; columns without a value stay empty."""
-        values |= {"step": state.step, "tokens": state.tokens, "seconds": f"{state.seconds:.1f}"}
-        print(*(values.get(name, "") for name in COLUMNS), sep="\t", file=self.file)
 
-    def validation(self, state, loss):
-        """Write and print a validation loss, in nats."""
-        value = f"{in_unit(loss, self.unit):.4f}"
-        self.line(state, valid=value)
-        print(f"step {state.step:,} | validation {value} {self.unit}", flush=True)
+def record_validation(job, loss):
+    """Write and print a validation loss, in nats."""
+    value = f"{in_unit(loss, job.corpus.unit):.4f}"
+    write_line(job, valid=value)
+    print(f"step {job.state.step:,} | validation {value} {job.corpus.unit}", flush=True)
 
-    def training(self, state, recipe, rate, loss, norm, done):
-        """Record a step; write a line of means when it is due, and print one every five seconds."""
-        if math.isfinite(loss + norm):
-            self.total, self.count = self.total + loss, self.count + 1
-            self.largest = max(self.largest, loss)
-        if state.step % recipe.log_every == 0 and self.count:
-            mean = in_unit(self.total / self.count, self.unit)
-            largest = in_unit(self.largest, self.unit)
-            self.line(state, lr=f"{rate:.3g}", grad_norm=f"{norm:.3g}", train=f"{mean:.4f}",
-                      train_max=f"{largest:.4f}", skipped=state.skipped)
-            self.total, self.count, self.largest = 0.0, 0, 0.0
-        if time.monotonic() - self.last_printed > 5:
-            self.last_printed = time.monotonic()
-            left = state.seconds * (1 / done - 1) if done else 0
-            took, left = (timedelta(seconds=int(min(seconds, 1e13)))  # more would overflow
-                          for seconds in (state.seconds, left))
-            print(f"step {state.step:,} | {done:.0%} | loss of this step "
-                  f"{in_unit(loss, self.unit):.3f} {self.unit} | "
-                  f"{state.tokens / state.seconds:,.0f} tok/s | {took}, {left} left"
-                  + (f" | {state.skipped} steps skipped" if state.skipped else ""), flush=True)
 
-    def flush(self):
-        """Write all lines to the disk."""
-        os.fsync(self.file.fileno())
+def record_training(job, rate, loss, norm, done):
+    """Write a line of means when it is due; print this step's loss every five seconds."""
+    state, unit = job.state, job.corpus.unit
+    if state.step % job.recipe.log_every == 0 and state.loss_count:
+        mean = in_unit(state.loss_sum / state.loss_count, unit)
+        largest = in_unit(state.loss_max, unit)
+        write_line(job, lr=f"{rate:.3g}", grad_norm=f"{norm:.3g}", train=f"{mean:.4f}",
+                   train_max=f"{largest:.4f}", skipped=state.skipped)
+        state.loss_sum, state.loss_count, state.loss_max = 0.0, 0, 0.0
+    if time.monotonic() - job.printed_at > 5:
+        job.printed_at = time.monotonic()
+        left = state.seconds * (1 / done - 1) if done else 0
+        took, left = (timedelta(seconds=int(min(seconds, 1e13)))  # more would overflow
+                      for seconds in (state.seconds, left))
+        print(f"step {state.step:,} | {done:.0%} | loss of this step {in_unit(loss, unit):.3f} "
+              f"{unit} | {state.tokens / state.seconds:,.0f} tok/s | {took}, {left} left"
+              + (f" | {state.skipped} steps skipped" if state.skipped else ""), flush=True)
+
+
+def flush(metrics):
+    """Write all lines to the disk."""
+    os.fsync(metrics.fileno())
 
 
 def is_known(line, state):

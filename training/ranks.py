@@ -6,10 +6,11 @@ starts eight processes, the ranks.  Each has a GPU, the whole model, and its sha
 with their memory.  In the backward pass torch's DistributedDataParallel averages the gradients, so
 all ranks make the same step.  Without torchrun there is one rank.
 """
+import math
 import os
 import sys
-from contextlib import nullcontext
 from datetime import timedelta
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -59,8 +60,9 @@ def my_lanes(B):
     return slice(RANK * B // COUNT, (RANK + 1) * B // COUNT)
 
 
-def parallel(model, x, y):
-    """Return the model, wrapped so that backward() averages its gradients over the ranks.
+def parallel(model, x, y, micro_batch):
+    """Return the model, wrapped so that backward() averages its gradients over the ranks, once per
+    step: in the last of the micro-batches of its lanes.
 
     After its first backward pass DistributedDataParallel changes the order in which it adds, and
     so the rounding.  That pass is made here, on one lane of x, y (B, T): a resumed run then adds
@@ -73,12 +75,13 @@ def parallel(model, x, y):
     with torch.random.fork_rng(cuda):
         model(x[:1], None, y[:1])[0].sum().backward()
     model.zero_grad()
+    parts, calls = math.ceil(len(x) / (micro_batch or len(x))), count(1)
+
+    def synchronize_last(model, given):  # until then gradients add up on each rank
+        model.require_backward_grad_sync = next(calls) % parts == 0
+
+    model.register_forward_pre_hook(synchronize_last)
     return model
-
-
-def no_sync(model, last):
-    """Return a context for one micro-batch: only the last one of a step synchronizes gradients."""
-    return nullcontext() if last or COUNT == 1 else model.no_sync()
 
 
 def on_rank_0(function, *arguments):
@@ -86,23 +89,23 @@ def on_rank_0(function, *arguments):
     return broadcast(function(*arguments) if RANK == 0 else None)
 
 
-def all_reduce(numbers, operation):
-    """Return the numbers, each reduced over the ranks; bitwise identical on all ranks."""
+def all_reduce(number, operation):
+    """Return a number reduced over the ranks, bitwise identical on all of them."""
     if COUNT == 1:
-        return numbers
-    totals = torch.tensor(numbers, dtype=torch.float64)
-    dist.all_reduce(totals, operation)
-    return totals.tolist()
+        return number
+    total = torch.tensor(number, dtype=torch.float64)
+    dist.all_reduce(total, operation)
+    return total.item()
 
 
 def mean(number):
     """Return the mean of a number over the ranks."""
-    return all_reduce([number], dist.ReduceOp.SUM)[0] / COUNT
+    return all_reduce(number, dist.ReduceOp.SUM) / COUNT
 
 
-def largest(*numbers):
-    """Return each number's largest value over the ranks."""
-    return all_reduce(numbers, dist.ReduceOp.MAX)
+def largest(number):
+    """Return the largest value of a number over the ranks."""
+    return all_reduce(number, dist.ReduceOp.MAX)
 
 
 def broadcast(value):

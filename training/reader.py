@@ -38,8 +38,8 @@ def reader_of(model, plain=False):
     parts = c.untie_r, len(c.cutoffs), c.div_val, c.tie_projections
     if type(model) is lesson_5.TransformerXL and agrees(*parts):
         return Reader(model)
-    say_once("the model runs as it is written, since training/reader.py would not give its numbers: "
-             "slower to evaluate, several times slower to sample")
+    say_once("the model runs as it is written, since training/reader.py would not give its "
+             "numbers: slower to evaluate, several times slower to sample")
     return model
 
 

@@ -184,17 +184,15 @@ EXERCISES = (
         "token just sampled. Feeding the prompt again would process it twice: it is already in "
         "the memory."),
     Exercise(
-        "train_step", "train", "train_step", 19, 40, 3,
+        "train_step", "train", "train_step", 17, 40, 3,
         "one update that carries the memory over", "backward, clipping, update_memory",
         "For each slice of micro_batches(B, recipe.micro_batch), call the model with x, memory "
         "(a tensor (B, m, D) of each layer, or None) and y of these lanes under "
         "machine.autocast(recipe, x.device.type), then call backward() on their share, by the "
-        "number of tokens, of the MEAN over all lanes, both inside `with "
-        "ranks.no_sync(model, last=...)`, where last is True for the last slice. The gradients, "
-        "cleared before the first slice, add up: clip them to the norm recipe.clip, and update "
-        "the weights only if ranks.mean(loss), the mean over the ranks, and that norm are finite. "
-        "Return this mean and the norm before clipping, both as floats, and the new memory of all "
-        "lanes, or the old memory if there was no update.",
+        "number of tokens, of the MEAN over all lanes. The gradients, cleared before the first "
+        "slice, add up: clip them to the norm recipe.clip, and update the weights only if their "
+        "norm before clipping is finite. Return this mean and this norm, both as floats, and the "
+        "new memory of all lanes, or the old memory if there was no update.",
         "Start without micro-batches: one call with all lanes, loss.backward(), clip, step. The "
         "model returns losses (lanes, T) and the new memory, a list of (lanes, m, D), one per "
         "layer. clip_grad_norm_ clips in place and returns the norm before clipping; loss.item() "

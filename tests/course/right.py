@@ -108,15 +108,14 @@ def train_step(model, optimizer, x, y, memory, recipe):
     for b in range(0, len(x), recipe.micro_batch or len(x)):
         part = slice(b, b + (recipe.micro_batch or len(x)))
         past = None if memory is None else [layer[part] for layer in memory]
-        with ranks.no_sync(model=model, last=part.stop >= len(x)):
-            with machine.autocast(recipe=recipe, device=x.device.type):
-                losses, after = model(x=x[part], memory=past, y=y[part])
-            (losses / y.numel()).sum().backward()
+        with machine.autocast(recipe=recipe, device=x.device.type):
+            losses, after = model(x=x[part], memory=past, y=y[part])
+        (losses / y.numel()).sum().backward()
         mean += losses.sum().item() / y.numel()
         new.append(after)
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    mean, norm = ranks.mean(number=mean), torch.stack([g.norm() for g in grads]).norm().item()
-    if not (math.isfinite(mean) and math.isfinite(norm)):
+    norm = torch.stack([g.norm() for g in grads]).norm().item()
+    if not math.isfinite(norm):
         return mean, norm, memory
     for g in grads:
         g *= min(1.0, recipe.clip / (norm + 1e-6))

@@ -115,14 +115,12 @@ class Ledger(StandIn):
 
     losses = W * y + u * memory; the new memory is the last token of each lane, (B, 1, 1).
     bad: the value that is not finite: "loss and gradient", "loss" or "gradient".
-    others: the mean that ranks.mean returns; by default the loss of this rank.
     """
 
-    def __init__(self, bad="", others=None):
+    def __init__(self, bad=""):
         super().__init__()
         self.W, self.u = (nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(2))
-        self.bad, self.others = bad, others
-        self.synced, self.backward_in = [], []  # `last` of each no_sync; blocks around backward()
+        self.bad, self.backward_in = bad, []  # the blocks around backward()
         self.calls, self.open = [], []  # open: the current `with` blocks
         self.W.register_hook(self.backward_runs)
 
@@ -150,15 +148,6 @@ class Ledger(StandIn):
     def autocast(self, recipe, device):
         """Replace machine.autocast with a Block."""
         return Block(("autocast", device), self.open)
-
-    def no_sync(self, model, last):
-        """Replace ranks.no_sync with a Block, and record `last`."""
-        self.synced.append(last)
-        return Block(("no_sync", last), self.open)
-
-    def mean(self, number):
-        """Replace ranks.mean."""
-        return number if self.others is None else self.others
 
     def backward_runs(self, gradient):
         """Record the open blocks; torch calls this with W's gradient."""
@@ -189,7 +178,7 @@ class Block:
 
 
 class OpaqueReader:
-    """A Ledger with the interface of training/reader.py's Reader: not a module, an opaque memory."""
+    """A Ledger with the interface of a Reader: it is not a module, and its memory is opaque."""
 
     def __init__(self, model):
         self.model = model

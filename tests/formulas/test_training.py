@@ -15,8 +15,9 @@ from helpers import assert_close, randomized, refusal
 from support import corpora
 from support.progress import progress
 from training import machine, presets
-from training.batches import Batches, sentence_lanes
 from training.flags import Flags
+from training.job import Job
+from training.text import sentence_lanes
 
 train, lesson_1, lesson_2, lesson_5 = map(import_module, (
     "train", "01_vanilla_segments", "02_recurrence", "05_full_model"))
@@ -98,20 +99,23 @@ TEXT = torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
 
 
 def test_batches_of_sentences_continue_where_they_stopped():
-    """Batches continue from any position, including the end of the text.  Each epoch has a new
+    """Segments continue from any position, including the end of the text.  Each epoch has a new
     order, and looking at a segment changes nothing."""
-    given = (corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up", separator=0),
-             replace(RECIPE, batch=2, segment=2, seed=5), "cpu")
-    made = Batches(*given)
-    while made.epoch < 3:
-        again = Batches(*given, **made.state())
+    corpus = corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up", separator=0)
+    model = lesson_5.TransformerXL(lesson_5.CONFIGS["tiny"])
+    made, again = (Job(None, "", model, replace(RECIPE, batch=2, segment=2, seed=5), corpus)
+                   for _ in range(2))
+    while made.state.epoch < 3:
+        again.restore({"model": model.state_dict(), "optimizer": made.optimizer.state_dict(),
+                       "state": vars(made.state), "random": torch.zeros(0)})
         made.segment(0)
-        x, y = next(made)
-        lanes, first = sentence_lanes(TEXT, 2, 0, 5, made.epoch), made.column - x.shape[1]
-        assert x.equal(lanes[:, first : made.column].long())
-        assert y.equal(lanes[:, first + 1 : made.column + 1].long())
-        assert all(a.equal(b) for a, b in zip((x, y), next(again)))
-        assert again.state() == made.state()
+        x, y = made.next_segment()
+        column, epoch = made.state.column, made.state.epoch
+        lanes, first = sentence_lanes(TEXT, 2, 0, 5, epoch), column - x.shape[1]
+        assert x.equal(lanes[:, first:column].long())
+        assert y.equal(lanes[:, first + 1 : column + 1].long())
+        assert all(a.equal(b) for a, b in zip((x, y), again.next_segment()))
+        assert again.state == made.state
 
 
 @pytest.mark.parametrize("n, B", [(1, 1), (53, 8), (9, 9), (1003, 10)])

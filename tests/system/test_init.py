@@ -6,7 +6,7 @@ import pytest
 from helpers import refusal
 from support import corpora
 from system.conftest import WHOLE, again, last_line
-from training import checkpoint, flags, job, log, presets
+from training import checkpoint, flags, job, log, presets, text as texts
 
 train = import_module("train")
 
@@ -72,8 +72,8 @@ def test_bytes_are_encoded_again_and_words_must_be_the_same(ours, theirs, words)
     corpus = corpora.Corpus(split, split, split, list(ours), "it")
     given = corpus, {"vocab": list(theirs)}, presets.Recipe(steps=1, text="it")
     if words:
-        assert words in refusal(job.in_vocabulary, *given)
+        assert words in refusal(texts.in_vocabulary, *given)
     else:
-        found = job.in_vocabulary(*given)
+        found = texts.in_vocabulary(*given)
         assert found.vocab == list(theirs)
         assert corpora.decode(found.test, found.vocab) == corpora.decode(split, list(ours))

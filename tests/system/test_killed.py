@@ -9,10 +9,10 @@ import torch
 
 from system.kills import Killed, kill_at, runs_differ
 from system.conftest import run
-from training.log import Log
+from training import log
 
 WRITES = [(os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "mkdir"), (torch, "save"),
-          (Log, "line")]
+          (log, "write_line")]
 FLAGS = ["--steps", "6", "--eval-every", "4", "--segment", "16", "--dropout", "0.2", "--plain",
          "--n-layer", "1"]
 

@@ -16,12 +16,12 @@ train = import_module("train")
 
 def test_the_log_line_by_a_clock(monkeypatch, capsys):
     """Lines are at least five seconds apart.  After 100 seconds a quarter is done: 300 are left."""
-    metrics = log.Log()
-    metrics.unit, metrics.last_printed = "bpc", 0.0
-    state = State(step=30, tokens=9000, seconds=100.0, skipped=2)
+    job = Mock(state=State(step=30, tokens=9000, seconds=100.0, skipped=2), printed_at=0.0,
+               recipe=presets.Recipe(steps=120, log_every=7))
+    job.corpus.unit = "bpc"
     for now in (4.9, 5.1, 10.0):  # the first and the last are too early
         monkeypatch.setattr(log.time, "monotonic", lambda now=now: now)
-        metrics.training(state, presets.Recipe(steps=120, log_every=7), 0.1, 2.0, 0.5, 0.25)
+        log.record_training(job, 0.1, 2.0, 0.5, 0.25)
     assert capsys.readouterr().out == (
         "step 30 | 25% | loss of this step 2.885 bpc | 90 tok/s | 0:01:40, 0:05:00 left | 2 steps "
         "skipped\n")
@@ -65,7 +65,7 @@ def test_a_checkpoint_is_used_in_the_form_that_was_trained(flags, text, tmp_path
 
 def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_them(text, tmp_path, monkeypatch):
     order = []
-    monkeypatch.setattr(log.Log, "flush", lambda metrics: order.append("lines"))
+    monkeypatch.setattr(log, "flush", lambda metrics: order.append("lines"))
     monkeypatch.setattr(checkpoint, "save", lambda path, *given: order.append(path.name))
     assert run(text, tmp_path / "run", "--steps", "3", "--eval-every", "9") == 0
     assert order == ["lines", "checkpoint.pt", "best.pt", "lines", "checkpoint.pt"]

@@ -1,5 +1,6 @@
 """Several ranks equal one in lanes, gradients, evaluation and checkpoints, and they end together.
 The ranks are processes on this machine that communicate through gloo."""
+import math
 import os
 import runpy
 import signal
@@ -15,12 +16,14 @@ from multiprocessing.forkserver import ensure_running
 
 import pytest
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from system.kills import differences, runs_differ
 from system.conftest import TINY, again
 from training import checkpoint, log, presets, ranks
 
-train, lesson_5 = import_module("train"), import_module("05_full_model")
+train, lesson_1, lesson_5 = map(import_module, (
+    "train", "01_vanilla_segments", "05_full_model"))
 RECIPE = presets.Recipe(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
 FLAGS = [*TINY, "--eval-every", "4", "--steps", "12", "--text"]
 
@@ -88,21 +91,32 @@ def test_rank_is_ignored_in_a_single_process(monkeypatch):
         runpy.run_path(ranks.__file__)
 
 
-def four_steps(path, micro_batch):
-    """Make four steps in float64 without dropout; rank 0 saves everything that is compared."""
+def prepared():
+    """Join the ranks; return a small model in float64, without dropout, and its optimizer."""
     ranks.join("cpu")
     torch.manual_seed(0)
     model = lesson_5.TransformerXL(lesson_5.Config(
         11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)).double()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def four_steps(path, micro_batch):
+    """Make four steps; rank 0 saves everything that is compared."""
+    model, optimizer = prepared()
     stream, mine = torch.randint(11, (4, 25)), ranks.my_lanes(4)
-    learner = ranks.parallel(model, stream[mine, :6], stream[mine, :6])
+    wrapped = ranks.parallel(model, stream[mine, :6], stream[mine, :6], micro_batch)
+    if ranks.COUNT > 1:
+        sent = []
+        wrapped.register_comm_hook(None, lambda state, bucket: (
+            sent.append(bucket.index()), allreduce_hook(None, bucket))[1])
     recipe = replace(RECIPE, micro_batch=micro_batch)
     memory, found = None, []
     for column in range(0, 24, 6):
         x, y = stream[mine, column : column + 6], stream[mine, column + 1 : column + 7]
-        loss, norm, memory = train.train_step(learner, optimizer, x, y, memory, recipe)
+        loss, norm, memory = train.train_step(wrapped, optimizer, x, y, memory, recipe)
+        loss = ranks.mean(loss)
         found += [torch.tensor([loss, norm]), *(p.grad.clone() for p in model.parameters())]
+    assert ranks.COUNT == 1 or sent == [0] * 4, "gradients were not sent once per step"
     found += [ranks.gather(past) for past in memory] + [*model.state_dict().values()]
     found.append(torch.tensor(ranks.on_rank_0(train.evaluate, model, stream.flatten(), RECIPE)))
     if ranks.RANK == 0:
@@ -120,6 +134,31 @@ def test_two_ranks_equal_one(tmp_path, micro_batch):
     one, two = (torch.load(tmp_path / name) for name in ("one", "two"))
     for a, b in zip(one, two, strict=True):
         assert a.shape == b.shape and (a - b).abs().max() < 1e-9
+
+
+def spoiled_steps(path, spoil):
+    """Make three steps, with spoiled losses on rank 1 in the second; save both ranks' weights."""
+    model, optimizer = prepared()
+    x, real = torch.arange(6)[None], lesson_1.token_losses
+    wrapped, memory = ranks.parallel(model, x, x, 0), None
+    for step in range(3):
+        is_spoiled = ranks.RANK == step == 1
+        lesson_1.token_losses = lambda *given: (spoil if is_spoiled else torch.clone)(real(*given))
+        _, _, memory = train.train_step(wrapped, optimizer, x, x, memory, RECIPE)
+    kept = ranks.gather(torch.nn.utils.parameters_to_vector(model.parameters())[None])
+    if ranks.RANK == 0:
+        torch.save(kept, path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoil", [partial(torch.mul, other=math.nan),
+                                   partial(torch.add, other=math.inf)], ids=["NaN", "infinite"])
+def test_a_loss_that_is_not_finite_on_one_rank_leaves_all_weights_equal(spoil, tmp_path):
+    """A NaN loss makes the gradient NaN on all ranks; one that is infinite may leave it finite."""
+    statuses, said = on_ranks(2, tmp_path, partial(spoiled_steps, tmp_path / "kept", spoil))
+    assert statuses == [0, 0], "\n".join(said)
+    one, two = torch.load(tmp_path / "kept")
+    assert one.equal(two) and one.isfinite().all()
 
 
 def whole_run(argv, stop_at=0, break_at=0, on_rank=0, where="train_step", number=signal.SIGTERM):

@@ -129,11 +129,14 @@ def test_a_command_line_is_rejected_in_one_line(
     assert files() == before and not (program == "train" and Path("new").exists())
 
 
-CODE = """import os, pathlib, sys, support.files as files
+CODE = """import os, pathlib, sys, support; from support import files
+assert sys.excepthook is sys.__excepthook__
 print('a\\u2026', os.environ.get('MPLBACKEND'))
 files.write_atomically(pathlib.Path('file'), lambda file: file.write('\\u2026'), 'w')
 sys.stderr.write('b')
-raise KeyboardInterrupt"""
+def main():
+    raise KeyboardInterrupt
+support.run_lesson(main, '')"""
 
 
 @pytest.mark.parametrize("streams, wanted", [
