@@ -221,7 +221,7 @@ def show_reach(T=8, M=8):
 
 
 def states(layers, h, change, T, M):
-    """Return all states (B, N + 1, n, D), with change (B, N + 1, n, 1) added to them."""
+    """Return all states (B, N + 1, n, D) with change (B, N + 1, n, 1) added to them."""
     rows = [h + change[:, 0]]  # row 0: the embeddings
     for k, layer in enumerate(layers, 1):
         past, outputs = rows[-1][:, :0], []
