@@ -29,7 +29,7 @@ def orthogonalize(G):
 
 
 class Muon(torch.optim.Adam):
-    """Muon for groups with a "dtype", that of its products; Adam for the others.
+    """Muon for groups of the kind "muon", with products in the group's "dtype"; Adam for the rest.
 
     torch.optim.Muon always multiplies in bf16, for which many CPUs have no instructions (effect:
     training/README.md).  Its results in bf16 are the same.
@@ -37,8 +37,10 @@ class Muon(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self):
-        """Update all weights that have a gradient; those of Muon's groups lose it."""
-        for group in (group for group in self.param_groups if "dtype" in group):
+        """Update all weights that have a gradient."""
+        groups = {kind: [group for group in self.param_groups if group["kind"] == kind]
+                  for kind in ("muon", "adam")}
+        for group in groups["muon"]:
             for W in (W for W in group["params"] if W.grad is not None):
                 state = self.state[W]
                 if not state:  # Adam's load_state_dict expects a "step"
@@ -47,8 +49,9 @@ class Muon(torch.optim.Adam):
                 change = orthogonalize(W.grad.lerp(mean, 0.95).to(group["dtype"]))  # Nesterov's
                 W.mul_(1 - 0.1 * group["lr"])  # weight decay
                 W.add_(change, alpha=-group["lr"] * max(1, W.shape[0] / W.shape[1]) ** 0.5)
-                W.grad = None  # so Adam skips it
+        every, self.param_groups = self.param_groups, groups["adam"]
         super().step()
+        self.param_groups = every
 
 
 def adam(model, recipe):
@@ -62,8 +65,9 @@ def muon(model, recipe):
     taken = {id(weight) for weight in matrices}  # `in` would compare numbers
     others = [weight for weight in model.parameters() if id(weight) not in taken]
     dtype = torch.bfloat16 if recipe.dtype == "bf16" else torch.float32
-    return Muon([{"params": others}, {"params": matrices, "dtype": dtype,
-                                      "factor": recipe.muon_lr / recipe.lr}], fused=True)
+    return Muon([{"kind": "adam", "params": others},
+                 {"kind": "muon", "params": matrices, "dtype": dtype,
+                  "factor": recipe.muon_lr / recipe.lr}], fused=True)
 
 
 OPTIMIZERS = {"adam": adam, "muon": muon}  # the choices of --optimizer

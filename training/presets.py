@@ -81,7 +81,7 @@ class Recipe:
 
 WT103_CUTOFFS = (20_000, 40_000, 200_000)
 LM1B_CUTOFFS = (60_000, 100_000, 640_000)
-OFTEN = {"eval_every": 4000, "log_every": 200}  # in the authors' scripts
+INTERVALS = {"eval_every": 4000, "log_every": 200}  # in the authors' scripts
 
 MODELS = {
     "tiny": (lesson_5.CONFIGS["tiny"], Recipe(
@@ -96,39 +96,40 @@ MODELS = {
         schedule="sqrt", eval_segment=64, eval_mem_len=128, eval_every=500, eval_tokens=20_000)),
     "enwik8-12L": (lesson_5.CONFIGS["enwik8-12L"], Recipe(
         dataset="enwik8", batch=22, segment=512, steps=400_000, lr=2.5e-4, warmup=0,
-        eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_tokens=500_000, **OFTEN)),
+        eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_tokens=500_000, **INTERVALS)),
     "enwik8-18L": (Config(  # ours: the paper gives 88M parameters and the score
         vocab_size=204, n_layer=18, d_model=640, n_head=10, d_head=64, d_inner=2208, mem_len=512,
         dropout=0.1), Recipe(
         dataset="enwik8", batch=22, segment=512, steps=400_000, lr=2.5e-4, warmup=4000,
-        eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_tokens=500_000, **OFTEN)),
+        eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_tokens=500_000, **INTERVALS)),
     "enwik8-24L": (Config(
         vocab_size=204, n_layer=24, d_model=1024, n_head=8, d_head=128, d_inner=3072, mem_len=768,
         dropout=0.15, dropout_attention=0.15), Recipe(
         dataset="enwik8", batch=64, segment=768, steps=400_000, lr=2.5e-4, warmup=4000,
-        eval_segment=128, eval_mem_len=3800, eval_clamp_len=1000, eval_tokens=500_000, **OFTEN)),
+        eval_segment=128, eval_mem_len=3800, eval_clamp_len=1000, eval_tokens=500_000,
+        **INTERVALS)),
     "wt103-standard": (Config(
         vocab_size=267_735, n_layer=16, d_model=410, n_head=10, d_head=41, d_inner=2100,
         mem_len=150, dropout=0.1, cutoffs=WT103_CUTOFFS), Recipe(
         dataset="wt103", batch=60, segment=150, steps=200_000, lr=2.5e-4, warmup=0,
-        eval_segment=64, eval_mem_len=640, eval_clamp_len=400, eval_tokens=0, **OFTEN)),
+        eval_segment=64, eval_mem_len=640, eval_clamp_len=400, eval_tokens=0, **INTERVALS)),
     "wt103-large": (Config(  # 285M parameters, where the paper says 257M
         vocab_size=267_735, n_layer=18, d_model=1024, n_head=16, d_head=64, d_inner=4096,
         mem_len=384, dropout=0.2, dropout_attention=0.2, cutoffs=WT103_CUTOFFS, div_val=4,
         untie_r=True, init_std=0.005), Recipe(
         dataset="wt103", batch=128, segment=384, steps=4_000_000, lr=2.5e-4, warmup=16_000,
-        eval_segment=128, eval_mem_len=1600, eval_clamp_len=1000, eval_tokens=0, **OFTEN)),
+        eval_segment=128, eval_mem_len=1600, eval_clamp_len=1000, eval_tokens=0, **INTERVALS)),
     "lm1b-base": (Config(
         vocab_size=793_471, n_layer=18, d_model=1024, n_head=8, d_head=128, d_inner=4096,
         mem_len=32, cutoffs=LM1B_CUTOFFS, div_val=4, tie_projections=False), Recipe(
         dataset="lm1b", batch=224, segment=32, steps=500_000, lr=2.5e-4, warmup=20_000,
-        eval_segment=32, eval_mem_len=128, eval_tokens=0, **OFTEN)),
+        eval_segment=32, eval_mem_len=128, eval_tokens=0, **INTERVALS)),
     "lm1b-large": (Config(  # the TPU script has no projections in band 0, so 838M
         vocab_size=793_471, n_layer=24, d_model=1280, n_head=16, d_head=80, d_inner=8192,
         mem_len=32, dropout=0.05, dropout_attention=0.05, cutoffs=LM1B_CUTOFFS, div_val=4,
         tie_projections=False, untie_r=True, init_std=0.005), Recipe(
         dataset="lm1b", batch=512, segment=32, steps=1_200_000, lr=1e-4, warmup=30_000,
-        eval_segment=32, eval_mem_len=128, eval_tokens=0, **OFTEN)),
+        eval_segment=32, eval_mem_len=128, eval_tokens=0, **INTERVALS)),
     "ptb": (Config(  # adapted from the authors' later code (experiments/questions.md)
         vocab_size=10_000, n_layer=16, d_model=380, n_head=10, d_head=38, d_inner=704, mem_len=70,
         dropout=0.2, dropout_attention=0.2), Recipe(

@@ -47,7 +47,8 @@ def witness(corpus, recipe, shown):
                 and name.startswith("layers.") and weight.dim() == 2]
     adam = torch.optim.Adam([weight for weight in model.parameters()
                              if all(weight is not matrix for matrix in matrices)], fused=True)
-    muon = optimizers.Muon([{"params": matrices, "dtype": torch.float32}]) if matrices else None
+    muon = optimizers.Muon([{"kind": "muon", "params": matrices, "dtype": torch.float32}]
+                           ) if matrices else None
     batches = list(lesson_1.segments(lesson_1.lanes(corpus.train, recipe.batch), recipe.segment))
     steps, lines, said, tokens, lowest = [], [], [], 0, math.inf
     for step in range(recipe.steps):
@@ -89,7 +90,8 @@ def test_muon_equals_torchs_muon(m, n):
     """Both agree bit for bit in bf16; in float32 the polynomial acts on the singular values."""
     start = torch.randn(m, n)
     ours, theirs, skipped = (nn.Parameter(start.clone()) for _ in range(3))
-    muon = optimizers.Muon([{"params": [ours, skipped], "dtype": torch.bfloat16}], lr=0.02)
+    muon = optimizers.Muon([
+        {"kind": "muon", "params": [ours, skipped], "dtype": torch.bfloat16}], lr=0.02)
     for name, dtype in ("bf16", torch.bfloat16), ("float32", torch.float32):
         chosen = optimizers.muon(lesson_5.TransformerXL(TINY), replace(RECIPE, dtype=name))
         assert chosen.param_groups[1]["dtype"] == dtype
