@@ -15,16 +15,23 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-if not os.environ.get("WORLD_SIZE", "1").isdigit():
-    sys.exit(f"the variable WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, not a number: unset it")
-COUNT = int(os.environ.get("WORLD_SIZE", 1))
-RANK = int(os.environ.get("RANK", 0)) if COUNT > 1 else 0
+from support import progress
+
+COUNT, RANK = 1, 0  # unless a program joins; experiments do not, whatever a cluster has set
 
 
 def join(device):
-    """Connect to the other ranks; from here on only rank 0 prints.  ValueError if that fails."""
-    if COUNT == 1:
+    """Connect to the other ranks of torchrun, if there are any; from here on only rank 0 prints.
+
+    ValueError if that fails.
+    """
+    global COUNT, RANK
+    count = os.environ.get("WORLD_SIZE", "1")
+    if not count.isdigit():
+        raise ValueError(f"the variable WORLD_SIZE is {count!r}, not a number: unset it")
+    if int(count) == 1:
         return
+    COUNT, RANK = int(count), int(os.environ.get("RANK", 0))
     try:
         if device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -32,11 +39,11 @@ def join(device):
         # rank 0 fetches a corpus or evaluates
         dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
                                 timeout=timedelta(hours=2))
-    except RuntimeError as error:
-        raise ValueError(f"rank {RANK} cannot join the {COUNT} ranks; on GPUs, start one rank for "
-                         f"each GPU: {error}") from None
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"rank {RANK} cannot join the {COUNT} ranks of WORLD_SIZE: unset it to "
+                         f"train alone; on GPUs, start one rank for each GPU ({error})") from None
     if RANK > 0:
-        sys.stdout = open(os.devnull, "w")
+        sys.stdout, progress.is_quiet = open(os.devnull, "w"), True
 
 
 def end(status):
