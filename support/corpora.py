@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from support.names import did_you_mean
-from support.download import SOURCES, fetch, unpack
+from support.download import SOURCES, unpack
 from support.files import write_atomically
 from support.progress import progress
 
@@ -172,8 +172,8 @@ def sentence_corpus(name, root):
     the same n + 1 predictions, since its first `<S>` is never a target.  Words that the published
     vocabulary lacks are `<UNK>`.  The held-out shard is valid and test.
     """
-    *shards, heldout = unpack(SOURCES[name], root)
-    with open(fetch(SOURCES[name].vocabulary, root), encoding="utf-8") as file:
+    *shards, heldout, words = unpack(SOURCES[name], root)
+    with open(words, encoding="utf-8") as file:
         # a line is a word, and perhaps its count
         token = {line.split()[0]: number for number, line in enumerate(file)}
     vocab, unknown = list(token), token["<UNK>"]

@@ -22,7 +22,7 @@ class File(NamedTuple):
     name: str  # in the data folder, and in its archive
     size: int | None = None  # bytes; None if it is not published
     checksum: str | None = None  # "algorithm:hexadecimal digest"
-    addresses: tuple[str, ...] = ()  # tried in order; a member of an archive has none
+    addresses: tuple[str, ...] = ()  # tried in order; a file of an archive has none
 
 
 class Source(NamedTuple):
@@ -30,12 +30,11 @@ class Source(NamedTuple):
     kind: str  # "bytes", "words" or "sentences"
     models: tuple[str, str]  # that --dataset trains, with a GPU and without (training/presets.py)
     vocab_size: int  # as published
-    archive: File  # zip or tar.gz
-    files: tuple[File, ...]  # to unpack: train, valid, test; for bytes perhaps one text, which is
-    # then split; for sentences the shards, the held-out one last
+    archive: File | None  # zip or tar.gz; None if each file has addresses of its own
+    files: tuple[File, ...]  # train, valid, test; for bytes perhaps one text, which is then split;
+    # for sentences the shards, the held-out one, the vocabulary
     counts: tuple[int, ...] = ()  # of words, published: tokens of train, valid and test
     counted: int = 3  # number of splits whose words the vocabulary counts
-    vocabulary: File | None = None  # of sentences
 
 
 def wikitext(name, models, vocab_size, size, checksum, **more):
@@ -60,6 +59,12 @@ SOURCES = {
              "sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
              ("http://mattmahoney.net/dc/text8.zip",)),
         (File("text8", 100_000_000),)),
+    "tinyshakespeare": Source(
+        "bytes", ("laptop", "laptop"), 65, None,
+        (File("tinyshakespeare/input.txt", 1_115_394,  # in tensorflow/datasets, checksums.tsv
+              "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+              ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
+               "input.txt",)),)),
     "wt103": wikitext(
         "wikitext-103", ("wt103-standard", "laptop-words"), 267_735, 190_229_076,
         "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
@@ -83,11 +88,10 @@ SOURCES = {
              (f"http://www.statmt.org/lm-benchmark/{LM1B}.tar.gz",)),
         (*(File(f"{LM1B}/training-monolingual.tokenized.shuffled/news.en-{i:05}-of-00100")
            for i in range(1, 100)),
-         File(f"{LM1B}/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050")),
-        vocabulary=File(
-            "1b_word_vocab.txt", None,
-            "sha256:c758fee313a5c952995f391a659fe31cde50f2b11f5fae6c0e75a0a6e79fa34d",
-            ("https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt",))),
+         File(f"{LM1B}/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"),
+         File("1b_word_vocab.txt", None,
+              "sha256:c758fee313a5c952995f391a659fe31cde50f2b11f5fae6c0e75a0a6e79fa34d",
+              ("https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt",)))),
 }
 
 
@@ -165,7 +169,7 @@ def extract(archive, wanted):
 
     Raises ValueError if the archive lacks one or is broken, or if a path cannot be written.
     """
-    missing, path = dict(wanted), next(iter(wanted.values()))
+    missing = dict(wanted)
     try:
         for name, opened in members(archive):
             if name in missing:
@@ -176,23 +180,32 @@ def extract(archive, wanted):
         if missing:
             raise ValueError(f"expected {next(iter(missing))!r} in it")
     except OSError as error:
-        raise ValueError(f"{path} cannot be unpacked from {archive} ({error})") from None
+        raise ValueError(f"{archive} cannot be unpacked ({error})") from None
     except Exception as error:  # broken bytes raise a dozen types: of zipfile, tarfile, zlib, lzma
         raise ValueError(f"{archive} is damaged or another archive ({error}); delete it and run "
                          "again") from None
 
 
 def unpack(source, root):
-    """Return the paths of source.files in root; missing ones are unpacked from source.archive,
-    which is fetched first.  Raises ValueError, also if a file's size is not the published one.
+    """Return the paths of source.files in root.  Missing ones are unpacked from the archive, which
+    is fetched first, or fetched from their own addresses.  Raises ValueError, also for a file with
+    another size than the published one.
     """
     paths = [Path(root, file.name) for file in source.files]
-    wanted = {file.name: path for file, path in zip(source.files, paths) if not path.is_file()}
+    wanted = {file.name: path for file, path in zip(source.files, paths)
+              if not file.addresses and not path.is_file()}
     if wanted:
-        extract(fetch(source.archive, root), wanted)
+        try:
+            archive = fetch(source.archive, root)
+        except ValueError as error:
+            names = [*map(str, wanted.values())]
+            names = names if len(names) < 4 else [names[0], "...", names[-1]]
+            raise ValueError(f"{error}, or save its unpacked files as {', '.join(names)}") from None
+        extract(archive, wanted)
     for file, path in zip(source.files, paths):
-        found = path.stat().st_size
-        if file.size not in (None, found):
-            raise ValueError(f"{path} has {found:,} bytes, expected {file.size:,}; delete it and "
-                             "run again")
+        if file.addresses:
+            fetch(file, root)
+        elif file.size not in (None, path.stat().st_size):
+            raise ValueError(f"{path} has {path.stat().st_size:,} bytes, expected {file.size:,}; "
+                             "delete it and run again")
     return paths

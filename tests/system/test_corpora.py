@@ -1,6 +1,7 @@
 """Test corpora of bytes and of words: tokens, splits, vocabularies, and the one-sentence errors."""
 import hashlib
 import lzma
+import io
 import random
 import sys
 import sysconfig
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import refusal
+from helpers import published, refusal, zipped
 from support import corpora
 from support.corpora import as_bytes, compressed_bits, decode, encode, load
 from support.download import File, Source
@@ -168,8 +169,7 @@ def words(root, train, valid=b"a\n", test=b"a\n", **more):
 
 
 def sentences(root, shards=SHARDS):
-    (root / "vocab").write_bytes(VOCABULARY)
-    return load_as("sentences", root, shards | {"heldout": b"b a\n"}, vocabulary=File("vocab"))
+    return load_as("sentences", root, shards | {"heldout": b"b a\n", "vocab": VOCABULARY})
 
 
 # with three kinds of newlines, and spaces of Unicode
@@ -221,18 +221,18 @@ def test_sentences_have_single_separators_and_a_killed_encoding_restarts(tmp_pat
         *SHARDS, "heldout", "vocab", "new.train.int32"}
 
 
-@pytest.mark.parametrize("kind, unit, sizes", [
-    ("bytes", "bpc", []), ("words", "ppl", ["--model", "laptop-words", "--n-layer", "1"]),
-    ("sentences", "ppl", ["--cutoffs", "2", "4", "--div-val", "2"])])
-def test_from_the_files_to_the_test_score(kind, unit, sizes, tmp_path, monkeypatch, capsys):
-    """`--dataset NAME` trains and tests; the folder is then tested again and sampled."""
-    draw, names = random.Random(0), ("train", "valid", "test")
-    lines = [" ".join(draw.choices("abcd", k=6)) for _ in range(60)]
-    for name in names:
-        (tmp_path / name).write_text("\n".join(lines) + "\n")
-    (tmp_path / "vocab").write_bytes(VOCABULARY)
-    monkeypatch.setitem(corpora.SOURCES, "new", Source(
-        kind, (), 0, None, tuple(map(File, names)), vocabulary=File("vocab")))
+@pytest.mark.parametrize("kind, n, unit, sizes", [
+    ("bytes", 1, "bpc", []), ("words", 3, "ppl", ["--model", "laptop-words", "--n-layer", "1"]),
+    ("sentences", 4, "ppl", ["--cutoffs", "2", "4", "--div-val", "2"])])
+def test_from_the_addresses_to_the_test_score(kind, n, unit, sizes, tmp_path, monkeypatch, capsys):
+    """`--dataset NAME` fetches files, trains and tests; then the folder is tested and sampled."""
+    draw = random.Random(0)
+    text = "\n".join(" ".join(draw.choices("abcd", k=6)) for _ in range(60)).encode()
+    web = {"http://1": text, "http://2": text, "http://3": text, "http://4": VOCABULARY}
+    files = [published(url[-1], data, url) for url, data in web.items()]
+    monkeypatch.setattr("urllib.request.urlopen", lambda request, timeout: io.BytesIO(
+        web.pop(request.full_url)))  # each is fetched only once
+    monkeypatch.setitem(corpora.SOURCES, "new", Source(kind, (), 0, None, tuple(files[:n])))
     given = ["--dataset", "new", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run"),
              "--dtype", "float32"]  # auto measures again, and may find another
     assert train.main([*TINY, *given, "--steps", "3", *sizes]) == 0

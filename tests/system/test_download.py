@@ -36,10 +36,10 @@ def files_in(root):
             for path in root.rglob("*") if path.is_file()}
 
 
-def source_of(archive):
-    """Return the table's entry for TEXTS."""
+def source_of(archive, names=TEXTS):
+    """Return an entry of the table."""
     return Source("words", (), 0, archive, tuple(
-        File(name, len(data)) for name, data in TEXTS.items()))
+        File(name, len(TEXTS.get(name, ""))) for name in names))
 
 
 @pytest.mark.parametrize("known", ["size", "sha256", "md5"])
@@ -76,6 +76,10 @@ def test_a_bad_response_raises_one_sentence_and_leaves_no_file(web, tmp_path, an
 @archives
 def test_only_the_listed_members_are_unpacked_once(web, tmp_path, name, pack):
     """Members get the names of the table; no name in an archive determines a path."""
+    web[SITE] = TimeoutError()
+    for names, listed in (("ab", "{0}/a, {0}/b"), ("abcd", "{0}/a, ..., {0}/d")):
+        message = refusal(unpack, source_of(published(name, b"", SITE), names), tmp_path)
+        assert message.endswith("or save its unpacked files as " + listed.format(tmp_path))
     web[SITE] = pack({"../evil": b"!", "w/evil": b"!", "/tmp/evil": b"!"} | TEXTS)
     source = source_of(published(name, web[SITE], SITE))
     assert unpack(source, tmp_path) == [tmp_path / "w/one", tmp_path / "w/two"]

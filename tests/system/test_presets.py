@@ -13,7 +13,8 @@ from training.flags import Flags, adapt_to_vocabulary, choose_model
 train = import_module("train")
 lesson_5 = import_module("05_full_model")
 Config, Recipe = presets.Config, presets.Recipe
-VOCABULARIES = {"enwik8": 204, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000}
+VOCABULARIES = {"enwik8": 204, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000,
+                "tinyshakespeare": 65}
 WT103 = 20_000, 40_000, 200_000
 BANDS = {"wt103": WT103, "lm1b": (60_000, 100_000, 640_000)}
 
