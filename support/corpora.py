@@ -14,6 +14,7 @@ segment is converted (`.long()`) when it is used: a text of bytes takes an eight
 prints the sizes of a corpus and, for bytes, the bits per byte that zlib and xz need for its test
 split.  A model with a higher loss has learned little.
 """
+import codecs
 import hashlib
 import itertools
 import lzma
@@ -289,26 +290,19 @@ def encode(text, vocab):
     return torch.tensor([token[symbol] for part in parts for symbol in symbols[part]])
 
 
-def checked(tokens, vocab):
-    """Return tokens as a tensor on the CPU.  ValueError if one is not in vocab."""
-    tokens = torch.as_tensor(tokens).cpu()
-    for token in tokens.aminmax() if tokens.numel() else ():
-        if not 0 <= int(token) < len(vocab):  # int, because 256 is 0 in uint8
-            raise ValueError(f"token {token} outside vocabulary of {len(vocab)}")
-    return tokens
-
-
 def as_bytes(tokens, vocab):
-    """Turn tokens of a byte corpus, (n,), into n bytes; ValueError if one is not in vocab."""
-    tokens = checked(tokens, vocab).to(torch.uint8)
-    return tokens.numpy().tobytes().translate(bytes(vocab).ljust(256))
+    """Turn tokens of a byte corpus, (n,), into n bytes."""
+    return tokens.cpu().to(torch.uint8).numpy().tobytes().translate(bytes(vocab).ljust(256))
 
 
 def decode(tokens, vocab):
-    """Turn tokens into text: bytes that are not UTF-8 become U+FFFD, separators end a line."""
+    """Turn tokens into text to print: bytes that are not UTF-8 become U+FFFD, but those of a
+    character that is cut at either end are left out; separators end a line.
+    """
     if isinstance(vocab[0], int):
-        return as_bytes(tokens, vocab).decode("utf-8", errors="replace")
-    words = (vocab[token] for token in checked(tokens, vocab).tolist())
+        text = as_bytes(tokens, vocab).lstrip(bytes(range(0x80, 0xC0)))  # none begins a character
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(text)
+    words = (vocab[token] for token in tokens.tolist())
     text = "".join("\n" if word in SEPARATORS else f"{word} " for word in words)
     return text.replace(" \n", "\n").removesuffix(" ")
 

@@ -126,15 +126,18 @@ def test_encode_and_decode_are_inverse(text, vocab, tokens):
     """Words are joined by spaces; newlines become separators, and newlines again."""
     found = encode(text, vocab)
     assert found.dtype == torch.int64 and found.tolist() == tokens
-    assert decode(found, vocab) == text and decode([], vocab) == ""
-    for token in (-1, len(vocab), 256):  # neither the last one, nor 0
-        message = refusal(decode, torch.tensor([0, token]), vocab)
-        assert message == f"token {token} outside vocabulary of {len(vocab)}"
-
-
-def test_other_ends_of_lines_and_half_a_letter():
+    assert decode(found, vocab) == text and decode(found[:0], vocab) == ""
     assert encode(" the\r\n cat\rsat\t", WORDS).tolist() == [1, 0, 2, 0, 3]
-    assert decode([1], [0xA9, 0xC3]) == "\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("letter", ["é", "記", "😀"], ids=ascii)
+def test_the_bytes_of_half_a_letter_are_not_printed(letter):
+    """A prompt may end, and what continues it begin, within a letter.  Other bytes are visible."""
+    whole, vocab = letter.encode(), list(range(256))
+    tokens = torch.tensor(list(whole + b"a\xffb" + whole))
+    for cut in range(1, len(whole)):
+        assert decode(tokens[:-cut], vocab) == f"{letter}a\N{REPLACEMENT CHARACTER}b"
+        assert decode(tokens[cut:], vocab) == f"a\N{REPLACEMENT CHARACTER}b{letter}"
 
 
 @pytest.mark.parametrize("text, vocab, words", [
