@@ -40,6 +40,9 @@ SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "enco
            "pydoc_data", "lib2to3",  # of the standard library: tests, tables, other people's code,
            "distutils"}  # and what Python 3.12 no longer has
 SEPARATORS = "<eos>", "<S>"  # ends of a line: <S> in lm1b, <eos> elsewhere
+FORMATS = {  # by the first bytes of a file
+    b"\x1f\x8b": "compressed by gzip", b"\xfd7zXZ": "compressed by xz", b"PK\3\4": "a zip archive",
+    b"%PDF": "a PDF", b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text"}
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,10 @@ def read(name, root):
         texts = [path.read_bytes() for path in unpack(SOURCES[name], root)]
         return texts if len(texts) == 3 else split(*texts, name), name
     if Path(name).is_file():
-        return split(Path(name).read_bytes(), Path(name).name), Path(name).name
+        data, label = Path(name).read_bytes(), Path(name).name
+        for kind in (FORMATS[start] for start in FORMATS if data.startswith(start)):
+            print(f"{label} is {kind}, and its bytes are read as they are: save it as UTF-8 text")
+        return split(data, label), label
     if Path(name).is_absolute():  # as --text gives it
         raise ValueError(f"there is no file {name} (a folder or a pipe must be saved as a file)")
     known = ["stdlib", *SOURCES, "copies"]

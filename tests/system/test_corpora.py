@@ -1,4 +1,5 @@
 """Test corpora of bytes and of words: tokens, splits, vocabularies, and the one-sentence errors."""
+import gzip
 import hashlib
 import lzma
 import io
@@ -38,14 +39,22 @@ def texts_of(corpus):
 
 # ---- bytes --------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("data", [RAW[:40], RAW[:1019], bytes(range(256)) * 4,
-                                  b"aab" * 18 + b"b" * 30 + b"cccc"], ids=len)  # c: only in test
-def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data):
+@pytest.mark.parametrize("data, kind", [
+    (RAW[:40], ""), (RAW[:1019], ""), (bytes(range(256)) * 4, ""),
+    (b"aab" * 18 + b"b" * 30 + b"cccc", ""),  # c: only in test
+    (gzip.compress(RAW), "compressed by gzip"), (lzma.compress(RAW), "compressed by xz"),
+    (zipped({"a": RAW}), "a zip archive"), (b"%PDF-1.7" + RAW, "a PDF"),
+    (b"\xff\xfe" + RAW.decode().encode("utf-16-le"), "UTF-16 text"),
+    (b"\xfe\xff" + RAW.decode().encode("utf-16-be"), "UTF-16 text")], ids=len)
+def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data, kind, capsys):
     """Valid and test have n // 20 bytes each, and train has the rest.  The vocabulary is in the
     official order: by decreasing count in all splits, then by first appearance."""
     corpus, n = load(write(tmp_path, data)), len(data) // 20
     assert texts_of(corpus) == [data[:-2 * n], data[-2 * n:-n], data[-n:]]
     assert corpus.vocab == sorted(set(data), key=lambda b: (-data.count(b), data.index(b)))
+    said = capsys.readouterr().out
+    assert said.startswith(f"notes.txt is {kind}, and its bytes are") if kind else said == ""
+    assert said.count("\n") == bool(kind)
     assert corpus.train.dtype == corpus.test.dtype == torch.uint8 and corpus.unit == "bpc"
 
 
