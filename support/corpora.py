@@ -136,18 +136,12 @@ def byte_corpus(name, root, drop_newlines):
 # ---- words: read line by line, because a text may be larger than memory -------------------------
 
 def tokenize(path, separator, token):
-    """Tokenize a text by a dict {word: token} -> (n,) int32; the separator ends each line.
-
-    Raises ValueError for fewer than two tokens, one to read and one to predict.
-    """
+    """Tokenize a text by a dict {word: token} -> (n,) int32; the separator ends each line."""
     with open(path, encoding="utf-8") as file:
         lines = progress(file, f"reading {path}", path.stat().st_size,
                          lambda line: len(line.encode()))
         words = itertools.chain.from_iterable((*line.split(), separator) for line in lines)
-        tokens = np.fromiter(map(token.__getitem__, words), np.int32)
-    if len(tokens) < 2:
-        raise ValueError(f"{path} has {len(tokens)} tokens, but at least 2 are needed")
-    return torch.from_numpy(tokens)
+        return torch.from_numpy(np.fromiter(map(token.__getitem__, words), np.int32))
 
 
 def word_corpus(name, root):
@@ -244,11 +238,9 @@ def load(name_or_path, root="data", drop_newlines=False):
         return synthetic_corpus()
     try:
         kind = SOURCES[name].kind if name in SOURCES else "bytes"  # as are stdlib and files
-        if kind == "sentences":
-            return sentence_corpus(name, root)
-        if kind == "words":
-            return word_corpus(name, root)
-        return byte_corpus(name, root, drop_newlines)
+        if kind == "bytes":
+            return byte_corpus(name, root, drop_newlines)
+        return (word_corpus if kind == "words" else sentence_corpus)(name, root)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{name} cannot be read or encoded ({error})") from None
 
@@ -265,8 +257,7 @@ def checksum(corpus):
 def with_vocabulary(corpus, vocab):
     """Return a text of bytes in another vocabulary, without the bytes that this one lacks."""
     lacking = bytes(set(corpus.vocab) - set(vocab))  # such as tabs, in another Python's library
-    token = dict(zip(vocab, range(len(vocab))))
-    table = bytes(token.get(byte, 0) for byte in range(256))
+    table = bytes.maketrans(bytes(vocab), bytes(range(len(vocab))))
     splits = (tensor(as_bytes(split, corpus.vocab).translate(table, lacking))
               for split in (corpus.train, corpus.valid, corpus.test))
     return Corpus(*splits, vocab, corpus.name)
