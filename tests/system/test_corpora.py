@@ -233,11 +233,13 @@ def test_sentences_have_single_separators_and_a_killed_encoding_restarts(tmp_pat
         *SHARDS, "heldout", "vocab", "new.train.int32"}
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind, n, unit, sizes", [
     ("bytes", 1, "bpc", []), ("words", 3, "ppl", ["--model", "laptop-words", "--n-layer", "1"]),
     ("sentences", 4, "ppl", ["--cutoffs", "2", "4", "--div-val", "2"])])
 def test_from_the_addresses_to_the_test_score(kind, n, unit, sizes, tmp_path, monkeypatch, capsys):
-    """`--dataset NAME` fetches files, trains and tests; then the folder is tested and sampled."""
+    """`--dataset NAME` fetches files, trains and tests; then the folder is tested and sampled.
+    A folder may have any name."""
     draw = random.Random(0)
     text = "\n".join(" ".join(draw.choices("abcd", k=6)) for _ in range(60)).encode()
     web = {"http://1": text, "http://2": text, "http://3": text, "http://4": VOCABULARY}
@@ -245,7 +247,7 @@ def test_from_the_addresses_to_the_test_score(kind, n, unit, sizes, tmp_path, mo
     monkeypatch.setattr("urllib.request.urlopen", lambda request, timeout: io.BytesIO(
         web.pop(request.full_url)))  # each is fetched only once
     monkeypatch.setitem(corpora.SOURCES, "new", Source(kind, (), 0, None, tuple(files[:n])))
-    given = ["--dataset", "new", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run"),
+    given = ["--dataset", "new", "--data-dir", str(tmp_path), "--out", str(tmp_path / "é😀\n%s"),
              "--dtype", "float32"]  # auto measures again, and may find another
     assert train.main([*TINY, *given, "--steps", "3", *sizes]) == 0
     line = capsys.readouterr().out.splitlines()[-1]

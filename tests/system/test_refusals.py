@@ -40,10 +40,14 @@ REFUSED = {  # program: command line, words of the sentence
         (NO_TEXT + "--text brief.txt", "39 bytes, but at least 40"),
         (NEW + "--out brief.txt/run", "'brief.txt/run'; use another folder with --out"),
         ([*NEW.split(), "--out", ""], "--out is empty"),
-        ("--eval-only --out nowhere", "no checkpoint at nowhere"),
+        ([*NEW.split(), "--out", "\0"], "null byte"), (NEW + "--out " + 300 * "y", "too long"),
+        # pretrained/ does not replace a run that is named or resumed
+        *((f"{flags} --device cpu", "no checkpoint at") for flags in (
+            "--eval-only --out nowhere", "--sample a --dataset stdlib", "--sample a --text x",
+            "--sample a --model laptop", "--resume")),
         # settings
         (NEW + "--steps 3 --minutes 1", "one length"),
-        (NEW + "--lr 0", "--lr must be above 0, got 0"),
+        (NEW + "--lr 0", "--lr must be above 0, got 0"), (NEW + "--lr inf", "--lr must be at most"),
         (NEW + "--batch 0", "--batch must be at least 1, got 0"),
         (NEW + "--batch 9999", "--batch 9999:"),
         (NEW + f"--eval-mem-len {2**63}", "--eval-mem-len must be at most"),
@@ -91,13 +95,6 @@ REFUSED = {  # program: command line, words of the sentence
     "official_weights": [("no.bin --model tiny", "no.bin cannot be read as a state dict")]}
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "notes.txt"
-    path.write_text("abcd ef " * 500)
-    return path
-
-
 @pytest.mark.parametrize("program, argv, words", [
     (program, *row) for program, rows in REFUSED.items() for row in rows],
     ids=lambda value: ascii(value)[1:-1][:60])
@@ -117,6 +114,7 @@ def test_a_command_line_is_rejected_in_one_line(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(train, "train_step", None)
     monkeypatch.setattr(lesson_1, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr("training.flags.ROOT", tmp_path)
     monkeypatch.setattr(blank, "ROOT", tmp_path / "project")
     monkeypatch.setattr(grade, "grade_all", None)
     before = files()
