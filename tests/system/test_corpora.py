@@ -16,7 +16,7 @@ import torch
 
 from helpers import published, refusal, zipped
 from support import corpora
-from support.corpora import as_bytes, compressed_bits, decode, encode, load
+from support.corpora import as_bytes, decode, encode, load
 from support.download import File, Source
 from system.conftest import TINY
 from system.kills import Killed, kill_at
@@ -25,12 +25,6 @@ train = import_module("train")
 
 # replaces enwik8; its lines grow longer, so dropping newlines before the split gives other splits
 RAW = "".join(f"<page {i * i}>{' naïve café' * (i // 20)}\n" for i in range(200)).encode()
-
-
-def write(tmp_path, data):
-    path = tmp_path / "notes.txt"
-    path.write_bytes(data)
-    return path
 
 
 def texts_of(corpus):
@@ -50,7 +44,8 @@ def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data, kind, capsys):
     """Valid and test have n // 20 bytes each, and train has the rest.  The vocabulary is in the
     official order: by decreasing count in all splits, then by first appearance.  One line reports
     a file that is not plain text."""
-    corpus, n = load(write(tmp_path, data)), len(data) // 20
+    (tmp_path / "notes.txt").write_bytes(data)
+    corpus, n = load(tmp_path / "notes.txt"), len(data) // 20
     said = capsys.readouterr().out
     assert said.startswith(f"notes.txt is {kind}, and its bytes are") if kind else said == ""
     assert said.count("\n") == bool(kind)
@@ -104,21 +99,16 @@ def test_the_synthetic_corpus_is_always_the_same():
     assert decode(corpus.train[:8], corpus.vocab) == "GgMqHgQt"
 
 
-def test_the_compressors_read_the_text_and_not_the_tokens():
-    """An xz primed with the text finds the test split in it."""
+def test_the_command_prints_sizes_and_what_compressors_need(tmp_path, capsys):
+    """They read the text and not the tokens; xz primed with the text finds the test split in it."""
     data = Path(lzma.__file__).read_bytes()  # some real text, on which zlib -6 and -9 differ
-    vocab = list(range(255, -1, -1))
-    tokens = encode(data.decode(), vocab)
-    bits = compressed_bits(corpora.Corpus(tokens, tokens[:90], tokens, vocab, "lzma.py"))
-    assert bits["zlib"] == 8 * len(zlib.compress(data, 9)) / len(data)
-    assert bits["xz"] == 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data)
-    assert 0 < bits["xz primed with the other splits"] < 0.1
-
-
-def test_the_command_prints_a_summary_of_a_corpus(tmp_path, capsys):
-    corpora.main([str(write(tmp_path, RAW))])
-    out = capsys.readouterr().out
-    assert f"vocabulary {len(set(RAW))}" in out and repr(RAW.decode()[:200]) in out
+    (tmp_path / "notes.txt").write_bytes(20 * data)
+    corpora.main([str(tmp_path / "notes.txt")])
+    printed = capsys.readouterr().out
+    bits = (8 * len(compressed) / len(data) for compressed in (
+        zlib.compress(data, 9), lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)))
+    assert "zlib {:.3f}, xz {:.3f}, xz primed with the other splits 0.0".format(*bits) in printed
+    assert f"vocabulary {len(set(data))}\n" in printed and repr(data.decode()[:200]) in printed
     with pytest.raises(SystemExit, match="^corpora.py: 'no such book' is neither .*$"):
         corpora.main(["no such book"])
 
@@ -128,14 +118,22 @@ def test_the_command_prints_a_summary_of_a_corpus(tmp_path, capsys):
 WORDS = ["<eos>", "the", "cat", "sat"]
 
 
-@pytest.mark.parametrize("text, vocab, tokens", [
+@pytest.mark.parametrize("text, vocab, wanted", [
     ("ab", list(b"cab\xc3"), [1, 2]), ("é", [0xA9, 0xC3], [1, 0]),  # one letter, two bytes
     ("cat\nsat\n", WORDS, [2, 0, 3, 0]), ("the cat\n\nsat the", WORDS, [1, 2, 0, 0, 3, 1]),
-    ("\na\n", ["<S>", "a"], [0, 1, 0])], ids=ascii)
-def test_encode_and_decode_are_inverse(text, vocab, tokens):
-    """Words are joined by spaces; newlines become separators, and newlines again."""
+    ("\na\n", ["<S>", "a"], [0, 1, 0]),
+    ("a Bé Bad", list(b"abc def\xc3"), "the corpus has no 'B', 'é'"),
+    ("", list(b"ab"), "the text is empty, at least one character or word is needed"),
+    (" ", ["<eos>", "a"], "the text is empty, at least one character or word is needed"),
+    ("dog", ["<eos>", "<unk>"], "the corpus has no 'dog'; write <unk> instead")], ids=ascii)
+def test_encode_and_decode_are_inverse(text, vocab, wanted):
+    """Words are joined by spaces; newlines become separators, and newlines again.  What the
+    vocabulary lacks is listed, with what can be written instead."""
+    if isinstance(wanted, str):
+        assert refusal(encode, text, vocab) == wanted
+        return
     found = encode(text, vocab)
-    assert found.dtype == torch.int64 and found.tolist() == tokens
+    assert found.dtype == torch.int64 and found.tolist() == wanted
     assert decode(found, vocab) == text and decode(found[:0], vocab) == ""
     assert encode(" the\r\n cat\rsat\t", WORDS).tolist() == [1, 0, 2, 0, 3]
 
@@ -148,16 +146,6 @@ def test_the_bytes_of_half_a_letter_are_not_printed(letter):
     for cut in range(1, len(whole)):
         assert decode(tokens[:-cut], vocab) == f"{letter}a\N{REPLACEMENT CHARACTER}b"
         assert decode(tokens[cut:], vocab) == f"a\N{REPLACEMENT CHARACTER}b{letter}"
-
-
-@pytest.mark.parametrize("text, vocab, words", [
-    ("a Bé Bad", list(b"abc def\xc3"), "the corpus has no 'B', 'é'"),
-    ("", list(b"ab"), "the text is empty, at least one character or word is needed"),
-    (" ", ["<eos>", "a"], "the text is empty, at least one character or word is needed"),
-    ("dog", ["<eos>", "<unk>"], "the corpus has no 'dog'; write <unk> instead")])
-def test_encode_lists_what_the_vocabulary_lacks(text, vocab, words):
-    """The message also says what can be written instead, if there is a replacement."""
-    assert refusal(encode, text, vocab) == words
 
 
 # ---- words --------------------------------------------------------------------------------------
