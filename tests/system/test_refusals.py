@@ -35,8 +35,7 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--device cuda", "no CUDA device"),
         (NEW + "--dataset stdlib", "give one of them"),
         # files
-        (NO_TEXT + "--text none", "there is no file"),
-        (NO_TEXT + "--text project", "a folder or a pipe must"),
+        (NO_TEXT + "--text project", "there is no file"),
         (NO_TEXT + "--text brief.txt", "39 bytes, but at least 40"),
         (NEW + "--out brief.txt/run", "'brief.txt/run'; use another folder with --out"),
         ([*NEW.split(), "--out", ""], "--out is empty"),
