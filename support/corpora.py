@@ -7,7 +7,7 @@ in words (wt103, wikitext-2, ptb, lm1b) a token is a word.
 load("copies") is a synthetic text whose lowest loss at each memory length is known (draw_copies).
 
 Tokens are uint8, or int32 for words.  An embedding needs int64, eight bytes per token, so each
-segment is converted (`.long()`) when it is used: a text of bytes takes an eighth of the memory.
+segment is converted (`.long()`) when it is used.
 
     python -m support.corpora enwik8        or stdlib, copies, a file of yours
 
@@ -93,8 +93,9 @@ def read(name, root):
         return texts if len(texts) == 3 else split(*texts, name), name
     if Path(name).is_file():
         data, label = Path(name).read_bytes(), Path(name).name
-        for kind in (FORMATS[start] for start in FORMATS if data.startswith(start)):
-            print(f"{label} is {kind}, and its bytes are read as they are: save it as UTF-8 text")
+        for start, kind in FORMATS.items():
+            if data.startswith(start):
+                print(f"{label} is {kind}, read byte by byte: save it as UTF-8 text instead")
         return split(data, label), label
     if Path(name).is_absolute():  # as --text gives it
         raise ValueError(f"there is no file {name} (a folder or a pipe must be saved as a file)")
@@ -293,8 +294,8 @@ def as_bytes(tokens, vocab):
 
 
 def decode(tokens, vocab):
-    """Turn tokens into text to print: bytes that are not UTF-8 become U+FFFD, but those of a
-    character that is cut at either end are left out; separators end a line.
+    """Turn tokens into text to print: bytes that are not UTF-8 become U+FFFD, half a character at
+    either end is left out, separators end a line.
     """
     if isinstance(vocab[0], int):
         text = as_bytes(tokens, vocab).lstrip(bytes(range(0x80, 0xC0)))  # none begins a character

@@ -1,8 +1,8 @@
 """The benchmarks, as published: fetched, checked, unpacked.
 
 A file appears under its name when it is complete and correct, or not at all: Ctrl-C, a full disk
-and a lost connection leave nothing half-written.  The size and checksum of an archive are compared
-with the published ones while it is fetched, or when you have put the file there by hand.
+and a lost connection leave nothing half-written.  Size and checksum are compared with the published
+ones while a file is fetched, or when you have put it there by hand.
 """
 import hashlib
 import tarfile
@@ -28,9 +28,9 @@ class File(NamedTuple):
 class Source(NamedTuple):
     """A benchmark: everything that is known about it."""
     kind: str  # "bytes", "words" or "sentences"
-    models: tuple[str, str]  # that --dataset trains, with a GPU and without (training/presets.py)
+    models: tuple[str, str]  # that --dataset trains, with a GPU and without
     vocab_size: int  # as published
-    archive: File | None  # zip or tar.gz; None if each file has addresses of its own
+    archive: File | None  # zip or tar.gz; None if each file has addresses
     files: tuple[File, ...]  # train, valid, test; for bytes perhaps one text, which is then split;
     # for sentences the shards, the held-out one, the vocabulary
     counts: tuple[int, ...] = ()  # of words, published: tokens of train, valid and test
@@ -38,7 +38,7 @@ class Source(NamedTuple):
 
 
 def wikitext(name, models, vocab_size, size, checksum, **more):
-    """Return the entry of one of the two WikiTexts, which differ only in their sizes."""
+    """Return the entry of one of the two WikiTexts."""
     hosts = "https://wikitext.smerity.com", "https://s3.amazonaws.com/research.metamind.io/wikitext"
     archive = File(f"{name}-v1.zip", size, checksum, tuple(f"{h}/{name}-v1.zip" for h in hosts))
     files = tuple(File(f"{name}/wiki.{split}.tokens") for split in ("train", "valid", "test"))
@@ -167,7 +167,7 @@ def members(archive):
 def extract(archive, wanted):
     """Unpack members of an archive, {name: path}.  Names in it are compared, never used as paths.
 
-    Raises ValueError if the archive lacks one or is broken, or if a path cannot be written.
+    ValueError if the archive lacks one or is broken, or if a path cannot be written.
     """
     missing = dict(wanted)
     try:
@@ -181,15 +181,14 @@ def extract(archive, wanted):
             raise ValueError(f"expected {next(iter(missing))!r} in it")
     except OSError as error:
         raise ValueError(f"{archive} cannot be unpacked ({error})") from None
-    except Exception as error:  # broken bytes raise a dozen types: of zipfile, tarfile, zlib, lzma
+    except Exception as error:  # zipfile, tarfile, zlib and lzma raise a dozen types
         raise ValueError(f"{archive} is damaged or another archive ({error}); delete it and run "
                          "again") from None
 
 
 def unpack(source, root):
-    """Return the paths of source.files in root.  Missing ones are unpacked from the archive, which
-    is fetched first, or fetched from their own addresses.  Raises ValueError, also for a file with
-    another size than the published one.
+    """Return the paths of source.files in root: missing ones are fetched, or unpacked from the
+    archive.  ValueError if that fails, or if a size is not the published one.
     """
     paths = [Path(root, file.name) for file in source.files]
     wanted = {file.name: path for file, path in zip(source.files, paths)
@@ -199,13 +198,13 @@ def unpack(source, root):
             archive = fetch(source.archive, root)
         except ValueError as error:
             names = [*map(str, wanted.values())]
-            names = names if len(names) < 4 else [names[0], "...", names[-1]]
+            if len(names) > 3:
+                names[1:-1] = ["..."]
             raise ValueError(f"{error}, or save its unpacked files as {', '.join(names)}") from None
         extract(archive, wanted)
     for file, path in zip(source.files, paths):
         if file.addresses:
             fetch(file, root)
         elif file.size not in (None, path.stat().st_size):
-            raise ValueError(f"{path} has {path.stat().st_size:,} bytes, expected {file.size:,}; "
-                             "delete it and run again")
+            raise ValueError(f"{path} does not have {file.size:,} bytes; delete it and run again")
     return paths

@@ -47,7 +47,7 @@ def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data, kind, capsys):
     (tmp_path / "notes.txt").write_bytes(data)
     corpus, n = load(tmp_path / "notes.txt"), len(data) // 20
     said = capsys.readouterr().out
-    assert said.startswith(f"notes.txt is {kind}, and its bytes are") if kind else said == ""
+    assert said.startswith(f"notes.txt is {kind}, read byte by") if kind else said == ""
     assert said.count("\n") == bool(kind)
     assert texts_of(corpus) == [data[:-2 * n], data[-2 * n:-n], data[-n:]]
     assert corpus.vocab == sorted(set(data), key=lambda b: (-data.count(b), data.index(b)))

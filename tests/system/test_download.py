@@ -89,7 +89,7 @@ def test_only_the_listed_members_are_unpacked_once(web, tmp_path, name, pack):
     unpack(source, tmp_path)  # needs no archive now
     assert files_in(tmp_path) == TEXTS
     (tmp_path / "w/two").write_bytes(b"s")
-    assert "two has 1 bytes, expected 4; delete it" in refusal(unpack, source, tmp_path)
+    assert "two does not have 4 bytes; delete it" in refusal(unpack, source, tmp_path)
 
 
 @archives
