@@ -68,7 +68,7 @@ def load_official_weights(model, state):
     if any(name.startswith("transformer.") for name in state):  # the port has the first tail first
         state = {name.removeprefix("transformer."): z.flip(0) if "cluster" in name else z
                  for name, z in state.items()}
-    for bias in {"r_w_bias", "r_r_bias"} & state.keys():  # the port lists a shared pair per layer
+    for bias in {"r_w_bias", "r_r_bias"} & state.keys():  # the port repeats a shared pair
         state = {name: z for name, z in state.items()
                  if not (name.endswith(f".{bias}") and z.equal(state[bias]))}
     table = parts_by_name(model)  # without pos_emb.inv_freq: R is computed

@@ -39,7 +39,6 @@ REFUSED = {  # program: command line, words of the sentence
         (NO_TEXT + "--text brief.txt", "39 bytes, but at least 40"),
         (NEW + "--out brief.txt/run", "'brief.txt/run'; use another folder with --out"),
         ([*NEW.split(), "--out", ""], "--out is empty"),
-        ([*NEW.split(), "--out", "\0"], "null byte"), (NEW + "--out " + 300 * "y", "too long"),
         # pretrained/ does not replace a run that is named or resumed
         *((f"{flags} --device cpu", "no checkpoint at") for flags in (
             "--eval-only --out nowhere", "--sample a --dataset stdlib", "--sample a --text x",
@@ -49,7 +48,6 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--lr 0", "--lr must be above 0, got 0"), (NEW + "--lr inf", "--lr must be at most"),
         (NEW + "--batch 0", "--batch must be at least 1, got 0"),
         (NEW + "--batch 9999", "--batch 9999:"),
-        (NEW + f"--eval-mem-len {2**63}", "--eval-mem-len must be at most"),
         # sizes
         (NEW + "--d-model 33 --d-head 16", "d_model must be even"),
         (NEW + "--dropout 1", "dropout must be in [0, 1), got 1.0"),
@@ -61,13 +59,11 @@ REFUSED = {  # program: command line, words of the sentence
         ("--resume --eval-only --out small", "--resume trains"),
         # a run from the weights of another one
         (INIT + "notes.txt --n-layer 3", "--n-layer is 2 there, not 3"),
-        (INIT + "short.txt", "short.txt has bytes that the model's vocabulary lacks: b"),
         (RESUME + "--steps 9", "--steps is 3 there, not 9; --init small starts a new run"),
         # samples
         ("--sample abc --out small --text short.txt", "it is another one"),
         ("--sample abc --out small --temperature nan", "--temperature must be at least 1e-30"),
         # other settings than those of a run, or another text; here other symbols, another order
-        (NEW + "--out small", "holds a run already"), (RESUME + "--lr 0.5", "--lr is"),
         (RESUME + "--plain", "--plain is not set there"),
         (RESUME + "--model laptop", "--model is tiny there, not laptop"),
         *((flags + f"--text {name}.txt", "it has changed since") for name in ("short", "turned")
@@ -88,8 +84,8 @@ REFUSED = {  # program: command line, words of the sentence
         (". --only lanes,raech", "did you mean reach?"),
         (". --csv nowhere/a.csv", "--csv nowhere/a.csv"), (". --csv none", "is a folder")],
     "lab": [
-        ("--rows our", "invalid choice"), ("--seeds one", "invalid int value"),
-        ("--device cuda", "no CUDA device"), ("--out short.txt", "another folder with --out")],
+        ("--rows our", "invalid choice"), ("--device cuda", "no CUDA device"),
+        ("--out short.txt", "another folder with --out")],
     "speed": [("--scale large", "invalid choice")],
     "official_weights": [("no.bin --model tiny", "no.bin cannot be read as a state dict")]}
 
