@@ -38,12 +38,10 @@ def texts_of(corpus):
     (b"aab" * 18 + b"b" * 30 + b"cccc", ""),  # c: only in test
     (gzip.compress(RAW), "compressed by gzip"), (lzma.compress(RAW), "compressed by xz"),
     (zipped({"a": RAW}), "a zip archive"), (b"%PDF-1.7" + RAW, "a PDF"),
-    (b"\xff\xfe" + RAW.decode().encode("utf-16-le"), "UTF-16 text"),
-    (b"\xfe\xff" + RAW.decode().encode("utf-16-be"), "UTF-16 text")], ids=len)
+    (b"\xff\xfe" + RAW, "UTF-16 text"), (b"\xfe\xff" + RAW, "UTF-16 text")], ids=len)
 def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data, kind, capsys):
     """Valid and test have n // 20 bytes each, and train has the rest.  The vocabulary is in the
-    official order: by decreasing count in all splits, then by first appearance.  One line reports
-    a file that is not plain text."""
+    official order: by decreasing count, then by appearance.  A line says if it is no plain text."""
     (tmp_path / "notes.txt").write_bytes(data)
     corpus, n = load(tmp_path / "notes.txt"), len(data) // 20
     said = capsys.readouterr().out
@@ -123,14 +121,13 @@ WORDS = ["<eos>", "the", "cat", "sat"]
     ("cat\nsat\n", WORDS, [2, 0, 3, 0]), ("the cat\n\nsat the", WORDS, [1, 2, 0, 0, 3, 1]),
     ("\na\n", ["<S>", "a"], [0, 1, 0]),
     ("a Bé Bad", list(b"abc def\xc3"), "the corpus has no 'B', 'é'"),
-    ("", list(b"ab"), "the text is empty, at least one character or word is needed"),
-    (" ", ["<eos>", "a"], "the text is empty, at least one character or word is needed"),
+    ("", list(b"ab"), "the text is empty"), (" ", ["<eos>", "a"], "the text is empty"),
     ("dog", ["<eos>", "<unk>"], "the corpus has no 'dog'; write <unk> instead")], ids=ascii)
 def test_encode_and_decode_are_inverse(text, vocab, wanted):
     """Words are joined by spaces; newlines become separators, and newlines again.  What the
     vocabulary lacks is listed, with what can be written instead."""
     if isinstance(wanted, str):
-        assert refusal(encode, text, vocab) == wanted
+        assert refusal(encode, text, vocab).startswith(wanted)
         return
     found = encode(text, vocab)
     assert found.dtype == torch.int64 and found.tolist() == wanted
@@ -144,8 +141,8 @@ def test_the_bytes_of_half_a_letter_are_not_printed(letter):
     whole, vocab = letter.encode(), list(range(256))
     tokens = torch.tensor(list(whole + b"a\xffb" + whole))
     for cut in range(1, len(whole)):
-        assert decode(tokens[:-cut], vocab) == f"{letter}a\N{REPLACEMENT CHARACTER}b"
-        assert decode(tokens[cut:], vocab) == f"a\N{REPLACEMENT CHARACTER}b{letter}"
+        assert decode(tokens[:-cut], vocab) == f"{letter}a\ufffdb"
+        assert decode(tokens[cut:], vocab) == f"a\ufffdb{letter}"
 
 
 # ---- words --------------------------------------------------------------------------------------
