@@ -31,8 +31,6 @@ def texts_of(corpus):
     return [as_bytes(split, corpus.vocab) for split in (corpus.train, corpus.valid, corpus.test)]
 
 
-# ---- bytes --------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("data, kind", [
     (RAW[:40], ""), (RAW[:1019], ""), (bytes(range(256)) * 4, ""),
     (b"aab" * 18 + b"b" * 30 + b"cccc", ""),  # c: only in test
@@ -111,8 +109,6 @@ def test_the_command_prints_sizes_and_what_compressors_need(tmp_path, capsys):
         corpora.main(["no such book"])
 
 
-# ---- between text and tokens --------------------------------------------------------------------
-
 WORDS = ["<eos>", "the", "cat", "sat"]
 
 
@@ -144,8 +140,6 @@ def test_the_bytes_of_half_a_letter_are_not_printed(letter):
         assert decode(tokens[:-cut], vocab) == f"{letter}a\ufffdb"
         assert decode(tokens[cut:], vocab) == f"a\ufffdb{letter}"
 
-
-# ---- words --------------------------------------------------------------------------------------
 
 VOCABULARY = "</S> 9\n<UNK> 3\na\n<S> 2\nb\nc\nd\x85x 8\n".encode()  # words, some with their count
 SHARDS = {"shard2": b"a b\n\nc a\n", "shard3": b"d\nx b\n", "shard1": b"c c c"}

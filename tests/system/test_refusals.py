@@ -1,6 +1,5 @@
 """A program or a model rejects input that it cannot use in one line, and writes nothing."""
 import math
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -139,17 +138,6 @@ def test_a_program_accepts_any_streams_locale_backend_and_ctrl_c(streams, wanted
                                   "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"})
     assert result.stdout + result.stderr == wanted
     assert (tmp_path / "file").read_bytes() == "…".encode()
-
-
-def test_the_process_is_prepared_before_torch_and_matplotlib_are_imported():
-    """Lessons and train.py import support/ first; experiments do so directly or by a module."""
-    firsts = {path: "variants measures support" for path in ROOT.glob("experiments/*.py")} | {
-        ROOT / f"{name}.py": "support" for name in LESSONS} | {
-        ROOT / "experiments/variants.py": "train"}
-    for path, allowed in firsts.items():
-        names = re.findall(r"^(?:import|from) (torch|matplotlib|support|training|variants|measures"
-                           r"|train)\b", path.read_text(encoding="utf-8"), re.MULTILINE)
-        assert names[0] in allowed.split(), path
 
 
 SMALL = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
