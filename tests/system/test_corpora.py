@@ -1,4 +1,4 @@
-"""Test corpora of bytes and of words: tokens, splits, vocabularies, and the one-sentence errors."""
+"""Test corpora of bytes and of words: tokens, splits, vocabularies, errors."""
 import gzip
 import hashlib
 import io
@@ -23,7 +23,7 @@ from system.kills import Killed, kill_at
 
 train = import_module("train")
 
-# replaces enwik8; its lines grow longer, so dropping newlines before the split gives other splits
+# its lines grow longer, so dropping newlines before the split gives other splits
 RAW = "".join(f"<page {i * i}>{' naïve café' * (i // 20)}\n" for i in range(200)).encode()
 
 
@@ -51,7 +51,7 @@ def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data, kind, capsys):
 
 
 def test_newlines_are_dropped_after_the_split(tmp_path, monkeypatch):
-    """As in the official code, the raw bytes are split first, then each split loses newlines."""
+    """The raw bytes are split first, as in the official code."""
     (tmp_path / "enwik8").write_bytes(RAW)
     monkeypatch.setitem(corpora.SOURCES, "enwik8", Source("bytes", (), 0, None, (File("enwik8"),)))
     full = load("enwik8", tmp_path)
@@ -77,7 +77,7 @@ def test_stdlib_has_the_python_files_ordered_by_a_hash_of_their_paths(tmp_path, 
     """Folders such as test/ are skipped at any depth, but a file named test.py is kept."""
     for name in reversed(sum(SPLITS, NOT_KEPT)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(f"# this is {name}\r\n".encode())  # as Windows ends lines
+        (tmp_path / name).write_bytes(f"# this is {name}\r\n".encode())
     monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(tmp_path)}.__getitem__)
     corpus, version = load("stdlib"), sys.version.split()[0]
     texts = ["".join(f"# this is {name}\n" for name in names).encode() for names in SPLITS]
@@ -96,7 +96,7 @@ def test_the_synthetic_corpus_is_always_the_same():
 
 
 def test_the_command_prints_sizes_and_what_compressors_need(tmp_path, capsys):
-    """They read the text and not the tokens; xz primed with the text finds the test split in it."""
+    """They read the text, not the tokens; primed with the text, xz finds the test split in it."""
     data = Path(lzma.__file__).read_bytes()  # some real text, on which zlib -6 and -9 differ
     (tmp_path / "notes.txt").write_bytes(20 * data)
     corpora.main([str(tmp_path / "notes.txt")])
@@ -141,7 +141,7 @@ def test_the_bytes_of_half_a_letter_are_not_printed(letter):
         assert decode(tokens[cut:], vocab) == f"a\ufffdb{letter}"
 
 
-VOCABULARY = "</S> 9\n<UNK> 3\na\n<S> 2\nb\nc\nd\x85x 8\n".encode()  # words, some with their count
+VOCABULARY = "</S> 9\n<UNK> 3\na\n<S> 2\nb\nc\nd\x85x 8\n".encode()
 SHARDS = {"shard2": b"a b\n\nc a\n", "shard3": b"d\nx b\n", "shard1": b"c c c"}
 TOKENS = [3, 2, 4, 3, 3, 5, 2, 3, 6, 3, 1, 4, 3, 5, 5, 5, 3]
 
@@ -187,7 +187,7 @@ def test_words_follow_the_official_rule(tmp_path):
 
 
 def test_unpublished_counts_and_bad_texts_are_rejected(tmp_path):
-    """The sentence has the found and the published numbers of tokens and the vocabulary sizes."""
+    """The sentence has the numbers that were found and those that are published."""
     words(tmp_path, b"a b\n", counts=(3, 2, 2), vocab_size=3)
     for *counts, V in ((4, 2, 2, 3), (3, 2, 2, 4)):
         message = refusal(words, tmp_path, b"a b\n", counts=tuple(counts), vocab_size=V)
@@ -217,8 +217,7 @@ def test_sentences_have_single_separators_and_a_killed_encoding_restarts(tmp_pat
     ("bytes", 1, "bpc", []), ("words", 3, "ppl", ["--model", "laptop-words", "--n-layer", "1"]),
     ("sentences", 4, "ppl", ["--cutoffs", "2", "4", "--div-val", "2"])])
 def test_from_the_addresses_to_the_test_score(kind, n, unit, sizes, tmp_path, monkeypatch, capsys):
-    """`--dataset NAME` fetches files, trains and tests; then the folder is tested and sampled.
-    A folder may have any name."""
+    """`--dataset NAME` fetches, trains and tests; the folder, of any name, serves again."""
     draw = random.Random(0)
     text = "\n".join(" ".join(draw.choices("abcd", k=6)) for _ in range(60)).encode()
     web = {"http://1": text, "http://2": text, "http://3": text, "http://4": VOCABULARY}

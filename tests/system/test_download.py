@@ -18,7 +18,7 @@ archives = pytest.mark.parametrize("name, pack", [("a.zip", zipped), ("a.tar.gz"
 
 @pytest.fixture
 def web(monkeypatch):
-    """Return {address: bytes, or an error}, which replaces the network, and lists requests."""
+    """Return {address: bytes or an error}, in place of the network, and the requests."""
     web = {"asked": []}
 
     def urlopen(request, timeout):  # without a timeout a dead connection would hang a run forever
@@ -63,7 +63,7 @@ def test_a_file_is_fetched_once_and_checked(web, tmp_path):
     (FLIPPED, "checksum sha256:"), (DATA[:9], "9 bytes, expected 768"),
     (DATA * 9, "more than the expected 768 bytes")])
 def test_a_bad_response_raises_one_sentence_and_leaves_no_file(web, tmp_path, answer, words):
-    """The sentence has the address, the error, and the path for a file that is fetched by hand."""
+    """The sentence has the address, the error, and the path for a file fetched by hand."""
     web[SITE] = answer
     message = refusal(fetch, published("file", DATA, SITE), tmp_path)
     assert words in message and SITE in message and f"it as {tmp_path / 'file'}" in message
@@ -73,7 +73,7 @@ def test_a_bad_response_raises_one_sentence_and_leaves_no_file(web, tmp_path, an
 @archives
 def test_only_the_listed_members_are_unpacked_once(web, tmp_path, name, pack):
     """Members get the names of the table; no name in an archive determines a path."""
-    web[SITE], archive = TimeoutError(), File(name, addresses=(SITE,))  # no checksum is published
+    web[SITE], archive = TimeoutError(), File(name, addresses=(SITE,))  # no checksum
     for names, listed in (("ab", "{0}/a, {0}/b"), ("abcd", "{0}/a, ..., {0}/d")):
         message = refusal(unpack, source_of(archive, names), tmp_path)
         assert message.endswith("or save its unpacked files as " + listed.format(tmp_path))

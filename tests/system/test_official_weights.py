@@ -1,4 +1,4 @@
-"""Load the authors' weights: each tensor becomes the right weight, and other names are rejected."""
+"""Load the authors' weights: each tensor becomes the right weight, or is rejected."""
 import math
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ def random_model(config):
 
 
 def official_state(model, port):
-    """Return our model's weights, named and stacked as in the official PyTorch code or its port."""
+    """Return our weights, named and stacked as in the official code or its port."""
     c, words, state = model.config, model.embedding, {}
     for n, layer in enumerate(model.layers):
         attention, at = layer.attention, f"layers.{n}."

@@ -79,7 +79,7 @@ def test_lanes_are_assigned_in_order(monkeypatch):
 
 
 def test_only_a_program_that_joins_has_ranks(monkeypatch, capsys):
-    """A cluster may set the variables for a program of one process; it also prints its progress."""
+    """A cluster may set the variables; a program of one process also prints its progress."""
     for owner, name in ((ranks, "COUNT"), (ranks, "RANK"), (progress, "is_quiet"), (sys, "stdout")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # join changes them
     monkeypatch.setattr(time, "monotonic", count(0, 20).__next__)
