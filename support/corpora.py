@@ -64,7 +64,7 @@ class Corpus:
 # ---- bytes --------------------------------------------------------------------------------------
 
 def standard_library():
-    """Return the .py files of Python's own library: train, valid and test, three lists of bytes.
+    """Return the .py files of Python's own library: the bytes of train, valid and test.
 
     A hash of a file's path (CRC-32) determines its position and its split, so that two versions of
     Python have nearly the same text.  Of 20 values, 18 mean train, one valid and one test.
@@ -73,18 +73,18 @@ def standard_library():
     for here, folders, files in os.walk(folder):
         folders[:] = [f for f in folders if f not in SKIPPED and not f.startswith("config-")]
         paths += [Path(here, f).relative_to(folder).as_posix() for f in files if f.endswith(".py")]
-    splits = [], [], []
+    splits = bytearray(), bytearray(), bytearray()
     for number, path in sorted((zlib.crc32(path.encode()), path) for path in paths):
         text = (folder / path).read_bytes().replace(b"\r\n", b"\n")  # as Windows may end lines
         text = text.replace(b"\f", b"")  # page breaks, which newer libraries do not have
-        splits[max(0, number % 20 - 17)].append(text)
+        splits[max(0, number % 20 - 17)].extend(text)
     return splits
 
 
 def read(name, root):
     """Return the three splits of a corpus or file as bytes, and a label that describes them."""
     if name == "stdlib":
-        splits = [b"".join(files) for files in standard_library()]
+        splits = standard_library()
         data = b"".join(splits)
         return splits, (f"stdlib (Python {sys.version.split()[0]}, {len(data):,} bytes, "
                         f"sha256 {hashlib.sha256(data).hexdigest()[:8]}…)")

@@ -97,18 +97,14 @@ SOURCES = {
 
 # ---- fetch, check, unpack -----------------------------------------------------------------------
 
-def pieces_of(stream, label, size=None):
-    """Yield the content of a stream, 256 kB at a time, and print the progress."""
-    return progress(iter(lambda: stream.read(1 << 18), b""), label, size, len)
-
-
 def checked(stream, file, label):
-    """Yield the content of a stream, and compare it with the published file.
+    """Yield the content of a stream, 256 kB at a time, and compare it with the published file.
 
     Raises ValueError at the end, or as soon as it is too long, as a server may never stop.
     """
     done, digest = 0, hashlib.new((file.checksum or "sha256:").split(":")[0])
-    for piece in pieces_of(stream, label, file.size):
+    pieces = iter(lambda: stream.read(1 << 18), b"")
+    for piece in progress(pieces, label, file.size, len):
         done += len(piece)
         if file.size is not None and done > file.size:
             raise ValueError(f"more than the expected {file.size:,} bytes")
@@ -164,18 +160,18 @@ def members(archive):
                 yield info.name, partial(file.extractfile, info)
 
 
-def extract(archive, wanted):
-    """Unpack members of an archive, {name: path}.  Names in it are compared, never used as paths.
+def extract(archive, files, root):
+    """Unpack files of an archive into root.  Names in it are compared, never used as paths.
 
     ValueError if the archive lacks one or is broken, or if a path cannot be written.
     """
-    missing = dict(wanted)
+    missing = {file.name: file for file in files}
     try:
         for name, opened in members(archive):
-            if name in missing:
-                path = missing.pop(name)
+            if file := missing.pop(name, None):
+                path = Path(root, file.name)
                 with opened() as stream:
-                    pieces = pieces_of(stream, f"unpacking {path}")
+                    pieces = checked(stream, file, f"unpacking {path}")
                     write_atomically(path, lambda to: to.writelines(pieces))
         if missing:
             raise ValueError(f"expected {next(iter(missing))!r} in it")
@@ -190,21 +186,20 @@ def unpack(source, root):
     """Return the paths of source.files in root: missing ones are fetched, or unpacked from the
     archive.  ValueError if that fails, or if a size is not the published one.
     """
-    paths = [Path(root, file.name) for file in source.files]
-    wanted = {file.name: path for file, path in zip(source.files, paths)
-              if not file.addresses and not path.is_file()}
+    paths = {file: Path(root, file.name) for file in source.files}
+    wanted = [file for file in paths if not file.addresses and not paths[file].is_file()]
     if wanted:
         try:
             archive = fetch(source.archive, root)
         except ValueError as error:
-            names = [*map(str, wanted.values())]
+            names = [str(paths[file]) for file in wanted]
             if len(names) > 3:
                 names[1:-1] = ["..."]
             raise ValueError(f"{error}, or save its unpacked files as {', '.join(names)}") from None
-        extract(archive, wanted)
-    for file, path in zip(source.files, paths):
+        extract(archive, wanted, root)
+    for file, path in paths.items():
         if file.addresses:
             fetch(file, root)
         elif file.size not in (None, path.stat().st_size):
             raise ValueError(f"{path} does not have {file.size:,} bytes; delete it and run again")
-    return paths
+    return [*paths.values()]
