@@ -82,7 +82,7 @@ def standard_library():
 
 
 def read(name, root):
-    """Return the three splits of a corpus or file as bytes, and a label that describes them."""
+    """Return the three splits of a corpus or file as bytes, and a label."""
     if name == "stdlib":
         splits = standard_library()
         data = b"".join(splits)
@@ -113,7 +113,7 @@ def split(data, label):
 
 
 def tensor(data):
-    """Return bytes as a tensor (n,), uint8; the bytearray is memory that torch may write to."""
+    """Return bytes as a tensor (n,), uint8, in a bytearray, since torch may write to it."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
@@ -257,7 +257,7 @@ def checksum(corpus):
 
 def with_vocabulary(corpus, vocab):
     """Return a text of bytes in another vocabulary, without the bytes that this one lacks."""
-    lacking = bytes(set(corpus.vocab) - set(vocab))  # such as tabs, in another Python's library
+    lacking = bytes(set(corpus.vocab) - set(vocab))  # such as tabs
     table = bytes.maketrans(bytes(vocab), bytes(range(len(vocab))))
     splits = (tensor(as_bytes(split, corpus.vocab).translate(table, lacking))
               for split in (corpus.train, corpus.valid, corpus.test))
@@ -313,9 +313,9 @@ def xz_size(data):
 def compressed_bits(corpus):
     """Return {compressor: bits per byte of the test split}, for a corpus of bytes.
 
-    zlib and xz start from nothing, so they are easily beaten.  The fair baseline for a trained
-    model is xz primed with the training and validation text: the bytes that the test split adds to
-    their compressed size.  This takes seconds for ten million bytes, and is omitted above 32 MB.
+    zlib and xz start from nothing.  The fair baseline for a trained model is xz primed with the
+    training and validation text: the bytes that the test split adds to their compressed size.
+    It takes seconds for ten million bytes, and is omitted above 32 MB.
     """
     test = as_bytes(corpus.test, corpus.vocab)
     sizes = {"zlib": len(zlib.compress(test, 9)), "xz": xz_size(test)}
