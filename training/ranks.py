@@ -21,18 +21,13 @@ COUNT, RANK = 1, 0  # unless a program joins; experiments do not, whatever a clu
 
 
 def join(device):
-    """Connect to the other ranks of torchrun, if there are any; from here on only rank 0 prints.
-
-    ValueError if that fails.
-    """
+    """Connect to the other ranks; from here on only rank 0 prints.  ValueError if that fails."""
     global COUNT, RANK
-    count = os.environ.get("WORLD_SIZE", "1")
-    if not count.isdigit():
-        raise ValueError(f"the variable WORLD_SIZE is {count!r}, not a number: unset it")
-    if int(count) == 1:
-        return
-    COUNT, RANK = int(count), int(os.environ.get("RANK", 0))
     try:
+        COUNT = int(os.environ.get("WORLD_SIZE", 1))
+        if COUNT == 1:
+            return
+        RANK = int(os.environ.get("RANK", 0))
         if device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         # nccl is for gradients, gloo for numbers on the CPU; ranks may have to wait for hours while
@@ -40,8 +35,8 @@ def join(device):
         dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
                                 timeout=timedelta(hours=2))
     except (RuntimeError, ValueError) as error:
-        raise ValueError(f"rank {RANK} cannot join the {COUNT} ranks of WORLD_SIZE: unset it to "
-                         f"train alone; on GPUs, start one rank for each GPU ({error})") from None
+        raise ValueError(f"rank {RANK} cannot join the ranks (WORLD_SIZE {os.environ['WORLD_SIZE']}"
+                         f"): start one for each GPU, or unset WORLD_SIZE: {error}") from None
     if RANK > 0:
         sys.stdout, progress.is_quiet = open(os.devnull, "w"), True
 

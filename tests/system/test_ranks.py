@@ -93,7 +93,7 @@ def test_only_a_program_that_joins_has_ranks(monkeypatch, capsys):
         assert (ranks.COUNT, ranks.RANK) == wanted and list(progress.progress("ab", "letter"))
         assert ("letter 1" in capsys.readouterr().err) == printed
     monkeypatch.setattr(os, "environ", {"WORLD_SIZE": "abc"})
-    assert "WORLD_SIZE is 'abc', not a number" in refusal(ranks.join, "cpu")
+    assert "unset WORLD_SIZE: invalid literal" in refusal(ranks.join, "cpu")
 
 
 def four_steps(path, micro_batch):
