@@ -68,6 +68,9 @@ def load_official_weights(model, state):
     if any(name.startswith("transformer.") for name in state):  # the port has the first tail first
         state = {name.removeprefix("transformer."): z.flip(0) if "cluster" in name else z
                  for name, z in state.items()}
+    for bias in {"r_w_bias", "r_r_bias"} & state.keys():  # the port repeats a shared pair
+        state = {name: z for name, z in state.items()
+                 if not (name.endswith(f".{bias}") and z.equal(state[bias]))}
     table = parts_by_name(model)  # without pos_emb.inv_freq: R is computed
     ours = {name: (sum(map(len, parts)), *parts[0].shape[1:]) for name, parts in table.items()}
     theirs = {name: tuple(z.shape) for name, z in state.items() if name != "pos_emb.inv_freq"}

@@ -7,13 +7,14 @@ in words (wt103, wikitext-2, ptb, lm1b) a token is a word.
 load("copies") is a synthetic text whose lowest loss at each memory length is known (draw_copies).
 
 Tokens are uint8, or int32 for words.  An embedding needs int64, eight bytes per token, so each
-segment is converted (`.long()`) when it is used: a text of bytes takes an eighth of the memory.
+segment is converted (`.long()`) when it is used.
 
     python -m support.corpora enwik8        or stdlib, copies, a file of yours
 
 prints the sizes of a corpus and, for bytes, the bits per byte that zlib and xz need for its test
 split.  A model with a higher loss has learned little.
 """
+import codecs
 import hashlib
 import itertools
 import lzma
@@ -31,7 +32,7 @@ import numpy as np
 import torch
 
 from support.names import did_you_mean
-from support.download import SOURCES, fetch, unpack
+from support.download import SOURCES, unpack
 from support.files import write_atomically
 from support.progress import progress
 
@@ -39,6 +40,9 @@ SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "enco
            "pydoc_data", "lib2to3",  # of the standard library: tests, tables, other people's code,
            "distutils"}  # and what Python 3.12 no longer has
 SEPARATORS = "<eos>", "<S>"  # ends of a line: <S> in lm1b, <eos> elsewhere
+FORMATS = {  # by the first bytes of a file
+    b"\x1f\x8b": "compressed by gzip", b"\xfd7zXZ": "compressed by xz", b"PK\3\4": "a zip archive",
+    b"%PDF": "a PDF", b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Corpus:
 # ---- bytes --------------------------------------------------------------------------------------
 
 def standard_library():
-    """Return the .py files of Python's own library: train, valid and test, three lists of bytes.
+    """Return the .py files of Python's own library: the bytes of train, valid and test.
 
     A hash of a file's path (CRC-32) determines its position and its split, so that two versions of
     Python have nearly the same text.  Of 20 values, 18 mean train, one valid and one test.
@@ -69,18 +73,18 @@ def standard_library():
     for here, folders, files in os.walk(folder):
         folders[:] = [f for f in folders if f not in SKIPPED and not f.startswith("config-")]
         paths += [Path(here, f).relative_to(folder).as_posix() for f in files if f.endswith(".py")]
-    splits = [], [], []
+    splits = bytearray(), bytearray(), bytearray()
     for number, path in sorted((zlib.crc32(path.encode()), path) for path in paths):
         text = (folder / path).read_bytes().replace(b"\r\n", b"\n")  # as Windows may end lines
         text = text.replace(b"\f", b"")  # page breaks, which newer libraries do not have
-        splits[max(0, number % 20 - 17)].append(text)
+        splits[max(0, number % 20 - 17)].extend(text)
     return splits
 
 
 def read(name, root):
-    """Return the three splits of a corpus or file as bytes, and a label that describes them."""
+    """Return the three splits of a corpus or file as bytes, and a label."""
     if name == "stdlib":
-        splits = [b"".join(files) for files in standard_library()]
+        splits = standard_library()
         data = b"".join(splits)
         return splits, (f"stdlib (Python {sys.version.split()[0]}, {len(data):,} bytes, "
                         f"sha256 {hashlib.sha256(data).hexdigest()[:8]}…)")
@@ -88,7 +92,11 @@ def read(name, root):
         texts = [path.read_bytes() for path in unpack(SOURCES[name], root)]
         return texts if len(texts) == 3 else split(*texts, name), name
     if Path(name).is_file():
-        return split(Path(name).read_bytes(), Path(name).name), Path(name).name
+        data, label = Path(name).read_bytes(), Path(name).name
+        for start, kind in FORMATS.items():
+            if data.startswith(start):
+                print(f"{label} is {kind}, read byte by byte: save it as UTF-8 text instead")
+        return split(data, label), label
     if Path(name).is_absolute():  # as --text gives it
         raise ValueError(f"there is no file {name} (a folder or a pipe must be saved as a file)")
     known = ["stdlib", *SOURCES, "copies"]
@@ -105,7 +113,7 @@ def split(data, label):
 
 
 def tensor(data):
-    """Return bytes as a tensor (n,), uint8; the bytearray is memory that torch may write to."""
+    """Return bytes as a tensor (n,), uint8, in a bytearray, since torch may write to it."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
@@ -129,18 +137,12 @@ def byte_corpus(name, root, drop_newlines):
 # ---- words: read line by line, because a text may be larger than memory -------------------------
 
 def tokenize(path, separator, token):
-    """Tokenize a text by a dict {word: token} -> (n,) int32; the separator ends each line.
-
-    Raises ValueError for fewer than two tokens, one to read and one to predict.
-    """
+    """Tokenize a text by a dict {word: token} -> (n,) int32; the separator ends each line."""
     with open(path, encoding="utf-8") as file:
         lines = progress(file, f"reading {path}", path.stat().st_size,
                          lambda line: len(line.encode()))
         words = itertools.chain.from_iterable((*line.split(), separator) for line in lines)
-        tokens = np.fromiter(map(token.__getitem__, words), np.int32)
-    if len(tokens) < 2:
-        raise ValueError(f"{path} has {len(tokens)} tokens, but at least 2 are needed")
-    return torch.from_numpy(tokens)
+        return torch.from_numpy(np.fromiter(map(token.__getitem__, words), np.int32))
 
 
 def word_corpus(name, root):
@@ -172,8 +174,8 @@ def sentence_corpus(name, root):
     the same n + 1 predictions, since its first `<S>` is never a target.  Words that the published
     vocabulary lacks are `<UNK>`.  The held-out shard is valid and test.
     """
-    *shards, heldout = unpack(SOURCES[name], root)
-    with open(fetch(SOURCES[name].vocabulary, root), encoding="utf-8") as file:
+    *shards, heldout, words = unpack(SOURCES[name], root)
+    with open(words, encoding="utf-8") as file:
         # a line is a word, and perhaps its count
         token = {line.split()[0]: number for number, line in enumerate(file)}
     vocab, unknown = list(token), token["<UNK>"]
@@ -237,11 +239,9 @@ def load(name_or_path, root="data", drop_newlines=False):
         return synthetic_corpus()
     try:
         kind = SOURCES[name].kind if name in SOURCES else "bytes"  # as are stdlib and files
-        if kind == "sentences":
-            return sentence_corpus(name, root)
-        if kind == "words":
-            return word_corpus(name, root)
-        return byte_corpus(name, root, drop_newlines)
+        if kind == "bytes":
+            return byte_corpus(name, root, drop_newlines)
+        return (word_corpus if kind == "words" else sentence_corpus)(name, root)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{name} cannot be read or encoded ({error})") from None
 
@@ -257,9 +257,8 @@ def checksum(corpus):
 
 def with_vocabulary(corpus, vocab):
     """Return a text of bytes in another vocabulary, without the bytes that this one lacks."""
-    lacking = bytes(set(corpus.vocab) - set(vocab))  # such as tabs, in another Python's library
-    token = dict(zip(vocab, range(len(vocab))))
-    table = bytes(token.get(byte, 0) for byte in range(256))
+    lacking = bytes(set(corpus.vocab) - set(vocab))  # such as tabs
+    table = bytes.maketrans(bytes(vocab), bytes(range(len(vocab))))
     splits = (tensor(as_bytes(split, corpus.vocab).translate(table, lacking))
               for split in (corpus.train, corpus.valid, corpus.test))
     return Corpus(*splits, vocab, corpus.name)
@@ -289,26 +288,19 @@ def encode(text, vocab):
     return torch.tensor([token[symbol] for part in parts for symbol in symbols[part]])
 
 
-def checked(tokens, vocab):
-    """Return tokens as a tensor on the CPU.  ValueError if one is not in vocab."""
-    tokens = torch.as_tensor(tokens).cpu()
-    for token in tokens.aminmax() if tokens.numel() else ():
-        if not 0 <= int(token) < len(vocab):  # int, because 256 is 0 in uint8
-            raise ValueError(f"token {token} outside vocabulary of {len(vocab)}")
-    return tokens
-
-
 def as_bytes(tokens, vocab):
-    """Turn tokens of a byte corpus, (n,), into n bytes; ValueError if one is not in vocab."""
-    tokens = checked(tokens, vocab).to(torch.uint8)
-    return tokens.numpy().tobytes().translate(bytes(vocab).ljust(256))
+    """Turn tokens of a byte corpus, (n,), into n bytes."""
+    return tokens.cpu().to(torch.uint8).numpy().tobytes().translate(bytes(vocab).ljust(256))
 
 
 def decode(tokens, vocab):
-    """Turn tokens into text: bytes that are not UTF-8 become U+FFFD, separators end a line."""
+    """Turn tokens into text to print: bytes that are not UTF-8 become U+FFFD, half a character at
+    either end is left out, separators end a line.
+    """
     if isinstance(vocab[0], int):
-        return as_bytes(tokens, vocab).decode("utf-8", errors="replace")
-    words = (vocab[token] for token in checked(tokens, vocab).tolist())
+        text = as_bytes(tokens, vocab).lstrip(bytes(range(0x80, 0xC0)))  # none begins a character
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(text)
+    words = (vocab[token] for token in tokens.tolist())
     text = "".join("\n" if word in SEPARATORS else f"{word} " for word in words)
     return text.replace(" \n", "\n").removesuffix(" ")
 
@@ -321,9 +313,9 @@ def xz_size(data):
 def compressed_bits(corpus):
     """Return {compressor: bits per byte of the test split}, for a corpus of bytes.
 
-    zlib and xz start from nothing, so they are easily beaten.  The fair baseline for a trained
-    model is xz primed with the training and validation text: the bytes that the test split adds to
-    their compressed size.  This takes seconds for ten million bytes, and is omitted above 32 MB.
+    zlib and xz start from nothing.  The fair baseline for a trained model is xz primed with the
+    training and validation text: the bytes that the test split adds to their compressed size.
+    It takes seconds for ten million bytes, and is omitted above 32 MB.
     """
     test = as_bytes(corpus.test, corpus.vocab)
     sizes = {"zlib": len(zlib.compress(test, 9)), "xz": xz_size(test)}

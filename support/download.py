@@ -1,8 +1,8 @@
 """The benchmarks, as published: fetched, checked, unpacked.
 
 A file appears under its name when it is complete and correct, or not at all: Ctrl-C, a full disk
-and a lost connection leave nothing half-written.  The size and checksum of an archive are compared
-with the published ones while it is fetched, or when you have put the file there by hand.
+and a lost connection leave nothing half-written.  Size and checksum are compared with the published
+ones while a file is fetched, or when you have put it there by hand.
 """
 import hashlib
 import tarfile
@@ -22,24 +22,23 @@ class File(NamedTuple):
     name: str  # in the data folder, and in its archive
     size: int | None = None  # bytes; None if it is not published
     checksum: str | None = None  # "algorithm:hexadecimal digest"
-    addresses: tuple[str, ...] = ()  # tried in order; a member of an archive has none
+    addresses: tuple[str, ...] = ()  # tried in order; a file of an archive has none
 
 
 class Source(NamedTuple):
     """A benchmark: everything that is known about it."""
     kind: str  # "bytes", "words" or "sentences"
-    models: tuple[str, str]  # that --dataset trains, with a GPU and without (training/presets.py)
+    models: tuple[str, str]  # that --dataset trains, with a GPU and without
     vocab_size: int  # as published
-    archive: File  # zip or tar.gz
-    files: tuple[File, ...]  # to unpack: train, valid, test; for bytes perhaps one text, which is
-    # then split; for sentences the shards, the held-out one last
+    archive: File | None  # zip or tar.gz; None if each file has addresses
+    files: tuple[File, ...]  # train, valid, test; for bytes perhaps one text, which is then split;
+    # for sentences the shards, the held-out one, the vocabulary
     counts: tuple[int, ...] = ()  # of words, published: tokens of train, valid and test
     counted: int = 3  # number of splits whose words the vocabulary counts
-    vocabulary: File | None = None  # of sentences
 
 
 def wikitext(name, models, vocab_size, size, checksum, **more):
-    """Return the entry of one of the two WikiTexts, which differ only in their sizes."""
+    """Return the entry of one of the two WikiTexts."""
     hosts = "https://wikitext.smerity.com", "https://s3.amazonaws.com/research.metamind.io/wikitext"
     archive = File(f"{name}-v1.zip", size, checksum, tuple(f"{h}/{name}-v1.zip" for h in hosts))
     files = tuple(File(f"{name}/wiki.{split}.tokens") for split in ("train", "valid", "test"))
@@ -60,6 +59,12 @@ SOURCES = {
              "sha256:a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
              ("http://mattmahoney.net/dc/text8.zip",)),
         (File("text8", 100_000_000),)),
+    "tinyshakespeare": Source(
+        "bytes", ("laptop", "laptop"), 65, None,
+        (File("tinyshakespeare/input.txt", 1_115_394,  # in tensorflow/datasets, checksums.tsv
+              "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+              ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
+               "input.txt",)),)),
     "wt103": wikitext(
         "wikitext-103", ("wt103-standard", "laptop-words"), 267_735, 190_229_076,
         "sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
@@ -83,28 +88,23 @@ SOURCES = {
              (f"http://www.statmt.org/lm-benchmark/{LM1B}.tar.gz",)),
         (*(File(f"{LM1B}/training-monolingual.tokenized.shuffled/news.en-{i:05}-of-00100")
            for i in range(1, 100)),
-         File(f"{LM1B}/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050")),
-        vocabulary=File(
-            "1b_word_vocab.txt", None,
-            "sha256:c758fee313a5c952995f391a659fe31cde50f2b11f5fae6c0e75a0a6e79fa34d",
-            ("https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt",))),
+         File(f"{LM1B}/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"),
+         File("1b_word_vocab.txt", None,
+              "sha256:c758fee313a5c952995f391a659fe31cde50f2b11f5fae6c0e75a0a6e79fa34d",
+              ("https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt",)))),
 }
 
 
 # ---- fetch, check, unpack -----------------------------------------------------------------------
 
-def pieces_of(stream, label, size=None):
-    """Yield the content of a stream, 256 kB at a time, and print the progress."""
-    return progress(iter(lambda: stream.read(1 << 18), b""), label, size, len)
-
-
 def checked(stream, file, label):
-    """Yield the content of a stream, and compare it with the published file.
+    """Yield the content of a stream, 256 kB at a time, and compare it with the published file.
 
     Raises ValueError at the end, or as soon as it is too long, as a server may never stop.
     """
     done, digest = 0, hashlib.new((file.checksum or "sha256:").split(":")[0])
-    for piece in pieces_of(stream, label, file.size):
+    pieces = iter(lambda: stream.read(1 << 18), b"")
+    for piece in progress(pieces, label, file.size, len):
         done += len(piece)
         if file.size is not None and done > file.size:
             raise ValueError(f"more than the expected {file.size:,} bytes")
@@ -160,39 +160,46 @@ def members(archive):
                 yield info.name, partial(file.extractfile, info)
 
 
-def extract(archive, wanted):
-    """Unpack members of an archive, {name: path}.  Names in it are compared, never used as paths.
+def extract(archive, files, root):
+    """Unpack files of an archive into root.  Names in it are compared, never used as paths.
 
-    Raises ValueError if the archive lacks one or is broken, or if a path cannot be written.
+    ValueError if the archive lacks one or is broken, or if a path cannot be written.
     """
-    missing, path = dict(wanted), next(iter(wanted.values()))
+    missing = {file.name: file for file in files}
     try:
         for name, opened in members(archive):
-            if name in missing:
-                path = missing.pop(name)
+            if file := missing.pop(name, None):
+                path = Path(root, file.name)
                 with opened() as stream:
-                    pieces = pieces_of(stream, f"unpacking {path}")
+                    pieces = checked(stream, file, f"unpacking {path}")
                     write_atomically(path, lambda to: to.writelines(pieces))
         if missing:
             raise ValueError(f"expected {next(iter(missing))!r} in it")
     except OSError as error:
-        raise ValueError(f"{path} cannot be unpacked from {archive} ({error})") from None
-    except Exception as error:  # broken bytes raise a dozen types: of zipfile, tarfile, zlib, lzma
+        raise ValueError(f"{archive} cannot be unpacked ({error})") from None
+    except Exception as error:  # zipfile, tarfile, zlib and lzma raise a dozen types
         raise ValueError(f"{archive} is damaged or another archive ({error}); delete it and run "
                          "again") from None
 
 
 def unpack(source, root):
-    """Return the paths of source.files in root; missing ones are unpacked from source.archive,
-    which is fetched first.  Raises ValueError, also if a file's size is not the published one.
+    """Return the paths of source.files in root: missing ones are fetched, or unpacked from the
+    archive.  ValueError if that fails, or if a size is not the published one.
     """
-    paths = [Path(root, file.name) for file in source.files]
-    wanted = {file.name: path for file, path in zip(source.files, paths) if not path.is_file()}
+    paths = {file: Path(root, file.name) for file in source.files}
+    wanted = [file for file in paths if not file.addresses and not paths[file].is_file()]
     if wanted:
-        extract(fetch(source.archive, root), wanted)
-    for file, path in zip(source.files, paths):
-        found = path.stat().st_size
-        if file.size not in (None, found):
-            raise ValueError(f"{path} has {found:,} bytes, expected {file.size:,}; delete it and "
-                             "run again")
-    return paths
+        try:
+            archive = fetch(source.archive, root)
+        except ValueError as error:
+            names = [str(paths[file]) for file in wanted]
+            if len(names) > 3:
+                names[1:-1] = ["..."]
+            raise ValueError(f"{error}, or save its unpacked files as {', '.join(names)}") from None
+        extract(archive, wanted, root)
+    for file, path in paths.items():
+        if file.addresses:
+            fetch(file, root)
+        elif file.size not in (None, path.stat().st_size):
+            raise ValueError(f"{path} does not have {file.size:,} bytes; delete it and run again")
+    return [*paths.values()]

@@ -1,7 +1,8 @@
 """Progress of anything that takes over half a second: one line on stderr, erased at the end."""
-import os
 import sys
 import time
+
+is_quiet = False  # True on all ranks but rank 0 (training/ranks.py)
 
 
 def progress(items, label, total=None, size=None):
@@ -9,7 +10,6 @@ def progress(items, label, total=None, size=None):
 
     total is their number, if it is known.  With size(item) -> bytes, bytes are counted instead, and
     printed in MB.  A file or a pipe, where no line can be overwritten, gets one every ten seconds.
-    With several processes (torchrun) only rank 0 prints.
     """
     terminal = getattr(sys.stderr, "isatty", bool)()  # False if the stream has no isatty
     every = 0.5 if terminal else 10
@@ -18,7 +18,7 @@ def progress(items, label, total=None, size=None):
         for item in items:
             yield item
             done += size(item) if size else 1
-            if time.monotonic() - shown > every and os.environ.get("RANK", "0") == "0":
+            if time.monotonic() - shown > every and not is_quiet:
                 shown = time.monotonic()
                 here, end = (f"{n / 1e6:.1f} MB" if size else str(n) for n in (done, total or 0))
                 line = f"{label} {here}/{end} " if total else f"{label} {here} "

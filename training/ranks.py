@@ -16,28 +16,30 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-if not os.environ.get("WORLD_SIZE", "1").isdigit():
-    sys.exit(f"the variable WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, not a number: unset it")
-COUNT = int(os.environ.get("WORLD_SIZE", 1))
-RANK = int(os.environ.get("RANK", 0)) if COUNT > 1 else 0
+from support import progress
+
+COUNT, RANK = 1, 0  # unless a program joins; experiments do not, whatever a cluster has set
 
 
 def join(device):
     """Connect to the other ranks; from here on only rank 0 prints.  ValueError if that fails."""
-    if COUNT == 1:
-        return
+    global COUNT, RANK
     try:
+        COUNT = int(os.environ.get("WORLD_SIZE", 1))
+        if COUNT == 1:
+            return
+        RANK = int(os.environ.get("RANK", 0))
         if device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         # nccl is for gradients, gloo for numbers on the CPU; ranks may have to wait for hours while
         # rank 0 fetches a corpus or evaluates
         dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
                                 timeout=timedelta(hours=2))
-    except RuntimeError as error:
-        raise ValueError(f"rank {RANK} cannot join the {COUNT} ranks; on GPUs, start one rank for "
-                         f"each GPU: {error}") from None
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"rank {RANK} cannot join the ranks (WORLD_SIZE {os.environ['WORLD_SIZE']}"
+                         f"): start one for each GPU, or unset WORLD_SIZE: {error}") from None
     if RANK > 0:
-        sys.stdout = open(os.devnull, "w")
+        sys.stdout, progress.is_quiet = open(os.devnull, "w"), True
 
 
 def end(status):

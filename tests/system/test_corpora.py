@@ -1,5 +1,7 @@
-"""Test corpora of bytes and of words: tokens, splits, vocabularies, and the one-sentence errors."""
+"""Test corpora of bytes and of words: tokens, splits, vocabularies, errors."""
+import gzip
 import hashlib
+import io
 import lzma
 import random
 import sys
@@ -12,44 +14,44 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import refusal
+from helpers import published, refusal, zipped
 from support import corpora
-from support.corpora import as_bytes, compressed_bits, decode, encode, load
+from support.corpora import as_bytes, decode, encode, load
 from support.download import File, Source
 from system.conftest import TINY
 from system.kills import Killed, kill_at
 
 train = import_module("train")
 
-# replaces enwik8; its lines grow longer, so dropping newlines before the split gives other splits
+# its lines grow longer, so dropping newlines before the split gives other splits
 RAW = "".join(f"<page {i * i}>{' naïve café' * (i // 20)}\n" for i in range(200)).encode()
-
-
-def write(tmp_path, data):
-    path = tmp_path / "notes.txt"
-    path.write_bytes(data)
-    return path
 
 
 def texts_of(corpus):
     return [as_bytes(split, corpus.vocab) for split in (corpus.train, corpus.valid, corpus.test)]
 
 
-# ---- bytes --------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("data", [RAW[:40], RAW[:1019], bytes(range(256)) * 4,
-                                  b"aab" * 18 + b"b" * 30 + b"cccc"], ids=len)  # c: only in test
-def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data):
+@pytest.mark.parametrize("data, kind", [
+    (RAW[:40], ""), (RAW[:1019], ""), (bytes(range(256)) * 4, ""),
+    (b"aab" * 18 + b"b" * 30 + b"cccc", ""),  # c: only in test
+    (gzip.compress(RAW), "compressed by gzip"), (lzma.compress(RAW), "compressed by xz"),
+    (zipped({"a": RAW}), "a zip archive"), (b"%PDF-1.7" + RAW, "a PDF"),
+    (b"\xff\xfe" + RAW, "UTF-16 text"), (b"\xfe\xff" + RAW, "UTF-16 text")], ids=len)
+def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data, kind, capsys):
     """Valid and test have n // 20 bytes each, and train has the rest.  The vocabulary is in the
-    official order: by decreasing count in all splits, then by first appearance."""
-    corpus, n = load(write(tmp_path, data)), len(data) // 20
+    official order: by decreasing count, then by appearance.  A line says if it is no plain text."""
+    (tmp_path / "notes.txt").write_bytes(data)
+    corpus, n = load(tmp_path / "notes.txt"), len(data) // 20
+    said = capsys.readouterr().out
+    assert said.startswith(f"notes.txt is {kind}, read byte by") if kind else said == ""
+    assert said.count("\n") == bool(kind)
     assert texts_of(corpus) == [data[:-2 * n], data[-2 * n:-n], data[-n:]]
     assert corpus.vocab == sorted(set(data), key=lambda b: (-data.count(b), data.index(b)))
     assert corpus.train.dtype == corpus.test.dtype == torch.uint8 and corpus.unit == "bpc"
 
 
 def test_newlines_are_dropped_after_the_split(tmp_path, monkeypatch):
-    """As in the official code, the raw bytes are split first, then each split loses newlines."""
+    """The raw bytes are split first, as in the official code."""
     (tmp_path / "enwik8").write_bytes(RAW)
     monkeypatch.setitem(corpora.SOURCES, "enwik8", Source("bytes", (), 0, None, (File("enwik8"),)))
     full = load("enwik8", tmp_path)
@@ -75,7 +77,7 @@ def test_stdlib_has_the_python_files_ordered_by_a_hash_of_their_paths(tmp_path, 
     """Folders such as test/ are skipped at any depth, but a file named test.py is kept."""
     for name in reversed(sum(SPLITS, NOT_KEPT)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(f"# this is {name}\r\n".encode())  # as Windows ends lines
+        (tmp_path / name).write_bytes(f"# this is {name}\r\n".encode())
     monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(tmp_path)}.__getitem__)
     corpus, version = load("stdlib"), sys.version.split()[0]
     texts = ["".join(f"# this is {name}\n" for name in names).encode() for names in SPLITS]
@@ -93,62 +95,53 @@ def test_the_synthetic_corpus_is_always_the_same():
     assert decode(corpus.train[:8], corpus.vocab) == "GgMqHgQt"
 
 
-def test_the_compressors_read_the_text_and_not_the_tokens():
-    """An xz primed with the text finds the test split in it."""
+def test_the_command_prints_sizes_and_what_compressors_need(tmp_path, capsys):
+    """They read the text, not the tokens; primed with the text, xz finds the test split in it."""
     data = Path(lzma.__file__).read_bytes()  # some real text, on which zlib -6 and -9 differ
-    vocab = list(range(255, -1, -1))
-    tokens = encode(data.decode(), vocab)
-    bits = compressed_bits(corpora.Corpus(tokens, tokens[:90], tokens, vocab, "lzma.py"))
-    assert bits["zlib"] == 8 * len(zlib.compress(data, 9)) / len(data)
-    assert bits["xz"] == 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data)
-    assert 0 < bits["xz primed with the other splits"] < 0.1
-
-
-def test_the_command_prints_a_summary_of_a_corpus(tmp_path, capsys):
-    corpora.main([str(write(tmp_path, RAW))])
-    out = capsys.readouterr().out
-    assert f"vocabulary {len(set(RAW))}" in out and repr(RAW.decode()[:200]) in out
+    (tmp_path / "notes.txt").write_bytes(20 * data)
+    corpora.main([str(tmp_path / "notes.txt")])
+    printed = capsys.readouterr().out
+    bits = (8 * len(compressed) / len(data) for compressed in (
+        zlib.compress(data, 9), lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)))
+    assert "zlib {:.3f}, xz {:.3f}, xz primed with the other splits 0.0".format(*bits) in printed
+    assert f"vocabulary {len(set(data))}\n" in printed and repr(data.decode()[:200]) in printed
     with pytest.raises(SystemExit, match="^corpora.py: 'no such book' is neither .*$"):
         corpora.main(["no such book"])
 
 
-# ---- between text and tokens --------------------------------------------------------------------
-
 WORDS = ["<eos>", "the", "cat", "sat"]
 
 
-@pytest.mark.parametrize("text, vocab, tokens", [
+@pytest.mark.parametrize("text, vocab, wanted", [
     ("ab", list(b"cab\xc3"), [1, 2]), ("é", [0xA9, 0xC3], [1, 0]),  # one letter, two bytes
     ("cat\nsat\n", WORDS, [2, 0, 3, 0]), ("the cat\n\nsat the", WORDS, [1, 2, 0, 0, 3, 1]),
-    ("\na\n", ["<S>", "a"], [0, 1, 0])], ids=ascii)
-def test_encode_and_decode_are_inverse(text, vocab, tokens):
-    """Words are joined by spaces; newlines become separators, and newlines again."""
-    found = encode(text, vocab)
-    assert found.dtype == torch.int64 and found.tolist() == tokens
-    assert decode(found, vocab) == text and decode([], vocab) == ""
-    for token in (-1, len(vocab), 256):  # neither the last one, nor 0
-        message = refusal(decode, torch.tensor([0, token]), vocab)
-        assert message == f"token {token} outside vocabulary of {len(vocab)}"
-
-
-def test_other_ends_of_lines_and_half_a_letter():
-    assert encode(" the\r\n cat\rsat\t", WORDS).tolist() == [1, 0, 2, 0, 3]
-    assert decode([1], [0xA9, 0xC3]) == "\N{REPLACEMENT CHARACTER}"
-
-
-@pytest.mark.parametrize("text, vocab, words", [
+    ("\na\n", ["<S>", "a"], [0, 1, 0]),
     ("a Bé Bad", list(b"abc def\xc3"), "the corpus has no 'B', 'é'"),
-    ("", list(b"ab"), "the text is empty, at least one character or word is needed"),
-    (" ", ["<eos>", "a"], "the text is empty, at least one character or word is needed"),
-    ("dog", ["<eos>", "<unk>"], "the corpus has no 'dog'; write <unk> instead")])
-def test_encode_lists_what_the_vocabulary_lacks(text, vocab, words):
-    """The message also says what can be written instead, if there is a replacement."""
-    assert refusal(encode, text, vocab) == words
+    ("", list(b"ab"), "the text is empty"), (" ", ["<eos>", "a"], "the text is empty"),
+    ("dog", ["<eos>", "<unk>"], "the corpus has no 'dog'; write <unk> instead")], ids=ascii)
+def test_encode_and_decode_are_inverse(text, vocab, wanted):
+    """Words are joined by spaces; newlines become separators, and newlines again.  What the
+    vocabulary lacks is listed, with what can be written instead."""
+    if isinstance(wanted, str):
+        assert refusal(encode, text, vocab).startswith(wanted)
+        return
+    found = encode(text, vocab)
+    assert found.dtype == torch.int64 and found.tolist() == wanted
+    assert decode(found, vocab) == text and decode(found[:0], vocab) == ""
+    assert encode(" the\r\n cat\rsat\t", WORDS).tolist() == [1, 0, 2, 0, 3]
 
 
-# ---- words --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("letter", ["é", "記", "😀"], ids=ascii)
+def test_the_bytes_of_half_a_letter_are_not_printed(letter):
+    """A prompt may end, and what continues it begin, within a letter.  Other bytes are visible."""
+    whole, vocab = letter.encode(), list(range(256))
+    tokens = torch.tensor(list(whole + b"a\xffb" + whole))
+    for cut in range(1, len(whole)):
+        assert decode(tokens[:-cut], vocab) == f"{letter}a\ufffdb"
+        assert decode(tokens[cut:], vocab) == f"a\ufffdb{letter}"
 
-VOCABULARY = "</S> 9\n<UNK> 3\na\n<S> 2\nb\nc\nd\x85x 8\n".encode()  # words, some with their count
+
+VOCABULARY = "</S> 9\n<UNK> 3\na\n<S> 2\nb\nc\nd\x85x 8\n".encode()
 SHARDS = {"shard2": b"a b\n\nc a\n", "shard3": b"d\nx b\n", "shard1": b"c c c"}
 TOKENS = [3, 2, 4, 3, 3, 5, 2, 3, 6, 3, 1, 4, 3, 5, 5, 5, 3]
 
@@ -168,8 +161,7 @@ def words(root, train, valid=b"a\n", test=b"a\n", **more):
 
 
 def sentences(root, shards=SHARDS):
-    (root / "vocab").write_bytes(VOCABULARY)
-    return load_as("sentences", root, shards | {"heldout": b"b a\n"}, vocabulary=File("vocab"))
+    return load_as("sentences", root, shards | {"heldout": b"b a\n", "vocab": VOCABULARY})
 
 
 # with three kinds of newlines, and spaces of Unicode
@@ -195,12 +187,11 @@ def test_words_follow_the_official_rule(tmp_path):
 
 
 def test_unpublished_counts_and_bad_texts_are_rejected(tmp_path):
-    """The sentence has the found and the published numbers of tokens and the vocabulary sizes."""
+    """The sentence has the numbers that were found and those that are published."""
     words(tmp_path, b"a b\n", counts=(3, 2, 2), vocab_size=3)
     for *counts, V in ((4, 2, 2, 3), (3, 2, 2, 4)):
         message = refusal(words, tmp_path, b"a b\n", counts=tuple(counts), vocab_size=V)
         assert f"(3, 2, 2, 3), published is {(*counts, V)}: a file was changed" in message
-    assert refusal(words, tmp_path, b"\n").endswith("train has 1 tokens, but at least 2 are needed")
     for make, text in (words, b"a\n\nb \xff\n"), (sentences, {"shard": b"b \xff"}):
         message = refusal(make, tmp_path, text)
         assert message.startswith("new cannot be read") and "('utf-8' codec can't" in message
@@ -221,19 +212,20 @@ def test_sentences_have_single_separators_and_a_killed_encoding_restarts(tmp_pat
         *SHARDS, "heldout", "vocab", "new.train.int32"}
 
 
-@pytest.mark.parametrize("kind, unit, sizes", [
-    ("bytes", "bpc", []), ("words", "ppl", ["--model", "laptop-words", "--n-layer", "1"]),
-    ("sentences", "ppl", ["--cutoffs", "2", "4", "--div-val", "2"])])
-def test_from_the_files_to_the_test_score(kind, unit, sizes, tmp_path, monkeypatch, capsys):
-    """`--dataset NAME` trains and tests; the folder is then tested again and sampled."""
-    draw, names = random.Random(0), ("train", "valid", "test")
-    lines = [" ".join(draw.choices("abcd", k=6)) for _ in range(60)]
-    for name in names:
-        (tmp_path / name).write_text("\n".join(lines) + "\n")
-    (tmp_path / "vocab").write_bytes(VOCABULARY)
-    monkeypatch.setitem(corpora.SOURCES, "new", Source(
-        kind, (), 0, None, tuple(map(File, names)), vocabulary=File("vocab")))
-    given = ["--dataset", "new", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run"),
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind, n, unit, sizes", [
+    ("bytes", 1, "bpc", []), ("words", 3, "ppl", ["--model", "laptop-words", "--n-layer", "1"]),
+    ("sentences", 4, "ppl", ["--cutoffs", "2", "4", "--div-val", "2"])])
+def test_from_the_addresses_to_the_test_score(kind, n, unit, sizes, tmp_path, monkeypatch, capsys):
+    """`--dataset NAME` fetches, trains and tests; the folder, of any name, serves again."""
+    draw = random.Random(0)
+    text = "\n".join(" ".join(draw.choices("abcd", k=6)) for _ in range(60)).encode()
+    web = {"http://1": text, "http://2": text, "http://3": text, "http://4": VOCABULARY}
+    files = [published(url[-1], data, url) for url, data in web.items()]
+    monkeypatch.setattr("urllib.request.urlopen", lambda request, timeout: io.BytesIO(
+        web.pop(request.full_url)))  # each is fetched only once
+    monkeypatch.setitem(corpora.SOURCES, "new", Source(kind, (), 0, None, tuple(files[:n])))
+    given = ["--dataset", "new", "--data-dir", str(tmp_path), "--out", str(tmp_path / "é😀\n%s"),
              "--dtype", "float32"]  # auto measures again, and may find another
     assert train.main([*TINY, *given, "--steps", "3", *sizes]) == 0
     line = capsys.readouterr().out.splitlines()[-1]

@@ -13,12 +13,23 @@ BELOW = {  # files: what they may import of this project, except support/
     **{f"{lesson}.py": LESSONS[:n] for n, lesson in enumerate(LESSONS[:-1])}}
 
 
+def imports(path):
+    statement = r"^ *import (\w+)|^ *from (\w+)\S* import |import_module\(\"(\w+)"
+    found = re.findall(statement, path.read_text(encoding="utf-8"), re.MULTILINE)
+    return ["".join(name) for name in found]
+
+
 @pytest.mark.parametrize("files", BELOW)
 def test_a_file_imports_only_from_the_layers_below_it(files, needs_shipped_solutions):
-    statement = r"^ *import (\w+)|^ *from (\w+)\S* import |import_module\(\"(\w+)"
     for path in ROOT.glob(files):
-        text = path.read_text(encoding="utf-8")
-        names = {"".join(name) for name in re.findall(statement, text, re.MULTILINE)}
-        assert names <= PACKAGES.union(BELOW[files]), path
+        assert {*imports(path)} <= PACKAGES.union(BELOW[files]), path
         if path.parent == ROOT:  # lessons must fit on a projector
-            assert max(map(len, text.splitlines())) <= 88
+            assert max(map(len, path.read_text(encoding="utf-8").splitlines())) <= 88
+
+
+def test_the_process_is_prepared_before_torch_and_matplotlib_are_imported():
+    """Importing support/ does so; experiments import it through a module."""
+    firsts = {"support", "train", "variants", "measures"}
+    for path in (*ROOT.glob("0*.py"), ROOT / "train.py", *ROOT.glob("experiments/*.py")):
+        names = [name for name in imports(path) if name in firsts | {"torch", "matplotlib"}]
+        assert names[0] in firsts, path

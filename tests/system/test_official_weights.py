@@ -1,12 +1,13 @@
-"""Load the authors' weights: each tensor becomes the right weight, and other names are rejected."""
+"""Load the authors' weights: each tensor becomes the right weight, or is rejected."""
 import math
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
 import pytest
 import torch
 
-from helpers import randomized
+from helpers import randomized, refusal
 from training import presets
 
 official, lesson_5 = import_module("official_weights"), import_module("05_full_model")
@@ -23,7 +24,7 @@ def random_model(config):
 
 
 def official_state(model, port):
-    """Return our model's weights, named and stacked as in the official PyTorch code or its port."""
+    """Return our weights, named and stacked as in the official code or its port."""
     c, words, state = model.config, model.embedding, {}
     for n, layer in enumerate(model.layers):
         attention, at = layer.attention, f"layers.{n}."
@@ -34,9 +35,11 @@ def official_state(model, port):
         for name, part in (("dec_attn.layer_norm", layer.norm_1), ("pos_ff.CoreNet.0", layer.W_1),
                            ("pos_ff.CoreNet.3", layer.W_2), ("pos_ff.layer_norm", layer.norm_2)):
             state |= {f"{at}{name}.weight": part.weight, f"{at}{name}.bias": part.bias}
-    for n in range(len(model.u)):
-        at = f"layers.{n}.dec_attn." if c.untie_r else ""
-        state |= {at + "r_w_bias": model.u[n], at + "r_r_bias": model.v[n]}
+        if c.untie_r or port:  # the port also lists a shared pair in each layer
+            state |= {at + "dec_attn.r_w_bias": model.u[n * c.untie_r],
+                      at + "dec_attn.r_r_bias": model.v[n * c.untie_r]}
+    if not c.untie_r:
+        state |= {"r_w_bias": model.u[0], "r_r_bias": model.v[0]}
     if c.div_val == 1:  # one table for all bands
         tables, biases = [torch.cat([*words.rows]) if c.cutoffs else words.weight], [words.bias]
     else:
@@ -54,26 +57,25 @@ def official_state(model, port):
             for name, weight in state.items()}
 
 
-def load(config, state):
-    return official.load_official_weights(random_model(config), state)
-
-
 @pytest.mark.parametrize("port", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_each_tensor_becomes_its_weight_and_is_required(case, port):
-    """Missing, misshapen, extra and untied tensors are rejected."""
+    """Missing, misshapen, extra and untied tensors are rejected, with their name."""
     wanted = random_model(CASES[case])
     state = official_state(wanted, port)
-    found = load(CASES[case], state).state_dict()
+    load = partial(official.load_official_weights, random_model(CASES[case]))
+    found = load(state).state_dict()
     assert all(weight.equal(found[name]) for name, weight in wanted.state_dict().items())
     name = "crit.out_layers.0.weight"  # also the embedding
     weight = state[name]
-    for wrong in ({key: value for key, value in state.items() if key != name},
-                  state | {name: torch.cat([weight, weight[:1]])},
-                  state | {f"{name}.1": weight},
-                  state | {name: 1.01 * weight}):
-        with pytest.raises(ValueError, match="not the weights of this model.*layers.0.weight"):
-            load(CASES[case], wrong)
+    wrong = [{key: value for key, value in state.items() if key != name},
+             state | {name: torch.cat([weight, weight[:1]])}, state | {f"{name}.1": weight},
+             state | {name: 1.01 * weight}]
+    if not CASES[case].untie_r:
+        wrong.append(state | {"transformer." * port + "layers.1.dec_attn.r_w_bias": weight})
+    for changed, named in zip(wrong, 4 * ["_layers.0.weight"] + ["layers.1.dec_attn.r_w_bias"]):
+        message = refusal(load, changed)
+        assert "not the weights of this model" in message and named in message
 
 
 def test_a_file_is_evaluated_or_rejected_in_one_line(tmp_path, monkeypatch, capsys):
@@ -90,9 +92,8 @@ def test_a_file_is_evaluated_or_rejected_in_one_line(tmp_path, monkeypatch, caps
     nats = official.train.evaluate(model.float(), official.read_corpus(recipe, None).test, recipe)
     assert f"test {nats / math.log(2):.4f} bpc (" in capsys.readouterr().out
     text.write_text("another text " * 50)
-    for content, why in ((state, "another vocabulary"), ({"a": 3}, "a state dict (TypeError)"),
-                         (model, "whole pickled model"), (None, "cannot be read")):
-        torch.save(content, path) if content else path.unlink()
+    for content, why in (state, "another vocabulary"), ({"a": 3}, "a state dict (TypeError)"):
+        torch.save(content, path)
         assert official.main(argv) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("official_weights.py: ") and why in line

@@ -13,7 +13,8 @@ from training.flags import Flags, adapt_to_vocabulary, choose_model
 train = import_module("train")
 lesson_5 = import_module("05_full_model")
 Config, Recipe = presets.Config, presets.Recipe
-VOCABULARIES = {"enwik8": 204, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000}
+VOCABULARIES = {"enwik8": 204, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000,
+                "tinyshakespeare": 65}
 WT103 = 20_000, 40_000, 200_000
 BANDS = {"wt103": WT103, "lm1b": (60_000, 100_000, 640_000)}
 
@@ -59,8 +60,8 @@ def test_sizes_schedules_and_parameter_counts_are_the_published_ones(row):
     ({"model": "wt103-large", "dataset": "enwik8"}, "cpu", 205, "wt103-large", (), 1),
     ({"model": "tiny", "dataset": "wt103"}, "cpu", 267_735, "tiny", WT103, 2)], ids=str)
 def test_a_model_fits_its_device_and_its_vocabulary(typed, device, V, name, cutoffs, div_val):
-    """Without a GPU a benchmark's name trains a small model, with the benchmark's bands for many
-    words.  Bands beyond the vocabulary are dropped; typed values stay."""
+    """Without a GPU a benchmark trains a small model, with its bands for many words.  Bands beyond
+    the vocabulary are dropped; typed values stay."""
     typed = dict(typed)
     flags = Flags(model=typed.pop("model", ""), typed=typed)
     found, config, _ = choose_model(flags, device)

@@ -9,7 +9,6 @@ import torch
 
 from support import corpora
 from training import checkpoint, flags, job, presets
-from system.conftest import failure
 
 train = import_module("train")
 CPU = "--n-tokens", "3", "--device", "cpu"
@@ -49,13 +48,6 @@ def test_it_is_used_if_there_is_no_run_yet(home, small, capsys):
     small().rename(home / "runs" / "stdlib-laptop")
     assert train.main(["--sample", "a", *CPU]) == 0
     assert str(flags.PRETRAINED) not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("named", ["--out nowhere", "--dataset stdlib", "--text LICENSE",
-                                   "--model laptop", "--resume"])
-def test_it_does_not_replace_a_run_that_is_named_or_resumed(home, named, capsys):
-    sample = [] if named == "--resume" else ["--sample", "a"]
-    assert "no checkpoint at" in failure(capsys, train.main([*sample, *CPU, *named.split()]))
 
 
 def test_the_library_of_another_python_is_read_in_its_tokens(saved, home, capsys, monkeypatch):

@@ -18,6 +18,8 @@ import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from helpers import refusal
+from support import progress
 from system.kills import differences, runs_differ
 from system.conftest import TINY, again
 from training import checkpoint, log, presets, ranks
@@ -34,7 +36,6 @@ def rank_main(rank, count, port, log, act):
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank),
                    "WORLD_SIZE": str(count)}
-    ranks.RANK, ranks.COUNT = rank, count
     ranks.end(act() or 0)
 
 
@@ -80,15 +81,22 @@ def test_lanes_are_assigned_in_order(monkeypatch):
         ranks.my_lanes(22)
 
 
-def test_rank_is_ignored_in_a_single_process(monkeypatch):
-    """A cluster may set RANK for a single process; only WORLD_SIZE above 1 means several ranks."""
-    for count, wanted in (("1", (0, 1)), ("3", (2, 3))):
-        monkeypatch.setattr(os, "environ", {"RANK": "2", "WORLD_SIZE": count})
-        found = runpy.run_path(ranks.__file__)
-        assert (found["RANK"], found["COUNT"]) == wanted
+def test_only_a_program_that_joins_has_ranks(monkeypatch, capsys):
+    """A cluster may set the variables; a program of one process also prints its progress."""
+    for owner, name in ((ranks, "COUNT"), (ranks, "RANK"), (progress, "is_quiet"), (sys, "stdout")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # join changes them
+    monkeypatch.setattr(time, "monotonic", count(0, 20).__next__)
+    monkeypatch.setattr(ranks.dist, "init_process_group", lambda *given, **more: None)
+    monkeypatch.setattr(os, "environ", {"WORLD_SIZE": "3", "RANK": "2"})
+    found = runpy.run_path(ranks.__file__)
+    assert (found["COUNT"], found["RANK"]) == (1, 0)
+    for size, wanted, printed in ("1", (1, 0), True), ("3", (3, 2), False):
+        monkeypatch.setattr(os, "environ", {"WORLD_SIZE": size, "RANK": "2"})
+        ranks.join("cpu")
+        assert (ranks.COUNT, ranks.RANK) == wanted and list(progress.progress("ab", "letter"))
+        assert ("letter 1" in capsys.readouterr().err) == printed
     monkeypatch.setattr(os, "environ", {"WORLD_SIZE": "abc"})
-    with pytest.raises(SystemExit, match="WORLD_SIZE is 'abc', not a number"):
-        runpy.run_path(ranks.__file__)
+    assert "unset WORLD_SIZE: invalid literal" in refusal(ranks.join, "cpu")
 
 
 def prepared():

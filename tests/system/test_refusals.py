@@ -1,6 +1,5 @@
 """A program or a model rejects input that it cannot use in one line, and writes nothing."""
 import math
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -31,45 +30,43 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--model wt103-lage", "did you mean wt103-large?"),
         (NEW + "--smaple=x", "did you mean --sample?"),
         ([*NEW.split(), "a\nb"], "unrecognized arguments: a b"),
-        (NEW + "--optimizer lion", "--optimizer must be adam or muon, got 'lion'"),
+        (NEW + "--optimizer lion", "adam or muon, got 'lion'"),
         (NEW + "--device cuda", "no CUDA device"),
         (NEW + "--dataset stdlib", "give one of them"),
         # files
-        (NO_TEXT + "--text none", "there is no file"),
-        (NO_TEXT + "--text project", "a folder or a pipe must"),
+        (NO_TEXT + "--text project", "there is no file"),
         (NO_TEXT + "--text brief.txt", "39 bytes, but at least 40"),
         (NEW + "--out brief.txt/run", "'brief.txt/run'; use another folder with --out"),
         ([*NEW.split(), "--out", ""], "--out is empty"),
-        ("--eval-only --out nowhere", "no checkpoint at nowhere"),
+        # pretrained/ does not replace a run that is named or resumed
+        *((f"{flags} --device cpu", "no checkpoint at") for flags in (
+            "--eval-only --out nowhere", "--sample a --dataset stdlib", "--sample a --text x",
+            "--sample a --model laptop", "--resume")),
         # settings
         (NEW + "--steps 3 --minutes 1", "one length"),
-        (NEW + "--lr 0", "--lr must be above 0, got 0"),
-        (NEW + "--batch 0", "--batch must be at least 1, got 0"),
-        (NEW + "--batch 9999", "--batch 9999:"),
-        (NEW + f"--eval-mem-len {2**63}", "--eval-mem-len must be at most"),
+        (NEW + "--lr 0", "must be above 0, got 0"), (NEW + "--lr inf", "must be at most"),
+        (NEW + "--batch 0", "must be at least 1, got 0"), (NEW + "--batch 9999", "--batch 9999:"),
         # sizes
         (NEW + "--d-model 33 --d-head 16", "d_model must be even"),
-        (NEW + "--dropout 1", "dropout must be in [0, 1), got 1.0"),
-        (NEW + "--cutoffs 5 5", "cutoffs must ascend, above 0 and below"),
+        (NEW + "--dropout 1", "must be in [0, 1), got 1.0"),
+        (NEW + "--cutoffs 5 5", "cutoffs must ascend"),
         (NEW + "--cutoffs 900", "below the vocabulary size"),
-        (NEW + "--div-val 2", "div_val 2 narrows the bands, so it needs cutoffs"),
+        (NEW + "--div-val 2", "so it needs cutoffs"),
         (NEW + "--div-val 0", "div_val must be at least 1"),
         (NEW + "--cutoffs 2 3 4 --div-val 4", "leaves no width"),
         ("--resume --eval-only --out small", "--resume trains"),
         # a run from the weights of another one
         (INIT + "notes.txt --n-layer 3", "--n-layer is 2 there, not 3"),
-        (INIT + "short.txt", "short.txt has bytes that the model's vocabulary lacks: b"),
         (RESUME + "--steps 9", "--steps is 3 there, not 9; --init small starts a new run"),
         # samples
         ("--sample abc --out small --text short.txt", "it is another one"),
-        ("--sample abc --out small --temperature nan", "--temperature must be at least 1e-30"),
-        # other settings than those of a run, or another text; here other symbols, another order
-        (NEW + "--out small", "holds a run already"), (RESUME + "--lr 0.5", "--lr is"),
+        ("--sample abc --out small --temperature nan", "--temperature must be"),
+        # other settings than those of a run, or another text (other symbols, another order)
         (RESUME + "--plain", "--plain is not set there"),
-        (RESUME + "--model laptop", "--model is tiny there, not laptop"),
+        (RESUME + "--model laptop", "--model is tiny there"),
         *((flags + f"--text {name}.txt", "it has changed since") for name in ("short", "turned")
           for flags in (RESUME, "--eval-only --out small ")),
-        ("--eval-only --out small --dataset enwik8", "--dataset is stdlib there, not enwik8")],
+        ("--eval-only --out small --dataset enwik8", "--dataset is stdlib there")],
     "blank": [
         ("relshift", "did you mean rel_shift?"), ("layers", "did you mean layer?"),
         ("Layer.foward", "did you mean Layer.forward?"), ("qqqq", "blank.py --list shows all"),
@@ -85,17 +82,10 @@ REFUSED = {  # program: command line, words of the sentence
         (". --only lanes,raech", "did you mean reach?"),
         (". --csv nowhere/a.csv", "--csv nowhere/a.csv"), (". --csv none", "is a folder")],
     "lab": [
-        ("--rows our", "invalid choice"), ("--seeds one", "invalid int value"),
-        ("--device cuda", "no CUDA device"), ("--out short.txt", "another folder with --out")],
+        ("--rows our", "invalid choice"), ("--device cuda", "no CUDA device"),
+        ("--out short.txt", "another folder with --out")],
     "speed": [("--scale large", "invalid choice")],
     "official_weights": [("no.bin --model tiny", "no.bin cannot be read as a state dict")]}
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "notes.txt"
-    path.write_text("abcd ef " * 500)
-    return path
 
 
 @pytest.mark.parametrize("program, argv, words", [
@@ -103,7 +93,7 @@ def text(tmp_path_factory):
     ids=lambda value: ascii(value)[1:-1][:60])
 def test_a_command_line_is_rejected_in_one_line(
         program, argv, words, text, small, tmp_path, monkeypatch, capsys):
-    """The line is on stderr and has the error, its place and the remedy; the status is 1."""
+    """One line on stderr has the error, its place and the remedy; the status is 1."""
     monkeypatch.chdir(tmp_path)
     for name, content in (("notes.txt", text.read_text()), ("short.txt", "x = 10000\n" * 20),
                           ("turned.txt", text.read_text()[:8] + text.read_text()[:7:-1]),
@@ -117,6 +107,7 @@ def test_a_command_line_is_rejected_in_one_line(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(train, "train_step", None)
     monkeypatch.setattr(lesson_1, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr("training.flags.ROOT", tmp_path)
     monkeypatch.setattr(blank, "ROOT", tmp_path / "project")
     monkeypatch.setattr(grade, "grade_all", None)
     before = files()
@@ -151,47 +142,32 @@ def test_a_program_accepts_any_streams_locale_backend_and_ctrl_c(streams, wanted
     assert (tmp_path / "file").read_bytes() == "…".encode()
 
 
-def test_the_process_is_prepared_before_torch_and_matplotlib_are_imported():
-    """Lessons and train.py import support/ first; experiments do so directly or by a module."""
-    firsts = {path: "variants measures support" for path in ROOT.glob("experiments/*.py")} | {
-        ROOT / f"{name}.py": "support" for name in LESSONS} | {
-        ROOT / "experiments/variants.py": "train"}
-    for path, allowed in firsts.items():
-        names = re.findall(r"^(?:import|from) (torch|matplotlib|support|training|variants|measures"
-                           r"|train)\b", path.read_text(encoding="utf-8"), re.MULTILINE)
-        assert names[0] in allowed.split(), path
-
-
 SMALL = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
 X, PAST = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, 8)
 
 
-@pytest.mark.parametrize("change, words", [
-    ({"n_layer": "4"}, "n_layer must be of type int, got '4'"),
-    ({"n_layer": True}, "n_layer must be of type int, got True"),
+@pytest.mark.parametrize("given, words", [
+    ({"n_layer": "4"}, "n_layer must be of type int"),
+    ({"n_layer": True}, "must be of type int, got True"),
     ({"mem_len": 10**30}, f"mem_len must be at most {2**63 - 1}"),
     ({"mem_len": -1}, "mem_len must be at least 0, got -1"),
     *(({"init_std": std}, f"init_std must be above 0 and finite, got {std}")
-      for std in (0.0, float("nan"), float("inf")))], ids=str)
-def test_sizes_that_fit_no_model_are_rejected(change, words):
-    """NumPy numbers are accepted, for example a vocabulary size that was counted with NumPy."""
-    assert words in refusal(replace, SMALL, **change)
-    replace(SMALL, vocab_size=np.int64(11), dropout=np.float32(0.5), cutoffs=[3])
-
-
-@pytest.mark.parametrize("given, words", [
+      for std in (0.0, math.nan, math.inf)),
     ((X.tolist(),), "got list"), ((X, None, X.numpy()), "got ndarray"), ((X.double(),), "float64"),
     ((X[0],), "(4,)"), ((X[:, :0],), "(2, 0)"), ((X, None, X[:, :2]), "(2, 2)"),
     ((X.to("meta"),), "on meta"), ((X, None, X.to("meta")), "on meta"),
     ((X + 11,), "token 11 outside vocabulary of 11"), ((X, None, X - 1), "token -1 outside"),
     ((X, [PAST]), "list of 2"), ((X, PAST), "list of 2"), ((X, [PAST, PAST.tolist()]), "got list"),
-    ((X, [PAST, PAST[:1]]), "got torch.float32 (1, 4, 8)"),
-    ((X, [PAST, PAST[:, :1]]), "got torch.float32 (2, 1, 8)"),
-    ((X, [PAST, PAST[..., 1:]]), "got torch.float32 (2, 4, 7)"),
+    ((X, [PAST, PAST[:1]]), "(1, 4, 8)"), ((X, [PAST, PAST[:, :1]]), "(2, 1, 8)"),
+    ((X, [PAST, PAST[..., 1:]]), "(2, 4, 7)"),
     ((X, [PAST, PAST.double()]), "got torch.float64"), ((X, [PAST, PAST.to("meta")]), "on meta")])
-def test_tensors_that_do_not_fit_the_model_are_rejected(given, words):
-    """Such tokens, targets or memories would otherwise fail far from the cause, or silently."""
-    assert words in refusal(lesson_5.TransformerXL(SMALL), *given)
+def test_sizes_and_tensors_that_fit_no_model_are_rejected(given, words):
+    """They would fail far from the cause, or silently.  NumPy's numbers are accepted."""
+    if isinstance(given, dict):
+        assert words in refusal(replace, SMALL, **given)
+    else:
+        assert words in refusal(lesson_5.TransformerXL(SMALL), *given)
+    replace(SMALL, vocab_size=np.int64(11), dropout=np.float32(0.5), cutoffs=[3])
 
 
 def test_a_sample_needs_lanes_and_a_temperature_above_0(needs_shipped_solutions):
