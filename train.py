@@ -282,8 +282,10 @@ def evaluate_or_sample(flags, device):
     name, _, typed = choose_model(flags, device)
     saved = checkpoint.to_evaluate(find_folder(flags, name, typed))
     _, _, recipe = restore_settings(flags, saved)
-    if flags.eval_only or "text" in flags.typed:  # ValueError if the run's was another
-        corpus = read_corpus(recipe, flags.data_dir, saved, similar=True)
+    has_text = "text" in flags.typed
+    if flags.eval_only or has_text:  # ValueError if a sample's text is not the run's
+        corpus = read_corpus(recipe, flags.data_dir, saved, any_library=True,
+                             any_text=flags.eval_only and has_text)
     reader = reader_of(load_model(saved, device), recipe.plain)
     print(f"{saved['path']}: step {saved['state']['step']:,}")
     if flags.sample is not None:

@@ -111,7 +111,7 @@ def measure_pretrained(scale, given):
     """Return the columns of the model in pretrained/, and its measures."""
     saved = checkpoint.to_evaluate(PRETRAINED)
     model, recipe = load_model(saved, "cpu"), Recipe(**saved["recipe"])
-    corpus = read_corpus(recipe, given.data_dir, saved, similar=True)
+    corpus = read_corpus(recipe, given.data_dir, saved, any_library=True)
     found = (measures.losses_by_length(reader_of(model), ROWS["ours"], scale, corpus)
              | measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
              | pretrained.measure_all(model, corpus, recipe))

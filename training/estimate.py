@@ -1,7 +1,9 @@
 """The resources that a run needs, before it is started: bytes, floating-point operations."""
+from pathlib import Path
+
 from support.corpora import load
 from support.download import SOURCES
-from training import presets
+from training import checkpoint, presets
 from training.flags import adapt_to_vocabulary, choose_model
 
 
@@ -23,6 +25,8 @@ def flops_per_step(config, B, T):
 def dry_run(flags, device):
     """Print the resources that a run needs: parameters, bytes, tokens, FLOPs -> exit status, 0."""
     name, config, recipe = choose_model(flags, device)
+    if flags.out:
+        checkpoint.find(Path(flags.out), resume=False)  # ValueError, as a new run's
     if flags.start:
         V = config.vocab_size
     elif recipe.dataset in SOURCES and not recipe.text:  # published, so nothing is downloaded

@@ -42,6 +42,8 @@ class Flags:
         if bool(self.init) + self.resume + (self.eval_only or self.sample is not None) > 1:
             raise ValueError("--resume trains, --init begins a new run, --eval-only and --sample "
                              "do neither: give one of them")
+        if self.dry_run and (self.resume or self.eval_only or self.sample is not None):
+            raise ValueError("--dry-run is for a new run: leave out --resume, --eval-only, --sample")
 
     @cached_property
     def start(self):
@@ -168,8 +170,8 @@ def choose_folder(flags, name, recipe):
 def find_folder(flags, name, recipe):
     """Return the folder to evaluate or sample: pretrained/ if none was named or trained."""
     path = choose_folder(flags, name, recipe)
-    named = flags.out or flags.model or flags.typed.keys() & {"dataset", "text"}
-    if named or any(path.glob("*.pt")):
+    named = flags.typed.keys() & ({"dataset"} if flags.eval_only else {"dataset", "text"})
+    if named or flags.out or flags.model or any(path.glob("*.pt")):
         return path
     print("no run of yours found: using the included model (pretrained/)")
     return PRETRAINED

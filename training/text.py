@@ -1,5 +1,6 @@
 """The text of a run: its corpus in the vocabulary of a model, as lanes, with sentences in order."""
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
@@ -17,10 +18,11 @@ def is_library(recipe):
     return recipe.dataset == "stdlib" and not recipe.text
 
 
-def read_corpus(recipe, data_dir, saved=None, similar=False):
+def read_corpus(recipe, data_dir, saved=None, any_library=False, any_text=False):
     """Return the run's corpus, in the vocabulary of its checkpoint if that is given.
 
-    ValueError if that was trained on another text; `similar` accepts another Python's library.
+    ValueError if that was trained on another text; any_library accepts another Python's library,
+    and any_text each text whose bytes or words the vocabulary has, with a name that says so.
     """
     if ranks.RANK > 0:  # rank 0 comes first, since it may download and unpack
         ranks.broadcast(None)
@@ -29,11 +31,15 @@ def read_corpus(recipe, data_dir, saved=None, similar=False):
         ranks.broadcast(None)
     if saved is None:
         return corpus
+    if any_text:
+        corpus = in_vocabulary(corpus, saved, recipe)
+        is_other = checksum(corpus) != saved["text"]
+        return replace(corpus, name=corpus.name + ", not the text of its training" * is_other)
     with suppress(ValueError):  # other words or bytes: another text
         same = in_vocabulary(corpus, saved, recipe)
         if checksum(same) == saved["text"]:
             return same
-        if similar and is_library(recipe):
+        if any_library and is_library(recipe):
             print(f"{corpus.name} is the library of another Python than the model was trained on; "
                   "a file that is in both is in the same split of both")
             return same
@@ -57,7 +63,7 @@ def in_vocabulary(corpus, saved, recipe):
     lacking = bytes(set(corpus.vocab) - set(vocab))
     if lacking and not is_library(recipe):
         raise ValueError(f"{corpus.name} has bytes that the model's vocabulary lacks: "
-                         f"{lacking[:20]!r}; replace them, or train without --init")
+                         f"{lacking[:20]!r}; replace them, or train a new model")
     if lacking:
         print(f"{lacking} is left out, since the model's vocabulary lacks it")
     return with_vocabulary(corpus, vocab)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support import corpora
-from training import checkpoint, flags, job, presets
+from training import checkpoint, flags, job, presets, text as texts
 
 train = import_module("train")
 CPU = "--n-tokens", "3", "--device", "cpu"
@@ -50,13 +50,27 @@ def test_it_is_used_if_there_is_no_run_yet(home, small, capsys):
     assert str(flags.PRETRAINED) not in capsys.readouterr().out
 
 
+def test_it_evaluates_any_text_in_its_vocabulary(home, small, text, capsys, monkeypatch):
+    """So does a run in --out.  The line says that the model was trained on another text."""
+    evaluate, out = Mock(return_value=1.0), small()
+    monkeypatch.setattr(train, "evaluate", evaluate)
+    turned = home / "turned.txt"
+    turned.write_text(text.read_text()[::-1])
+    for more, said in ([], "no run of yours"), (["--out", str(out)], f"{out / 'best.pt'}: step 3"):
+        assert train.main(["--eval-only", "--text", str(turned), *more, *CPU]) == 0
+        output = capsys.readouterr().out
+        assert said in output and output.endswith("; turned.txt, not the text of its training)\n")
+        vocab = checkpoint.to_evaluate(out if more else flags.PRETRAINED)["vocab"]
+        assert corpora.decode(evaluate.call_args.args[1], vocab) == turned.read_text()[-12:]
+
+
 def test_the_library_of_another_python_is_read_in_its_tokens(saved, home, capsys, monkeypatch):
     """Only bytes that the vocabulary lacks are left out; a message reports them."""
     vocab, evaluate = saved["vocab"], Mock(return_value=1.0)
     splits = torch.tensor([0, 3, 1, 0, 2] * 6, dtype=torch.uint8).split(10)
     other = corpora.Corpus(*splits, [ord("\t"), *vocab[2::-1]], "stdlib (Python 4)")
     assert ord("\t") not in vocab
-    monkeypatch.setattr(job, "load", lambda *given, **options: other)
+    monkeypatch.setattr(texts, "load", lambda *given, **options: other)
     monkeypatch.setattr(train, "evaluate", evaluate)
     assert train.main(["--eval-only", *CPU]) == 0
     output = capsys.readouterr().out

@@ -64,8 +64,10 @@ REFUSED = {  # program: command line, words of the sentence
         # other settings than those of a run, or another text (other symbols, another order)
         (RESUME + "--plain", "--plain is not set there"),
         (RESUME + "--model laptop", "--model is tiny there"),
-        *((flags + f"--text {name}.txt", "it has changed since") for name in ("short", "turned")
-          for flags in (RESUME, "--eval-only --out small ")),
+        *((RESUME + f"--text {name}.txt", "it has changed since") for name in ("short", "turned")),
+        ("--eval-only --out small --text short.txt", "; replace them, or train a new model"),
+        (NEW + "--dry-run --eval-only", "--dry-run is for a new run"),
+        (NO_TEXT.replace("new", "small") + "--dry-run", "small holds a run already"),
         ("--eval-only --out small --dataset enwik8", "--dataset is stdlib there")],
     "blank": [
         ("relshift", "did you mean rel_shift?"), ("layers", "did you mean layer?"),
