@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from contextlib import contextmanager
 from functools import cache
@@ -203,8 +204,10 @@ def replace_missing(file, path):
 
 @contextmanager
 def time_limit(seconds):
-    """Raise TimeoutError after this much CPU time, on systems that have such a clock."""
-    if not hasattr(signal, "setitimer"):
+    """Raise TimeoutError after this much CPU time, on systems that have such a clock, and in the
+    main thread: others may set no handlers."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not (is_main and hasattr(signal, "setitimer")):
         yield
         return
 

@@ -4,12 +4,14 @@ import os
 import shlex
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from unittest.mock import Mock
 
 import pytest
 import torch
 
+from course import lessons
 from system.kills import runs_differ
 from helpers import refusal
 from training import checkpoint, job as runs, log, machine, optimizers, ranks, signals
@@ -95,6 +97,13 @@ def test_nohup_ctrl_c_and_a_suspended_process(capfd):
     assert stop.number == signal.SIGINT and "stopping after this" in capfd.readouterr().err
     job, seconds = Mock(step_seconds=[]), (1, 1, 60, 9, 1, 60, 60, 60, 60)
     assert [runs.Job.without_pause(job, took) for took in seconds] == [1, 1, 1, 9, 1, 1, 60, 60, 60]
+
+
+def test_a_run_in_another_thread_leaves_signals_alone(text, tmp_path):
+    """Only the main thread may set handlers.  A notebook or a web server may train in another."""
+    with ThreadPoolExecutor() as pool, lessons.time_limit(60):
+        assert pool.submit(run, text, tmp_path / "run", "--steps", "3").result(60) == 0
+        pool.submit(lessons.time_limit(60).__enter__).result(60)
 
 
 @pytest.mark.parametrize("flags, wanted", [
