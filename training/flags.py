@@ -26,10 +26,8 @@ class Flags:
     device: str = option("", "(default: the best one available)", ("cpu", "cuda"))
     out: str = option("", "folder of the run (default: runs/DATASET-MODEL)")
     resume: bool = option(False, "resume the run in --out with its original settings")
-    init: str = option("", "start a new run with weights, sizes and settings of the run in this "
-                       "folder, such as pretrained")
-    eval_only: bool = option(False, "evaluate the run in --out, or else pretrained/, on its test "
-                              "split")
+    init: str = option("", "start a new run from the run in this folder, such as pretrained")
+    eval_only: bool = option(False, "evaluate the run in --out, or else pretrained/")
     sample: str = option(None, "let the run in --out, or else pretrained/, continue this text")
     n_tokens: int = option(500, "length of a sample")
     top_k: int = option(40, "most candidates for each token of it; 1: always the best", least=1)
@@ -39,11 +37,10 @@ class Flags:
 
     def __post_init__(self):
         presets.check(self)
-        if bool(self.init) + self.resume + (self.eval_only or self.sample is not None) > 1:
-            raise ValueError("--resume trains, --init begins a new run, --eval-only and --sample "
-                             "do neither: give one of them")
-        if self.dry_run and (self.resume or self.eval_only or self.sample is not None):
-            raise ValueError("--dry-run is for a new run: leave out --resume, --eval-only, --sample")
+        is_new, is_trained = self.init or self.dry_run, self.eval_only or self.sample is not None
+        if bool(is_new) + self.resume + is_trained > 1:
+            raise ValueError("--init and --dry-run are for a new run, --resume for one that was "
+                             "stopped, --eval-only and --sample for a trained model: give one")
 
     @cached_property
     def start(self):

@@ -14,7 +14,11 @@ def choose(device=""):
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no CUDA device here; leave the flag out")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    tune(device)
+    if device == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 in products of float32
+    elif sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):  # glibc
+        library.mallopt(M_MMAP_MAX, 0)  # keep freed memory
+        library.mallopt(M_TRIM_THRESHOLD, -1)
     return device
 
 
@@ -32,15 +36,6 @@ def name(device):
 def autocast(recipe, device):
     """Return a context: with bf16, products are in 16 bits, weights, norms, loss in float32."""
     return torch.autocast(device, dtype=torch.bfloat16, enabled=recipe.dtype == "bf16")
-
-
-def tune(device):
-    """Allow TF32 in a GPU's float32 products; on Linux let the C library keep freed memory."""
-    if device == "cuda":
-        torch.set_float32_matmul_precision("high")
-    elif sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):  # glibc
-        library.mallopt(M_MMAP_MAX, 0)
-        library.mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
 def choose_dtype(recipe, config, device):

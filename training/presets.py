@@ -52,11 +52,9 @@ class Recipe:
     eval_segment: int = option(512, "smallest T of evaluation; it changes no loss", least=1)
     eval_mem_len: int = option(512, "memory length M of evaluation")
     eval_clamp_len: int = option(0, "larger distances are encoded as this; 0: off")
-    optimizer: str = option("adam", "muon is for the matrices of the layers, with adam for the "
-                             "rest", tuple(OPTIMIZERS))
+    optimizer: str = option("adam", "muon is for the layers' matrices", tuple(OPTIMIZERS))
     muon_lr: float = option(0.02, "highest learning rate of Muon; lr is Adam's", least=ABOVE_0)
-    schedule: str = option("cosine", "decay of the learning rate to 0; sqrt is steep at first",
-                            ("cosine", "sqrt"))
+    schedule: str = option("cosine", "decay of the learning rate", ("cosine", "sqrt"))
     eval_every: int = option(1000, "steps between validations; 0: at each tenth of the run")
     eval_tokens: int = option(100_000, "validation tokens during training; 0: all")
     log_every: int = option(50, "steps between lines of metrics.tsv", least=1)
@@ -65,12 +63,10 @@ class Recipe:
     drop_newlines: bool = option(False, "enwik8 as the authors count it: V = 204")
     micro_batch: int = option(0, "lanes at a time, gradients accumulated; 0: all")
     clip: float = option(0.25, "largest norm of the gradient", least=ABOVE_0)
-    save_minutes: float = option(10.0, "minutes of training between two checkpoints, at most",
-                                 least=ABOVE_0)
+    save_minutes: float = option(10.0, "most minutes between two checkpoints", least=ABOVE_0)
     seed: int = option(0, "seed of weights, dropout and samples")
-    dtype: str = option("auto", "dtype of matrix products; auto is measured",
-                         ("auto", "float32", "bf16"))
-    plain: bool = option(False, "the model as lesson 5 has it, without training/reader.py")
+    dtype: str = option("auto", "of matrix products; auto: the faster", ("auto", "float32", "bf16"))
+    plain: bool = option(False, "evaluate and sample without a Reader")
 
     def __post_init__(self):
         check(self)
@@ -95,19 +91,18 @@ MODELS = {
         dataset="ptb", batch=32, segment=64, minutes=10, warmup=50, optimizer="muon",
         schedule="sqrt", eval_segment=64, eval_mem_len=128, eval_every=500, eval_tokens=20_000)),
     "enwik8-12L": (lesson_5.CONFIGS["enwik8-12L"], Recipe(
-        dataset="enwik8", batch=22, segment=512, steps=400_000, lr=2.5e-4, warmup=0,
-        eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_tokens=500_000, **INTERVALS)),
+        dataset="enwik8", batch=22, segment=512, steps=400_000, lr=2.5e-4, warmup=0, **INTERVALS,
+        eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_tokens=500_000)),
     "enwik8-18L": (Config(  # ours: the paper gives 88M parameters and the score
         vocab_size=204, n_layer=18, d_model=640, n_head=10, d_head=64, d_inner=2208, mem_len=512,
         dropout=0.1), Recipe(
-        dataset="enwik8", batch=22, segment=512, steps=400_000, lr=2.5e-4, warmup=4000,
-        eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_tokens=500_000, **INTERVALS)),
+        dataset="enwik8", batch=22, segment=512, steps=400_000, lr=2.5e-4, warmup=4000, **INTERVALS,
+        eval_segment=80, eval_mem_len=2100, eval_clamp_len=820, eval_tokens=500_000)),
     "enwik8-24L": (Config(
         vocab_size=204, n_layer=24, d_model=1024, n_head=8, d_head=128, d_inner=3072, mem_len=768,
         dropout=0.15, dropout_attention=0.15), Recipe(
-        dataset="enwik8", batch=64, segment=768, steps=400_000, lr=2.5e-4, warmup=4000,
-        eval_segment=128, eval_mem_len=3800, eval_clamp_len=1000, eval_tokens=500_000,
-        **INTERVALS)),
+        dataset="enwik8", batch=64, segment=768, steps=400_000, lr=2.5e-4, warmup=4000, **INTERVALS,
+        eval_segment=128, eval_mem_len=3800, eval_clamp_len=1000, eval_tokens=500_000)),
     "wt103-standard": (Config(
         vocab_size=267_735, n_layer=16, d_model=410, n_head=10, d_head=41, d_inner=2100,
         mem_len=150, dropout=0.1, cutoffs=WT103_CUTOFFS), Recipe(

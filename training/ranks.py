@@ -56,9 +56,8 @@ def end(status):
 def my_lanes(B):
     """Return this rank's slice of all B lanes.  ValueError if COUNT does not divide B."""
     if B % COUNT:
-        fits = ", ".join(str(n) for n in range(1, B + 1) if B % n == 0)
-        raise ValueError(f"--batch {B} is not divisible by {COUNT} ranks; start {fits} ranks, or "
-                         f"use --batch {B - B % COUNT or COUNT}")
+        raise ValueError(f"--batch {B} is not divisible by {COUNT} ranks; use --batch "
+                         f"{B - B % COUNT or COUNT}, or another number of ranks")
     return slice(RANK * B // COUNT, (RANK + 1) * B // COUNT)
 
 

@@ -23,7 +23,6 @@ from support import validate
 lesson_5 = import_module("05_full_model")
 say_once = cache(print)  # a line that was printed before is not printed again
 
-# ---- where a Reader is used ---------------------------------------------------------------------
 
 def reader_of(model, plain=False):
     """Return a Reader of the model, or the model itself if plain.
@@ -70,8 +69,6 @@ def agrees(untie_r, bands, div_val, tie_projections):
             return False
     return True
 
-
-# ---- the Reader ----------------------------------------------------------------------------------
 
 BLOCK = 64  # queries that attend at a time
 # the memory of a Reader: past is N pairs (k, value), each (B, H, m, C); k_R is N tensors (H, n, C)

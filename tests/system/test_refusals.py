@@ -54,7 +54,7 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--div-val 2", "so it needs cutoffs"),
         (NEW + "--div-val 0", "div_val must be at least 1"),
         (NEW + "--cutoffs 2 3 4 --div-val 4", "leaves no width"),
-        ("--resume --eval-only --out small", "--resume trains"),
+        ("--resume --eval-only --out small", "--resume for one that was stopped"),
         # a run from the weights of another one
         (INIT + "notes.txt --n-layer 3", "--n-layer is 2 there, not 3"),
         (RESUME + "--steps 9", "--steps is 3 there, not 9; --init small starts a new run"),
@@ -66,7 +66,7 @@ REFUSED = {  # program: command line, words of the sentence
         (RESUME + "--model laptop", "--model is tiny there"),
         *((RESUME + f"--text {name}.txt", "it has changed since") for name in ("short", "turned")),
         ("--eval-only --out small --text short.txt", "; replace them, or train a new model"),
-        (NEW + "--dry-run --eval-only", "--dry-run is for a new run"),
+        (NEW + "--dry-run --eval-only", "--dry-run are for a new run"),
         (NO_TEXT.replace("new", "small") + "--dry-run", "small holds a run already"),
         ("--eval-only --out small --dataset enwik8", "--dataset is stdlib there")],
     "blank": [
