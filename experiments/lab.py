@@ -18,7 +18,6 @@ from importlib import import_module
 from pathlib import Path
 
 import measures  # before torch
-import pretrained
 
 import torch
 
@@ -114,7 +113,8 @@ def measure_pretrained(scale, given):
     corpus = read_corpus(recipe, given.data_dir, saved, any_library=True)
     found = (measures.losses_by_length(reader_of(model), ROWS["ours"], scale, corpus)
              | measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
-             | pretrained.measure_all(model, corpus, recipe))
+             | measures.memory_by_layer(model, corpus, recipe.segment)
+             | measures.stopped_gradient(model, corpus, recipe.segment))
     minutes = f"{saved['state']['seconds'] / 60:.1f}"
     return {"row": "pretrained", "seed": recipe.seed, "steps": saved["state"]["step"],
             "dtype": recipe.dtype, "minutes": minutes}, found

@@ -184,6 +184,70 @@ def attention(model, corpus, M, n=512, each_head=False):
     return found
 
 
+# ---- the memory: of which layers, and with a gradient -------------------------------------------
+
+def change_memory(is_shuffled, attention, given):
+    """Return an attention's arguments with the memory in random order, or without it: a hook."""
+    h, memory, R, u, v, mask = given
+    T, m = h.shape[1], memory.shape[1]
+    if is_shuffled:
+        return h, memory[:, torch.randperm(m)], R, u, v, mask
+    return h, memory[:, :0], R[-T:], u, v, mask[:, -T:]
+
+
+def memory_by_layer(model, corpus, T, count=8, n=2500):
+    """Return the bits per byte of count * n test bytes with the M of training: with all memory,
+    with none, without that of layer k = 1, 2, ..., and with all rows in random order.
+    """
+    torch.manual_seed(0)  # of the order
+    M, layers = model.config.mem_len, range(1, model.config.n_layer + 1)
+    tokens, found = excerpts(corpus.test, M, count, n), {}
+    cases = {("memory all", ""): [], ("memory none", ""): layers, ("memory shuffled", ""): layers,
+             **{("memory without", k): [k] for k in layers}}
+    for case, changed in cases.items():
+        hook = partial(change_memory, case[0] == "memory shuffled")
+        hooks = [model.layers[k - 1].attention.register_forward_pre_hook(hook) for k in changed]
+        found[case] = lesson_1.bits(memory_losses(model, tokens, M, T, mem_len=M))
+        for each in hooks:
+            each.remove()
+    return found
+
+
+def gradient(model, tokens, T, k):
+    """Return the gradient (P,), through k segments of memory, with respect to all weights of the
+    mean loss of an excerpt's (1, n + 1) last segment; T divides n, and M is above 0.
+    """
+    def keep(layer, given):  # a hook: what lesson 2's update_memory detaches
+        h, past, *_ = given
+        kept.append(torch.cat([past, h], dim=1)[:, -model.config.mem_len :])
+
+    hooks = [layer.register_forward_pre_hook(keep) for layer in model.layers]
+    memory, segments = None, list(lesson_1.segments(tokens, T))
+    for i, (x, y) in enumerate(segments):
+        kept = []
+        with torch.set_grad_enabled(i >= len(segments) - 1 - k):
+            losses, _ = model(x, memory, y)
+        memory = kept
+    for each in hooks:
+        each.remove()
+    parts = torch.autograd.grad(losses.mean(), list(model.parameters()))
+    return torch.cat([part.flatten() for part in parts])
+
+
+def stopped_gradient(model, corpus, T, places=16):
+    """Compare the gradient g_0 of training with g_k through k = 1, 2, 3 segments of memory, each
+    the mean over places of the validation text: |g_k - g_0| / |g_k|, their cosine, and |g_k|.
+    """
+    before = model.config.mem_len // T * T + 3 * T
+    pieces = excerpts(corpus.valid, before, places, T).split(1)
+    g = sum(torch.stack([gradient(model, tokens, T, k) for k in range(4)]).double() / places
+            for tokens in train.progress(pieces, "comparing gradients, place", places))  # (4, P)
+    found = {"lacks": (g - g[0]).norm(dim=1) / g.norm(dim=1),
+             "cosine": torch.cosine_similarity(g, g[:1]), "norm": g.norm(dim=1)}
+    return {("gradient norm", 0): g[0].norm().item()} | {
+        (f"gradient {name}", k): row[k].item() for name, row in found.items() for k in (1, 2, 3)}
+
+
 # ---- RECL ---------------------------------------------------------------------------------------
 
 def losses_by_context(model, tokens, contexts, L):

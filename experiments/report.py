@@ -91,8 +91,7 @@ TABLES = {  # name: the rows (none: all), the patterns of the columns
     "recl": ((), ("recl *",)),
     "terms": (("ours", "adam"), ("entropy *", "apart *", "norm *")),
     "memory": ((), ("memory *",)),
-    "gradient": ((), ("gradient *",)),
-    "dynamic": ((), ("static *", "dynamic *", "recurs *"))}
+    "gradient": ((), ("gradient *",))}
 
 
 # ---- results.tsv --------------------------------------------------------------------------------

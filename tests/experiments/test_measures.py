@@ -3,6 +3,7 @@ import doctest
 import math
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,11 @@ measures, variants = import_module("measures"), import_module("variants")
 lesson_1, lesson_3, lesson_5 = map(import_module, (
     "01_vanilla_segments", "03_relative_attention", "05_full_model"))
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6)
+
+
+@pytest.fixture
+def model():
+    return randomized(lesson_5.TransformerXL(replace(CONFIG, mem_len=12))).eval()
 
 
 def test_excerpts_are_spread_and_carry_their_context():
@@ -106,6 +112,51 @@ def test_attention_in_numbers(notes, monkeypatch):
     assert found["head 1", 1] == 0.5 and found["head 0", 2] == 0
     assert found["entropy whole", ""] == 0.5 and found["apart a", ""] == pytest.approx(0.625)
     assert found["norm u", ""] == pytest.approx(model.u.norm(dim=-1).mean().item())
+
+
+def test_memory_is_removed_in_one_layer_or_shuffled(model, needs_shipped_solutions):
+    """A layer without output needs no memory; without distances order has no effect."""
+    def measured():  # 12 tokens of context, 48 that count
+        found = measures.memory_by_layer(model, corpus, 4, 1, 48)
+        return [round(bits, 9) for bits in found.values()]
+
+    tokens = torch.randint(7, (61,))
+    corpus = SimpleNamespace(test=tokens)
+    x, y = tokens[12:60].view(12, 4), tokens[13:].view(12, 4)
+    assert measured()[1] == pytest.approx(lesson_1.bits(model(x, None, y)[0]))
+    assert len({*measured()}) == 5
+    for k in range(2):
+        attention = model.layers[k].attention
+        kept = attention.W_o.weight.data.clone()
+        attention.W_o.weight.data.zero_()
+        every, none, _, *without = measured()
+        assert (without[k], without[1 - k]) == (every, none)
+        attention.W_o.weight.data.copy_(kept)
+        attention.W_kR.weight.data.zero_()
+    every, _, shuffled, *_ = measured()
+    assert shuffled == every
+
+
+def test_a_gradient_passes_through_k_segments(model):
+    """It equals that of one pass over them and the last; what comes before has no gradient."""
+    tokens, weights = torch.randint(7, (1, 17)), list(model.parameters())
+    for k in 0, 2, 3:
+        found, first, memory = measures.gradient(model, tokens, 4, k), 4 * (3 - k), None
+        if first:
+            _, memory = model(tokens[:, :first])
+        losses, _ = model(tokens[:, first:16], memory, tokens[:, first + 1 :])
+        wanted = torch.autograd.grad(losses[:, -4:].mean(), weights)
+        assert_close(found, torch.cat([part.flatten() for part in wanted]), f"k {k}", 1e-10)
+
+
+def test_gradients_are_compared(model, monkeypatch):
+    """The mean over two places is (3, 0) for k = 0 and (3, 4) for k = 1."""
+    monkeypatch.setattr(measures, "gradient", lambda model, tokens, T, k: (
+        tokens[0, -1] * torch.tensor([6.0, 8 * k])))
+    corpus = SimpleNamespace(valid=torch.tensor([0] * 40 + [1] * 40))
+    found = measures.stopped_gradient(model, corpus, 4, places=2)
+    values = [found[f"gradient {name}", 1] for name in ("lacks", "cosine", "norm")]
+    assert values == pytest.approx([0.8, 0.6, 5]) and found["gradient norm", 0] == 3
 
 
 def formula(losses, i, c, r):
