@@ -25,10 +25,10 @@ from support import corpora
 from support.files import write_atomically
 from training import checkpoint, log, machine
 from training.command import Parser, exit_status
-from training.reader import reader_of
 from training.flags import PRETRAINED
 from training.job import Job, load_model
 from training.presets import Recipe
+from training.reader import Reader
 from training.text import read_corpus
 from variants import ROWS, SCALES, make, recipe_of, text_of, train
 
@@ -93,7 +93,8 @@ def measure(job, row, scale):
                      test=job.corpus.test.to(job.device))
     found = {("parameters", ""): sum(
         weight.numel() for weight in model.parameters() if weight.requires_grad)}
-    reader, n = reader_of(model), scale.recipe.segment // 2
+    reader = Reader(model) if row.has_reader else model
+    n = scale.recipe.segment // 2
     found["copying", n] = measures.copying_score(reader, n)
     found |= measures.losses_by_length(reader, row, scale, corpus)
     if row.encoding == "ours":
@@ -111,7 +112,7 @@ def measure_pretrained(scale, given):
     saved = checkpoint.to_evaluate(PRETRAINED)
     model, recipe = load_model(saved, "cpu"), Recipe(**saved["recipe"])
     corpus = read_corpus(recipe, given.data_dir, saved, any_library=True)
-    found = (measures.losses_by_length(reader_of(model), ROWS["ours"], scale, corpus)
+    found = (measures.losses_by_length(Reader(model), ROWS["ours"], scale, corpus)
              | measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
              | measures.memory_by_layer(model, corpus, recipe.segment)
              | measures.stopped_gradient(model, corpus, recipe.segment))

@@ -44,6 +44,11 @@ class Row:
     shuffled: bool = False  # lines in random order
     optimizer: str = "muon"
 
+    @property
+    def has_reader(self):
+        """Return whether a Reader gives the same losses: it calls no hook, as Vaswani's needs."""
+        return self.encoding != "vaswani"
+
 
 ROWS = {
     "ours": Row(),

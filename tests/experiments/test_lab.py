@@ -67,6 +67,13 @@ def test_a_killed_row_resumes_and_leaves_no_line(tmp_path, monkeypatch, capsys):
     assert "other settings (recipe); name another folder" in capsys.readouterr().err
 
 
+def test_vaswanis_row_is_measured_without_a_reader(tmp_path, monkeypatch):
+    monkeypatch.setattr(lab, "Reader", None)
+    assert run(tmp_path, "--rows", "vaswani", "--seeds", "0")[0] == 0
+    with pytest.raises(TypeError):
+        run(tmp_path, "--rows", "alibi", "--seeds", "0")
+
+
 @pytest.mark.parametrize("name, kinds", [
     ("ours", ("memory", "windows")), ("ours-none", ("windows",))])
 def test_each_split_has_its_measure_and_the_memory_its_length(name, kinds, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from helpers import assert_close, randomized
+from training.reader import Reader
 
 variants, corpora = import_module("variants"), import_module("support.corpora")
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
@@ -45,6 +46,17 @@ def test_vaswani_is_lesson_1():
     assert not ours.load_state_dict(state, strict=False).unexpected_keys
     x, y = torch.randint(11, (2, 2, 9))  # longer than T = 4: a sinusoid continues
     assert_close(ours(x, None, y)[0], lesson_1.token_losses(wanted(x), y), "the losses")
+
+
+@pytest.mark.parametrize("encoding", ["ours", "shaw", "vaswani", "rope", "alibi"])
+def test_a_row_says_whether_a_reader_gives_its_losses(encoding):
+    """With Vaswani's the losses differ, since a Reader does not call the hook that adds them."""
+    model, memory, cached = made(encoding), None, None
+    for x, y in torch.randint(11, (2, 2, 2, 6)):
+        wanted, memory = model(x, memory, y)
+        found, cached = Reader(model)(x, cached, y)
+        is_equal = torch.allclose(found, wanted, rtol=0, atol=1e-12)
+        assert is_equal == variants.Row(encoding).has_reader
 
 
 def learned_distance(q, k, distance, head, attention):
