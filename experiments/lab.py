@@ -1,10 +1,10 @@
 """The lab: train a row of variants.py with a seed, measure everything, append to results.tsv.
 
-    python experiments/lab.py --dtype bf16                    every row that is missing, five seeds
-    python experiments/lab.py --rows ours ours-none --seeds 0 1 2
-    python experiments/lab.py --rows pretrained               the model in pretrained/
-    python experiments/lab.py --scale paper --dtype bf16      WikiText-103; GPUs
-    python experiments/report.py --write                      the pages, from results.tsv
+    python -m experiments.lab --dtype bf16                    every row that is missing, five seeds
+    python -m experiments.lab --rows ours ours-none --seeds 0 1 2
+    python -m experiments.lab --rows pretrained               the model in pretrained/
+    python -m experiments.lab --scale paper --dtype bf16      WikiText-103; GPUs
+    python -m experiments.report --write                      the pages, from results.tsv
 
 A model is trained (train.fit, saved every minute; the same command resumes it) and measured, and
 its numbers are appended in one write; a row and seed in the file are not trained again.  Seeds
@@ -17,10 +17,14 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-import measures  # before torch
+if not __package__:
+    sys.exit("run it as python -m experiments.lab, in the project's folder")
 
 import torch
 
+import train
+from experiments import measures
+from experiments.variants import ROWS, SCALES, make, recipe_of, text_of
 from support import corpora
 from support.files import write_atomically
 from training import checkpoint, log, machine
@@ -30,7 +34,6 @@ from training.job import Job, load_model
 from training.presets import Recipe
 from training.reader import Reader
 from training.text import read_corpus
-from variants import ROWS, SCALES, make, recipe_of, text_of, train
 
 lesson_1 = import_module("01_vanilla_segments")
 RESULTS = Path(__file__).with_name("results.tsv")
@@ -138,7 +141,7 @@ def measure_group(seed, scale, given):
 
 def parse(argv):
     """Return the flags.  ValueError for impossible ones."""
-    flags = Parser(prog="experiments/lab.py", description=__doc__)
+    flags = Parser(prog="python -m experiments.lab", description=__doc__)
     flags.add_argument("--rows", nargs="+", choices=(*ROWS, "pretrained"), default=[*ROWS])
     flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     flags.add_argument("--steps", type=int, help="default: the scale's; small: 4300")

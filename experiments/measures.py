@@ -19,11 +19,9 @@ import math
 from functools import partial
 from importlib import import_module
 
-import variants  # before torch
-
 import torch
 
-from variants import train
+import train
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_4 = import_module("04_rel_shift")

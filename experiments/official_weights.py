@@ -1,6 +1,6 @@
 """The authors' weights in our model, evaluated on the test split.
 
-    python experiments/official_weights.py model.bin --model wt103-large
+    python -m experiments.official_weights model.bin --model wt103-large
 
 Our model is the published one if the published weights reach the published score.  The official
 code has other names, which parts_by_name lists; its port to `transformers`, now retired, puts the
@@ -14,16 +14,20 @@ segment counts as well; and the first has no memory, where the port has a memory
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 
-from variants import lesson_1, lesson_5, presets, train  # before torch
+if not __package__:
+    sys.exit("run it as python -m experiments.official_weights, in the project's folder")
 
 import torch
 
-from training import machine
+import train
+from training import machine, presets
 from training.command import Parser, exit_status
 from training.reader import reader_of
 from training.text import read_corpus
 
+lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
 PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 bpc",
          "wt103-standard": "24.0 ppl", "wt103-large": "18.3 ppl", "lm1b-large": "21.8 ppl"}
 
@@ -102,7 +106,7 @@ def read(path):
 
 def run(argv=None):
     """Evaluate a file of official weights beside the published number: one line."""
-    flags = Parser(prog="experiments/official_weights.py", description=__doc__)
+    flags = Parser(prog="python -m experiments.official_weights", description=__doc__)
     flags.add_argument("--device", choices=("cpu", "cuda"), default="")
     flags.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
     flags.add_argument("file", help="a state dict in the official layout")
@@ -119,7 +123,7 @@ def run(argv=None):
     if len(corpus.vocab) != config.vocab_size:
         raise ValueError(f"{given.model} has {config.vocab_size:,} words, {corpus.name} has "
                          f"{len(corpus.vocab):,}: other data, or another vocabulary")
-    print(f"{train.test_line(reader, corpus, recipe)}; published: {PAPER.get(given.model, '-')}")
+    print(f"{train.score_line(reader, corpus, recipe)}; published: {PAPER.get(given.model, '-')}")
 
 
 main = partial(exit_status, "official_weights.py", run)

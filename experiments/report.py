@@ -1,8 +1,8 @@
 """The tables and figures of results.md and README.md, from the values in results.tsv.
 
-    python experiments/report.py            prints all tables
-    python experiments/report.py --write    puts them into the pages and draws the figures
-    python experiments/report.py --check    exits with status 1 if a page differs from results.tsv
+    python -m experiments.report            prints all tables
+    python -m experiments.report --write    puts them into the pages and draws the figures
+    python -m experiments.report --check    exits with status 1 if a page differs from results.tsv
 
 A page has each table between <!-- its name --> and <!-- end -->; a figure likewise.
 
@@ -21,15 +21,16 @@ from math import inf, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # the lessons are one folder up
-from support.files import write_atomically  # before matplotlib
+if not __package__:
+    sys.exit("run it as python -m experiments.report, in the project's folder")
 
 from matplotlib.figure import Figure
 from matplotlib.scale import SymmetricalLogScale
 
+from support.files import write_atomically
 from training.command import Parser, exit_status
 
+ROOT = Path(__file__).resolve().parent.parent
 PAGES = "experiments/results.md", "README.md"
 STATUS = "as in the paper", "reversed", "undecided", "not in the paper", "not run"
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -136,7 +137,7 @@ def read(path):
                 raise ValueError(f"{row}, seed {seed} has another value of {key}")
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}; remove the lines of this row and "
-                             "seed, and run lab.py again") from None
+                             "seed, and run the lab again") from None
     for run in runs.values():
         run.add_losses()
     names = [*ROWS, *(row for row, *_ in runs)]
@@ -336,7 +337,7 @@ def make_blocks(runs):
     blocks = {"claims": claims, "front": front,
               **{name: values_table(runs, *of) for name, of in TABLES.items()},
               "settings": settings_table(runs),
-              "not run": f"`python experiments/lab.py --dtype bf16 --rows {missing or 'none'}`"}
+              "not run": f"`python -m experiments.lab --dtype bf16 --rows {missing or 'none'}`"}
     figures = {}
     for name, about, figures[name] in make_figures(runs):
         blocks[f"figure {name}"] = (f"![{about}](../figures/{name}.png)" if figures[name]
@@ -357,7 +358,7 @@ def fill(page, text, blocks):
 
 def main(argv=None):
     """Print, write or check the tables."""
-    parser = Parser(prog="experiments/report.py", description=__doc__)
+    parser = Parser(prog="python -m experiments.report", description=__doc__)
     parser.add_argument("--write", action="store_true", help="put them into the pages, and draw")
     parser.add_argument("--check", action="store_true", help="exit with status 1 if a page differs")
     args = parser.parse_args(argv)
@@ -370,7 +371,7 @@ def main(argv=None):
     different = [page for page in PAGES if new[page] != old[page]]
     for page in different:
         if args.check:
-            print(f"{page} differs from results.tsv: run python experiments/report.py --write")
+            print(f"{page} differs from results.tsv: run python -m experiments.report --write")
         else:
             write_atomically(ROOT / page, lambda file: file.write(new[page]), "w")
     for name, figure in figures.items():

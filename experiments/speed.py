@@ -1,6 +1,6 @@
 """Table 9 of the paper: the slowdown of a sliding window relative to a memory.
 
-    python experiments/speed.py       4 layers, a minute on two cores; --scale paper: 24 layers
+    python -m experiments.speed       4 layers, a minute on two cores; --scale paper: 24 layers
 
 Without a memory each prediction has a long context only if all of it is read again (Al-Rfou et al.
 2018).  Ours reads segments of 128 tokens with a full memory of the attention length.  The window is
@@ -10,17 +10,21 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from statistics import median
 
-from variants import lesson_5, presets, train  # before torch
+if not __package__:
+    sys.exit("run it as python -m experiments.speed, in the project's folder")
 
 import torch
 import torch.nn as nn
 
-from training import machine
+import train
+from training import machine, presets
 from training.command import Parser, exit_status
 from training.reader import reader_of
 
+lesson_5 = import_module("05_full_model")
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times slower
 SEGMENT, TURNS = 128, 5  # tokens that ours reads at once; measurements of each
 SCALES = {"small": lesson_5.Config(256, n_layer=4, d_model=256, n_head=4, d_head=64, d_inner=1024),
@@ -66,7 +70,7 @@ def measure(c, given):
 
 def run(argv=None):
     """Measure, and print a line for each length."""
-    flags = Parser(prog="experiments/speed.py", description=__doc__)
+    flags = Parser(prog="python -m experiments.speed", description=__doc__)
     flags.add_argument("--scale", choices=SCALES, default="small")
     flags.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
     flags.add_argument("--device", choices=("cpu", "cuda"), default="")

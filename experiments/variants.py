@@ -9,13 +9,8 @@
                 its own slope
 """
 import math
-import sys
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
-import train  # before torch, for which support/ sets GOMP_SPINCOUNT
 
 import torch
 import torch.nn as nn

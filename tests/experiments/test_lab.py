@@ -1,13 +1,16 @@
 """Test the lab from end to end at the scale tiny: train, measure, append, kill, resume."""
 import signal
-from importlib import import_module
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-lab, measures = import_module("lab"), import_module("measures")
-variants, corpora = import_module("variants"), import_module("support.corpora")
+from course.exercises import ROOT
+from experiments import lab, measures, variants
+from support import corpora
+
 TINY = ["--scale", "tiny", "--device", "cpu"]
 
 
@@ -65,6 +68,14 @@ def test_a_killed_row_resumes_and_leaves_no_line(tmp_path, monkeypatch, capsys):
     assert run(out, "--rows", "ours", "--seeds", "1") == (0, wanted)
     assert run(out, "--rows", "ours", "--seeds", "1", "--dtype", "bf16") == (1, wanted)
     assert "other settings (recipe); name another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["lab", "report", "speed", "official_weights"])
+def test_a_file_that_is_run_by_its_path_prints_its_command(name):
+    found = subprocess.run([sys.executable, ROOT / f"experiments/{name}.py"], text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert found.returncode and found.stdout.count("\n") == 1
+    assert f"python -m experiments.{name}, " in found.stdout
 
 
 def test_vaswanis_row_is_measured_without_a_reader(tmp_path, monkeypatch):

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from experiments import measures, variants
 from helpers import assert_close, randomized
+from support import corpora
 
-measures, variants = import_module("measures"), import_module("variants")
 lesson_1, lesson_3, lesson_5 = map(import_module, (
     "01_vanilla_segments", "03_relative_attention", "05_full_model"))
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6)
@@ -102,7 +103,7 @@ def test_attention_by_distance_against_loops(M=5, n=7):
 
 def test_attention_in_numbers(notes, monkeypatch):
     """Two heads attend to three keys; `apart` is the share that differs from the whole."""
-    corpus = import_module("support.corpora").load(notes)
+    corpus = corpora.load(notes)
     model = lesson_5.TransformerXL(CONFIG)
     by_head = torch.tensor([[[[1, 0, 0], [0.5, 0.5, 0]]], [[[0, 0, 1], [0.25, 0.75, 0]]],
                             [[[1, 0, 0], [0.5, 0.5, 0]]], [[[1, 0, 0], [0.5, 0.5, 0]]]]).double()

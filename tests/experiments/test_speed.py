@@ -3,7 +3,9 @@ from importlib import import_module
 
 import torch
 
-speed, lesson_5 = import_module("speed"), import_module("05_full_model")
+from experiments import speed
+
+lesson_5 = import_module("05_full_model")
 CONFIG = lesson_5.Config(11, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16, mem_len=5)
 
 

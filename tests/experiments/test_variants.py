@@ -7,10 +7,11 @@ from importlib import import_module
 import pytest
 import torch
 
+from experiments import variants
 from helpers import assert_close, randomized
+from support import corpora
 from training.reader import Reader
 
-variants, corpora = import_module("variants"), import_module("support.corpora")
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
 CONFIG = lesson_5.Config(11, n_layer=2, d_model=12, n_head=3, d_head=4, d_inner=10, mem_len=5)
 
