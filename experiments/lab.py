@@ -37,8 +37,8 @@ from training.text import read_corpus
 
 lesson_1 = import_module("01_vanilla_segments")
 RESULTS = Path(__file__).with_name("results.tsv")
-COLUMNS = ("row", "seed", "steps", "dtype", "measure", "length", "value", "commit", "machine",
-           "torch", "minutes")
+RESULT_COLUMNS = ("row", "seed", "steps", "dtype", "measure", "length", "value", "commit",
+                  "machine", "torch", "minutes")
 GROUP = "ours", "ours-none", "rope", "alibi"  # RECL compares these
 
 
@@ -49,32 +49,32 @@ def read_results(path):
     if not path.exists():
         return []
     _, *lines = path.read_text(encoding="utf-8").splitlines()
-    return [dict(zip(COLUMNS, line.split("\t"))) for line in lines]
+    return [dict(zip(RESULT_COLUMNS, line.split("\t"))) for line in lines]
 
 
 def append(path, fixed, found):
     """Append the numbers found, {(measure, length): value}, in one write; fixed are the columns
     that they share.
     """
-    lines = [] if path.exists() else ["\t".join(COLUMNS)]
+    lines = [] if path.exists() else ["\t".join(RESULT_COLUMNS)]
     for (measure, length), value in found.items():
         line = fixed | {"measure": measure, "length": length, "value": f"{value:.7g}"}
-        lines.append("\t".join(str(line[column]) for column in COLUMNS))
+        lines.append("\t".join(str(line[column]) for column in RESULT_COLUMNS))
     with open(path, "a", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
 
 
 # ---- one model ----------------------------------------------------------------------------------
 
-def train_row(name, seed, scale, corpus, given):
+def train_row(name, seed, scale, corpus, flags):
     """Train the model of a row with a seed, or resume it -> its Job, finished."""
-    row, path = ROWS[name], given.out / f"{name}-{seed}"
-    recipe, corpus = recipe_of(row, scale, seed, given.dtype), text_of(row, corpus, seed)
+    row, path = ROWS[name], flags.out / f"{name}-{seed}"
+    recipe, corpus = recipe_of(row, scale, seed, flags.dtype), text_of(row, corpus, seed)
 
     with checkpoint.locked(path):
         saved = checkpoint.find(path, resume=any(path.glob("*.pt")))
         torch.manual_seed(seed)
-        model = make(row, scale, recipe.segment, len(corpus.vocab)).to(given.device)
+        model = make(row, scale, recipe.segment, len(corpus.vocab)).to(flags.device)
         job = Job(path, name, model, recipe, corpus)
         if saved:
             other = [key for key, value in job.identity.items() if saved[key] != value]
@@ -89,7 +89,7 @@ def train_row(name, seed, scale, corpus, given):
     return job
 
 
-def measure(job, row, scale):
+def measure_row(job, row, scale):
     """Return {(measure, length): value} of a row's model; what RECL needs is kept in its folder."""
     model, T = job.model, job.recipe.segment
     corpus = replace(job.corpus, valid=job.corpus.valid.to(job.device),
@@ -110,11 +110,11 @@ def measure(job, row, scale):
     return found
 
 
-def measure_pretrained(scale, given):
+def measure_pretrained(scale, flags):
     """Return the columns of the model in pretrained/, and its measures."""
     saved = checkpoint.to_evaluate(PRETRAINED)
     model, recipe = load_model(saved, "cpu"), Recipe(**saved["recipe"])
-    corpus = read_corpus(recipe, given.data_dir, saved, any_library=True)
+    corpus = read_corpus(recipe, flags.data_dir, saved, any_library=True)
     found = (measures.losses_by_length(Reader(model), ROWS["ours"], scale, corpus)
              | measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
              | measures.memory_by_layer(model, corpus, recipe.segment)
@@ -124,9 +124,9 @@ def measure_pretrained(scale, given):
             "dtype": recipe.dtype, "minutes": minutes}, found
 
 
-def measure_group(seed, scale, given):
+def measure_group(seed, scale, flags):
     """Return {row: its RECL} for the models of a seed; nothing until all of GROUP are measured."""
-    paths = [given.out / f"{name}-{seed}" / "contexts.pt" for name in GROUP]
+    paths = [flags.out / f"{name}-{seed}" / "contexts.pt" for name in GROUP]
     if not all(path.exists() for path in paths):
         return {}
     losses = torch.stack([torch.load(path) for path in paths])
@@ -141,56 +141,56 @@ def measure_group(seed, scale, given):
 
 def parse(argv):
     """Return the flags.  ValueError for impossible ones."""
-    flags = Parser(prog="python -m experiments.lab", description=__doc__)
-    flags.add_argument("--rows", nargs="+", choices=(*ROWS, "pretrained"), default=[*ROWS])
-    flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    flags.add_argument("--steps", type=int, help="default: the scale's; small: 4300")
-    flags.add_argument("--scale", choices=SCALES, default="small")
-    flags.add_argument("--dtype", choices=("float32", "bf16"), default="float32",
+    parser = Parser(prog="python -m experiments.lab", description=__doc__)
+    parser.add_argument("--rows", nargs="+", choices=(*ROWS, "pretrained"), default=[*ROWS])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--steps", type=int, help="default: the scale's; small: 4300")
+    parser.add_argument("--scale", choices=SCALES, default="small")
+    parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32",
                        help="of matrix products in training; measures are in float32")
-    flags.add_argument("--device", choices=("cpu", "cuda"), default="")
-    flags.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
-    flags.add_argument("--out", type=Path, help="where models and results.tsv are kept (default: "
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="")
+    parser.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
+    parser.add_argument("--out", type=Path, help="where models and results.tsv are kept (default: "
                        "runs/lab-SCALE; results.tsv of the scale small: experiments/)")
-    given = flags.parse_args(argv)
-    given.device = machine.choose(given.device)
-    is_default = given.scale == "small" and not given.out
-    given.out = given.out or lesson_1.RUNS / f"lab-{given.scale}"
-    given.results = RESULTS if is_default else given.out / "results.tsv"
-    given.out.mkdir(parents=True, exist_ok=True)
-    return given
+    flags = parser.parse_args(argv)
+    flags.device = machine.choose(flags.device)
+    is_default = flags.scale == "small" and not flags.out
+    flags.out = flags.out or lesson_1.RUNS / f"lab-{flags.scale}"
+    flags.results = RESULTS if is_default else flags.out / "results.tsv"
+    flags.out.mkdir(parents=True, exist_ok=True)
+    return flags
 
 
 def run(argv=None):
     """Train, measure and append what is missing."""
-    given = parse(argv)
-    scale = SCALES[given.scale]
-    scale = replace(scale, recipe=replace(scale.recipe, steps=given.steps or scale.recipe.steps))
-    corpus = corpora.load(scale.dataset, root=given.data_dir)
-    setting = {"steps": str(scale.recipe.steps), "dtype": given.dtype}
-    shared = setting | {"commit": log.commit(), "machine": machine.name(given.device),
+    flags = parse(argv)
+    scale = SCALES[flags.scale]
+    scale = replace(scale, recipe=replace(scale.recipe, steps=flags.steps or scale.recipe.steps))
+    corpus = corpora.load(scale.dataset, root=flags.data_dir)
+    setting = {"steps": str(scale.recipe.steps), "dtype": flags.dtype}
+    shared = setting | {"commit": log.commit(), "machine": machine.name(flags.device),
                         "torch": torch.__version__}
 
     def is_there(**key):
-        return any(key.items() <= line.items() for line in read_results(given.results))
+        return any(key.items() <= line.items() for line in read_results(flags.results))
 
-    if "pretrained" in given.rows and not is_there(row="pretrained"):
-        own, found = measure_pretrained(scale, given)
-        append(given.results, shared | own, found)
-    for seed in map(str, given.seeds):
-        for name in (name for name in given.rows if name in ROWS):
+    if "pretrained" in flags.rows and not is_there(row="pretrained"):
+        own, found = measure_pretrained(scale, flags)
+        append(flags.results, shared | own, found)
+    for seed in map(str, flags.seeds):
+        for name in (name for name in flags.rows if name in ROWS):
             own = {"row": name, "seed": seed}
             if not is_there(**setting, **own):
-                job = train_row(name, int(seed), scale, corpus, given)
+                job = train_row(name, int(seed), scale, corpus, flags)
                 minutes = f"{job.state.seconds / 60:.1f}"
                 print(f"{name}, seed {seed}: trained {job.state.step:,} steps in {minutes} "
                       "minutes; measuring", flush=True)
-                append(given.results, shared | own | {"minutes": minutes},
-                       measure(job, ROWS[name], scale))
+                append(flags.results, shared | own | {"minutes": minutes},
+                       measure_row(job, ROWS[name], scale))
         if (all(is_there(**setting, row=name, seed=seed) for name in GROUP)
                 and not is_there(**setting, row=GROUP[0], seed=seed, measure="recl")):
-            for name, found in measure_group(seed, scale, given).items():
-                append(given.results, shared | {"row": name, "seed": seed, "minutes": "0"}, found)
+            for name, found in measure_group(seed, scale, flags).items():
+                append(flags.results, shared | {"row": name, "seed": seed, "minutes": "0"}, found)
 
 
 main = partial(exit_status, "lab.py", run)

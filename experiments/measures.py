@@ -114,7 +114,7 @@ def copying_score(reader, n):
 
 # ---- attention by distance (appendix D) ---------------------------------------------------------
 
-PARTS = "whole", "a", "b", "d"  # the paper leaves out (c)
+SCORES = "whole", "a", "b", "d"  # of all terms, of one; the paper leaves out (c)
 
 
 def terms(q, k, k_R, u, v):
@@ -133,18 +133,18 @@ def terms(q, k, k_R, u, v):
 def attention_by_distance(model, tokens, n):
     """Return the mean attention of the last n tokens of each lane (B, L) by distance; L - n >= M.
 
-    (4, N, H, M + 1) float64, PARTS in front, each made from its term alone; each row sums to 1.
+    (4, N, H, M + 1) float64, SCORES in front, each made from its term alone; each row sums to 1.
     """
     c, memory = model.config, None
     sums = torch.zeros(4, c.n_layer, c.n_head, c.mem_len + 1, dtype=torch.float64)
 
-    def look(number, attend, *given):
-        q, k, _, k_R, u, v, mask = given
+    def look(number, attend, *arguments):
+        q, k, _, k_R, u, v, mask = arguments
         table = terms(q, k, k_R, u, v)[..., ~mask]  # a query's keys as in the text
         table = table.unflatten(-1, (q.shape[2], c.mem_len + 1)).flip(-1)  # nearest first
         for i, score in enumerate((table.sum(0), *table[[0, 1, 3]])):
             sums[i, number] += score.double().softmax(-1).sum((0, 2)).cpu()
-        return attend(*given)
+        return attend(*arguments)
 
     past, counted = (part.split(64, dim=1) for part in tokens.long().tensor_split([-n], dim=1))
     parts = [*past, *counted]
@@ -167,7 +167,7 @@ def attention(model, corpus, M, n=512, each_head=False):
     with train.evaluating(model, mem_len=M, same_length=True, clamp_len=0):
         by_head = attention_by_distance(model, tokens, n).flatten(1, 2)  # (4, N * H, M + 1)
     found, distances = {}, [2**i for i in range(20) if 2**i <= M]
-    for part, heads in zip(PARTS, by_head):
+    for part, heads in zip(SCORES, by_head):
         found |= {(f"attention {part}", d): heads[:, d].mean().item() for d in (0, *distances)}
         entropy = torch.special.entr(heads).sum(-1) / math.log(2)
         found[f"entropy {part}", ""] = entropy.mean().item()
@@ -184,9 +184,9 @@ def attention(model, corpus, M, n=512, each_head=False):
 
 # ---- the memory: of which layers, and with a gradient -------------------------------------------
 
-def change_memory(is_shuffled, attention, given):
+def change_memory(is_shuffled, attention, arguments):
     """Return an attention's arguments with the memory in random order, or without it: a hook."""
-    h, memory, R, u, v, mask = given
+    h, memory, R, u, v, mask = arguments
     T, m = h.shape[1], memory.shape[1]
     if is_shuffled:
         return h, memory[:, torch.randperm(m)], R, u, v, mask
@@ -215,8 +215,8 @@ def gradient(model, tokens, T, k):
     """Return the gradient (P,), through k segments of memory, with respect to all weights of the
     mean loss of an excerpt's (1, n + 1) last segment; T divides n, and M is above 0.
     """
-    def keep(layer, given):  # a hook: what lesson 2's update_memory detaches
-        h, past, *_ = given
+    def keep(layer, arguments):  # a hook: what lesson 2's update_memory detaches
+        h, past, *_ = arguments
         kept.append(torch.cat([past, h], dim=1)[:, -model.config.mem_len :])
 
     hooks = [layer.register_forward_pre_hook(keep) for layer in model.layers]
@@ -283,7 +283,8 @@ def gain(losses, i, c, r):
     """
     best = losses[:, c].min(0).values  # b(c, t)
     hard = best.topk(max(1, round(r * len(best)))).indices  # T_r(c)
-    here, there = (z[hard].double().mean() for z in (best, torch.minimum(best, losses[i, c + 1])))
+    here = best[hard].double().mean()
+    there = torch.minimum(best, losses[i, c + 1])[hard].double().mean()
     return 1 - math.exp(there - here)  # (exp here - exp there) / exp here
 
 

@@ -83,8 +83,8 @@ FRONT = {  # the claims of the front page, in its words
     ("vaswani", "ours"): "absolute − relative positions, with recurrence",
     ("ours-none-half", "ours-none"): "trained on later halves − on all bytes, without recurrence",
     ("rope", "rope"): "RoPE, attending to 512 − 256 bytes (256 in training)"}
-ROWS = [*dict.fromkeys(name for claim in CLAIMS for name in (claim.other, claim.row)),
-        "pretrained"]
+ROW_ORDER = [*dict.fromkeys(name for claim in CLAIMS for name in (claim.other, claim.row)),
+             "pretrained"]
 TABLES = {  # name: the rows (none: all), the patterns of the columns
     "rows": ((), ("loss", "length", "copying 64")),
     "lengths": (("ours", "shaw", "ours-half", "ours-none", "ours-none-half", "rope", "alibi"),
@@ -122,10 +122,9 @@ class Run:
             self.values.update({"length": L, "loss": test[L]})
 
 
-def read(path):
-    """Return the runs of a table, in the order of ROWS; none if it is missing.  ValueError with the
-    line."""
-    runs, lines = {}, path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+def read_runs(path):
+    """Return the runs of a table, in the order of ROW_ORDER.  ValueError with a bad line."""
+    runs, lines = {}, path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines[1:], 2):
         try:
             row, seed, steps, dtype, measure, length, value, *about = line.split("\t")
@@ -140,7 +139,7 @@ def read(path):
                              "seed, and run the lab again") from None
     for run in runs.values():
         run.add_losses()
-    names = [*ROWS, *(row for row, *_ in runs)]
+    names = [*ROW_ORDER, *(row for row, *_ in runs)]
     return sorted(runs.values(), key=lambda run: (names.index(run.row), run.seed))
 
 
@@ -332,7 +331,7 @@ def make_figures(runs):
 
 def make_blocks(runs):
     """Return {name: text} of all tables and figures, and {name: figure}."""
-    missing = " ".join(row for row in ROWS if not groups(runs, row))
+    missing = " ".join(row for row in ROW_ORDER if not groups(runs, row))
     claims, front = claims_tables(runs)
     blocks = {"claims": claims, "front": front,
               **{name: values_table(runs, *of) for name, of in TABLES.items()},
@@ -361,23 +360,23 @@ def main(argv=None):
     parser = Parser(prog="python -m experiments.report", description=__doc__)
     parser.add_argument("--write", action="store_true", help="put them into the pages, and draw")
     parser.add_argument("--check", action="store_true", help="exit with status 1 if a page differs")
-    args = parser.parse_args(argv)
-    blocks, figures = make_blocks(read(ROOT / "experiments/results.tsv"))
-    if not (args.write or args.check):
+    flags = parser.parse_args(argv)
+    blocks, figures = make_blocks(read_runs(ROOT / "experiments/results.tsv"))
+    if not (flags.write or flags.check):
         print("\n\n".join(f"{name}\n{text}" for name, text in blocks.items()))
         return 0
     old = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
     new = {page: fill(page, text, blocks) for page, text in old.items()}
     different = [page for page in PAGES if new[page] != old[page]]
     for page in different:
-        if args.check:
+        if flags.check:
             print(f"{page} differs from results.tsv: run python -m experiments.report --write")
         else:
             write_atomically(ROOT / page, lambda file: file.write(new[page]), "w")
     for name, figure in figures.items():
-        if args.write and figure:
+        if flags.write and figure:
             figure.savefig(ROOT / f"figures/{name}.png", dpi=120)
-    return int(args.check and different != [])
+    return int(flags.check and different != [])
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ class LinearBiasAttention(lesson_5.RelativeAttention):
 ATTENTIONS = {"rope": RotaryAttention, "alibi": LinearBiasAttention}
 
 
-def add_sinusoid(dropout, given, h):
+def add_sinusoid(dropout, arguments, h):
     """Add Vaswani's positions to the embedding (B, T, D): a hook of dropout_embedding."""
     positions = lesson_1.sinusoid(torch.arange(h.shape[1], device=h.device), h.shape[2]).to(h)
     return h + F.dropout(positions, dropout.p, dropout.training)

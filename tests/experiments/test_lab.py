@@ -33,7 +33,7 @@ def test_a_row_and_seed_are_trained_once_and_measured_completely(tmp_path, monke
     monkeypatch.setattr(lab, "GROUP", ("ours", "rope"))
     status, lines = run(tmp_path, "--rows", "ours", "ours-none-176", "--seeds", "0", "3")
     assert status == 0
-    assert all(set(line) == set(lab.COLUMNS) and line["steps"] == "6" for line in lines)
+    assert all(set(line) == set(lab.RESULT_COLUMNS) and line["steps"] == "6" for line in lines)
     numbers = {(line["row"], line["seed"], line["measure"], line["length"]): line["value"]
                for line in lines}
     assert len(numbers) == len(lines)  # none twice

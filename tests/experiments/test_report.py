@@ -33,7 +33,7 @@ def put(tmp_path, monkeypatch):
         (tmp_path / page).write_text("text\n<!-- claims -->\nold\n<!-- end -->\n"
                                      "<!-- figure lengths -->\n<!-- end -->\nlast\n")
     table = tmp_path / "experiments/results.tsv"
-    return lambda lines: table.write_text("\n".join((HEADER, *lines, ""))) and report.read(table)
+    return lambda lines: table.write_text("\n".join((HEADER, *lines, ""))) and report.read_runs(table)
 
 
 def test_the_pages_equal_the_report_which_needs_no_torch():

@@ -116,8 +116,9 @@ def test_a_row_has_its_settings(name):
     assert recipe.segment == T
     assert model.half_loss == ("half" in name)
     assert len(model.layers) == (int(name[7]) if name.startswith("layers") else 2)
-    frozen = {name: z for name, z in model.named_parameters() if not z.requires_grad}
-    assert not any(z.any() for z in frozen.values())
+    frozen = {name: weight for name, weight in model.named_parameters()
+              if not weight.requires_grad}
+    assert not any(weight.any() for weight in frozen.values())
     assert ("u" in frozen) == ("v" in frozen) == (row.encoding != "ours")
     assert any("W_kR" in name for name in frozen) == (row.encoding not in ("ours", "shaw"))
 
