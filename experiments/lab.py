@@ -26,7 +26,6 @@ import train
 from experiments import measures
 from experiments.variants import ROWS, SCALES, make, recipe_of, text_of
 from support import corpora
-from support.files import write_atomically
 from training import checkpoint, log, machine
 from training.command import Parser, exit_status
 from training.flags import PRETRAINED
@@ -103,10 +102,9 @@ def measure_row(job, row, scale):
     if row.encoding == "ours":
         found |= measures.attention(model, corpus, 2 * T, scale.n // 4)
     if job.name in GROUP:
-        by_memory = {L: loss for (name, L), loss in found.items() if name == "valid memory"}
-        L = min(by_memory, key=by_memory.get) if by_memory else T
+        L = min(scale.lengths, key=lambda L: found["valid memory", L]) if row.recurrence else T
         losses = measures.context_losses(reader, scale, corpus, L)
-        write_atomically(job.path / "contexts.pt", lambda file: torch.save(losses, file))
+        torch.save(losses, job.path / "contexts.pt")
     return found
 
 
@@ -130,11 +128,8 @@ def measure_group(seed, scale, flags):
     if not all(path.exists() for path in paths):
         return {}
     losses = torch.stack([torch.load(path) for path in paths])
-    found = {name: {} for name in GROUP}
-    for r in (0.1, 0.5, 1.0):  # the paper's
-        for name, length in zip(GROUP, measures.recl(losses, scale.contexts, r)):
-            found[name]["recl", r] = length
-    return found
+    lengths = {r: measures.recl(losses, scale.contexts, r) for r in (0.1, 0.5, 1.0)}  # the paper's
+    return {name: {("recl", r): lengths[r][i] for r in lengths} for i, name in enumerate(GROUP)}
 
 
 # ---- the command --------------------------------------------------------------------------------
@@ -147,11 +142,11 @@ def parse(argv):
     parser.add_argument("--steps", type=int, help="default: the scale's; small: 4300")
     parser.add_argument("--scale", choices=SCALES, default="small")
     parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32",
-                       help="of matrix products in training; measures are in float32")
+                        help="of matrix products in training; measures are in float32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="")
     parser.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
     parser.add_argument("--out", type=Path, help="where models and results.tsv are kept (default: "
-                       "runs/lab-SCALE; results.tsv of the scale small: experiments/)")
+                        "runs/lab-SCALE; results.tsv of the scale small: experiments/)")
     flags = parser.parse_args(argv)
     flags.device = machine.choose(flags.device)
     is_default = flags.scale == "small" and not flags.out

@@ -135,24 +135,21 @@ def attention_by_distance(model, tokens, n):
 
     (4, N, H, M + 1) float64, SCORES in front, each made from its term alone; each row sums to 1.
     """
-    c, memory = model.config, None
+    c = model.config
     sums = torch.zeros(4, c.n_layer, c.n_head, c.mem_len + 1, dtype=torch.float64)
 
     def look(number, attend, *arguments):
         q, k, _, k_R, u, v, mask = arguments
-        table = terms(q, k, k_R, u, v)[..., ~mask]  # a query's keys as in the text
-        table = table.unflatten(-1, (q.shape[2], c.mem_len + 1)).flip(-1)  # nearest first
+        table = terms(q[:, :, -n:], k, k_R, u, v)[..., ~mask[-n:]]  # a query's keys as in the text
+        table = table.unflatten(-1, (n, c.mem_len + 1)).flip(-1)  # nearest first
         for i, score in enumerate((table.sum(0), *table[[0, 1, 3]])):
             sums[i, number] += score.double().softmax(-1).sum((0, 2)).cpu()
         return attend(*arguments)
 
-    past, counted = (part.split(64, dim=1) for part in tokens.long().tensor_split([-n], dim=1))
-    parts = [*past, *counted]
-    for i, x in enumerate(train.progress(parts, "reading segment", len(parts))):
-        if i == len(past):  # lesson 5 returns no scores: compute them from its arguments
-            for number, layer in enumerate(model.layers):
-                layer.attention.attend = partial(look, number, layer.attention.attend)
-        _, memory = model(x, memory, last_only=True)  # logits of one token are enough
+    for number, layer in enumerate(model.layers):  # lesson 5 returns no scores
+        layer.attention.attend = partial(look, number, layer.attention.attend)
+    for lane in train.progress(tokens.long().split(1), "reading lane", len(tokens)):
+        model(lane, last_only=True)  # logits of one token are enough
     for layer in model.layers:
         del layer.attention.attend  # what remains is the class's own
     return sums / (n * len(tokens))
@@ -217,7 +214,7 @@ def gradient(model, tokens, T, k):
     """
     def keep(layer, arguments):  # a hook: what lesson 2's update_memory detaches
         h, past, *_ = arguments
-        kept.append(torch.cat([past, h], dim=1)[:, -model.config.mem_len :])
+        kept.append(torch.cat([past, h], dim=1))  # the model uses its last M rows
 
     hooks = [layer.register_forward_pre_hook(keep) for layer in model.layers]
     memory, segments = None, list(lesson_1.segments(tokens, T))

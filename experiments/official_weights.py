@@ -111,7 +111,7 @@ def run(argv=None):
     parser.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
     parser.add_argument("file", help="a state dict in the official layout")
     parser.add_argument("--model", choices=presets.CONFIGS, metavar="NAME", required=True,
-                       help="its sizes: " + ", ".join(presets.CONFIGS))
+                        help="its sizes: " + ", ".join(presets.CONFIGS))
     flags = parser.parse_args(argv)
     device, state = machine.choose(flags.device), read_state_dict(flags.file)
     config, recipe = presets.CONFIGS[flags.model], presets.RECIPES[flags.model]
