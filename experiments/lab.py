@@ -35,7 +35,6 @@ from training.reader import Reader
 from training.text import read_corpus
 
 lesson_1 = import_module("01_vanilla_segments")
-RESULTS = Path(__file__).with_name("results.tsv")
 RESULT_COLUMNS = ("row", "seed", "steps", "dtype", "measure", "length", "value", "commit",
                   "machine", "torch", "minutes")
 GROUP = "ours", "ours-none", "rope", "alibi"  # RECL compares these
@@ -151,7 +150,7 @@ def parse(argv):
     flags.device = machine.choose(flags.device)
     is_default = flags.scale == "small" and not flags.out
     flags.out = flags.out or lesson_1.RUNS / f"lab-{flags.scale}"
-    flags.results = RESULTS if is_default else flags.out / "results.tsv"
+    flags.results = (Path(__file__).parent if is_default else flags.out) / "results.tsv"
     flags.out.mkdir(parents=True, exist_ok=True)
     return flags
 

@@ -114,9 +114,6 @@ def copying_score(reader, n):
 
 # ---- attention by distance (appendix D) ---------------------------------------------------------
 
-SCORES = "whole", "a", "b", "d"  # of all terms, of one; the paper leaves out (c)
-
-
 def terms(q, k, k_R, u, v):
     """Return the terms of lesson 4's relative_score, (a) to (d), from its arguments, divided by
     sqrt(C), (4, B, H, T, K).
@@ -133,7 +130,7 @@ def terms(q, k, k_R, u, v):
 def attention_by_distance(model, tokens, n):
     """Return the mean attention of the last n tokens of each lane (B, L) by distance; L - n >= M.
 
-    (4, N, H, M + 1) float64, SCORES in front, each made from its term alone; each row sums to 1.
+    (4, N, H, M + 1) float64: by all terms, and by (a), (b) and (d) alone; each row sums to 1.
     """
     c = model.config
     sums = torch.zeros(4, c.n_layer, c.n_head, c.mem_len + 1, dtype=torch.float64)
@@ -164,7 +161,7 @@ def attention(model, corpus, M, n=512, each_head=False):
     with train.evaluating(model, mem_len=M, same_length=True, clamp_len=0):
         by_head = attention_by_distance(model, tokens, n).flatten(1, 2)  # (4, N * H, M + 1)
     found, distances = {}, [2**i for i in range(20) if 2**i <= M]
-    for part, heads in zip(SCORES, by_head):
+    for part, heads in zip(("whole", "a", "b", "d"), by_head):  # the paper leaves out (c)
         found |= {(f"attention {part}", d): heads[:, d].mean().item() for d in (0, *distances)}
         entropy = torch.special.entr(heads).sum(-1) / math.log(2)
         found[f"entropy {part}", ""] = entropy.mean().item()

@@ -16,7 +16,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from support import corpora
 from training import presets
 from training.text import sentence_lanes
 
