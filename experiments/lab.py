@@ -1,10 +1,10 @@
 """The lab: train a row of variants.py with a seed, measure everything, append to results.tsv.
 
-    python experiments/lab.py --dtype bf16                    every row that is missing, five seeds
-    python experiments/lab.py --rows ours ours-none --seeds 0 1 2
-    python experiments/lab.py --rows pretrained               the model in pretrained/
-    python experiments/lab.py --scale paper --dtype bf16      WikiText-103; GPUs
-    python experiments/report.py --write                      the pages, from results.tsv
+    python -m experiments.lab --dtype bf16                    every row that is missing, five seeds
+    python -m experiments.lab --rows ours ours-none --seeds 0 1 2
+    python -m experiments.lab --rows pretrained               the model in pretrained/
+    python -m experiments.lab --scale paper --dtype bf16      WikiText-103; GPUs
+    python -m experiments.report --write                      the pages, from results.tsv
 
 A model is trained (train.fit, saved every minute; the same command resumes it) and measured, and
 its numbers are appended in one write; a row and seed in the file are not trained again.  Seeds
@@ -17,26 +17,26 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-import measures  # before torch
-import pretrained
+if not __package__:
+    sys.exit("run it as python -m experiments.lab, in the project's folder")
 
 import torch
 
+import train
+from experiments import measures
+from experiments.variants import ROWS, SCALES, make, recipe_of, text_of
 from support import corpora
-from support.files import write_atomically
 from training import checkpoint, log, machine
 from training.command import Parser, exit_status
-from training.reader import reader_of
 from training.flags import PRETRAINED
 from training.job import Job, load_model
 from training.presets import Recipe
+from training.reader import Reader
 from training.text import read_corpus
-from variants import ROWS, SCALES, make, recipe_of, text_of, train
 
 lesson_1 = import_module("01_vanilla_segments")
-RESULTS = Path(__file__).with_name("results.tsv")
-COLUMNS = ("row", "seed", "steps", "dtype", "measure", "length", "value", "commit", "machine",
-           "torch", "minutes")
+RESULT_COLUMNS = ("row", "seed", "steps", "dtype", "measure", "length", "value", "commit",
+                  "machine", "torch", "minutes")
 GROUP = "ours", "ours-none", "rope", "alibi"  # RECL compares these
 
 
@@ -47,32 +47,32 @@ def read_results(path):
     if not path.exists():
         return []
     _, *lines = path.read_text(encoding="utf-8").splitlines()
-    return [dict(zip(COLUMNS, line.split("\t"))) for line in lines]
+    return [dict(zip(RESULT_COLUMNS, line.split("\t"))) for line in lines]
 
 
 def append(path, fixed, found):
     """Append the numbers found, {(measure, length): value}, in one write; fixed are the columns
     that they share.
     """
-    lines = [] if path.exists() else ["\t".join(COLUMNS)]
+    lines = [] if path.exists() else ["\t".join(RESULT_COLUMNS)]
     for (measure, length), value in found.items():
         line = fixed | {"measure": measure, "length": length, "value": f"{value:.7g}"}
-        lines.append("\t".join(str(line[column]) for column in COLUMNS))
+        lines.append("\t".join(str(line[column]) for column in RESULT_COLUMNS))
     with open(path, "a", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
 
 
 # ---- one model ----------------------------------------------------------------------------------
 
-def train_row(name, seed, scale, corpus, given):
+def train_row(name, seed, scale, corpus, flags):
     """Train the model of a row with a seed, or resume it -> its Job, finished."""
-    row, path = ROWS[name], given.out / f"{name}-{seed}"
-    recipe, corpus = recipe_of(row, scale, seed, given.dtype), text_of(row, corpus, seed)
+    row, path = ROWS[name], flags.out / f"{name}-{seed}"
+    recipe, corpus = recipe_of(row, scale, seed, flags.dtype), text_of(row, corpus, seed)
 
     with checkpoint.locked(path):
         saved = checkpoint.find(path, resume=any(path.glob("*.pt")))
         torch.manual_seed(seed)
-        model = make(row, scale, recipe.segment, len(corpus.vocab)).to(given.device)
+        model = make(row, scale, recipe.segment, len(corpus.vocab)).to(flags.device)
         job = Job(path, name, model, recipe, corpus)
         if saved:
             other = [key for key, value in job.identity.items() if saved[key] != value]
@@ -87,106 +87,104 @@ def train_row(name, seed, scale, corpus, given):
     return job
 
 
-def measure(job, row, scale):
+def measure_row(job, row, scale):
     """Return {(measure, length): value} of a row's model; what RECL needs is kept in its folder."""
     model, T = job.model, job.recipe.segment
     corpus = replace(job.corpus, valid=job.corpus.valid.to(job.device),
                      test=job.corpus.test.to(job.device))
     found = {("parameters", ""): sum(
         weight.numel() for weight in model.parameters() if weight.requires_grad)}
-    reader, n = reader_of(model), scale.recipe.segment // 2
+    reader = Reader(model) if row.has_reader else model
+    n = scale.recipe.segment // 2
     found["copying", n] = measures.copying_score(reader, n)
     found |= measures.losses_by_length(reader, row, scale, corpus)
     if row.encoding == "ours":
         found |= measures.attention(model, corpus, 2 * T, scale.n // 4)
     if job.name in GROUP:
-        by_memory = {L: loss for (name, L), loss in found.items() if name == "valid memory"}
-        L = min(by_memory, key=by_memory.get) if by_memory else T
+        L = min(scale.lengths, key=lambda L: found["valid memory", L]) if row.recurrence else T
         losses = measures.context_losses(reader, scale, corpus, L)
-        write_atomically(job.path / "contexts.pt", lambda file: torch.save(losses, file))
+        torch.save(losses, job.path / "contexts.pt")
     return found
 
 
-def measure_pretrained(scale, given):
+def measure_pretrained(scale, flags):
     """Return the columns of the model in pretrained/, and its measures."""
     saved = checkpoint.to_evaluate(PRETRAINED)
     model, recipe = load_model(saved, "cpu"), Recipe(**saved["recipe"])
-    corpus = read_corpus(recipe, given.data_dir, saved, any_library=True)
-    found = (measures.losses_by_length(reader_of(model), ROWS["ours"], scale, corpus)
+    corpus = read_corpus(recipe, flags.data_dir, saved, any_library=True)
+    found = (measures.losses_by_length(Reader(model), ROWS["ours"], scale, corpus)
              | measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
-             | pretrained.measure_all(model, corpus, recipe))
+             | measures.memory_by_layer(model, corpus, recipe.segment)
+             | measures.stopped_gradient(model, corpus, recipe.segment))
     minutes = f"{saved['state']['seconds'] / 60:.1f}"
     return {"row": "pretrained", "seed": recipe.seed, "steps": saved["state"]["step"],
             "dtype": recipe.dtype, "minutes": minutes}, found
 
 
-def measure_group(seed, scale, given):
+def measure_group(seed, scale, flags):
     """Return {row: its RECL} for the models of a seed; nothing until all of GROUP are measured."""
-    paths = [given.out / f"{name}-{seed}" / "contexts.pt" for name in GROUP]
+    paths = [flags.out / f"{name}-{seed}" / "contexts.pt" for name in GROUP]
     if not all(path.exists() for path in paths):
         return {}
     losses = torch.stack([torch.load(path) for path in paths])
-    found = {name: {} for name in GROUP}
-    for r in (0.1, 0.5, 1.0):  # the paper's
-        for name, length in zip(GROUP, measures.recl(losses, scale.contexts, r)):
-            found[name]["recl", r] = length
-    return found
+    lengths = {r: measures.recl(losses, scale.contexts, r) for r in (0.1, 0.5, 1.0)}  # the paper's
+    return {name: {("recl", r): lengths[r][i] for r in lengths} for i, name in enumerate(GROUP)}
 
 
 # ---- the command --------------------------------------------------------------------------------
 
 def parse(argv):
     """Return the flags.  ValueError for impossible ones."""
-    flags = Parser(prog="experiments/lab.py", description=__doc__)
-    flags.add_argument("--rows", nargs="+", choices=(*ROWS, "pretrained"), default=[*ROWS])
-    flags.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    flags.add_argument("--steps", type=int, help="default: the scale's; small: 4300")
-    flags.add_argument("--scale", choices=SCALES, default="small")
-    flags.add_argument("--dtype", choices=("float32", "bf16"), default="float32",
-                       help="of matrix products in training; measures are in float32")
-    flags.add_argument("--device", choices=("cpu", "cuda"), default="")
-    flags.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
-    flags.add_argument("--out", type=Path, help="where models and results.tsv are kept (default: "
-                       "runs/lab-SCALE; results.tsv of the scale small: experiments/)")
-    given = flags.parse_args(argv)
-    given.device = machine.choose(given.device)
-    is_default = given.scale == "small" and not given.out
-    given.out = given.out or lesson_1.RUNS / f"lab-{given.scale}"
-    given.results = RESULTS if is_default else given.out / "results.tsv"
-    given.out.mkdir(parents=True, exist_ok=True)
-    return given
+    parser = Parser(prog="python -m experiments.lab", description=__doc__)
+    parser.add_argument("--rows", nargs="+", choices=(*ROWS, "pretrained"), default=[*ROWS])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--steps", type=int, help="default: the scale's; small: 4300")
+    parser.add_argument("--scale", choices=SCALES, default="small")
+    parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32",
+                        help="of matrix products in training; measures are in float32")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="")
+    parser.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
+    parser.add_argument("--out", type=Path, help="where models and results.tsv are kept (default: "
+                        "runs/lab-SCALE; results.tsv of the scale small: experiments/)")
+    flags = parser.parse_args(argv)
+    flags.device = machine.choose(flags.device)
+    is_default = flags.scale == "small" and not flags.out
+    flags.out = flags.out or lesson_1.RUNS / f"lab-{flags.scale}"
+    flags.results = (Path(__file__).parent if is_default else flags.out) / "results.tsv"
+    flags.out.mkdir(parents=True, exist_ok=True)
+    return flags
 
 
 def run(argv=None):
     """Train, measure and append what is missing."""
-    given = parse(argv)
-    scale = SCALES[given.scale]
-    scale = replace(scale, recipe=replace(scale.recipe, steps=given.steps or scale.recipe.steps))
-    corpus = corpora.load(scale.dataset, root=given.data_dir)
-    setting = {"steps": str(scale.recipe.steps), "dtype": given.dtype}
-    shared = setting | {"commit": log.commit(), "machine": machine.name(given.device),
+    flags = parse(argv)
+    scale = SCALES[flags.scale]
+    scale = replace(scale, recipe=replace(scale.recipe, steps=flags.steps or scale.recipe.steps))
+    corpus = corpora.load(scale.dataset, root=flags.data_dir)
+    setting = {"steps": str(scale.recipe.steps), "dtype": flags.dtype}
+    shared = setting | {"commit": log.commit(), "machine": machine.name(flags.device),
                         "torch": torch.__version__}
 
     def is_there(**key):
-        return any(key.items() <= line.items() for line in read_results(given.results))
+        return any(key.items() <= line.items() for line in read_results(flags.results))
 
-    if "pretrained" in given.rows and not is_there(row="pretrained"):
-        own, found = measure_pretrained(scale, given)
-        append(given.results, shared | own, found)
-    for seed in map(str, given.seeds):
-        for name in (name for name in given.rows if name in ROWS):
+    if "pretrained" in flags.rows and not is_there(row="pretrained"):
+        own, found = measure_pretrained(scale, flags)
+        append(flags.results, shared | own, found)
+    for seed in map(str, flags.seeds):
+        for name in (name for name in flags.rows if name in ROWS):
             own = {"row": name, "seed": seed}
             if not is_there(**setting, **own):
-                job = train_row(name, int(seed), scale, corpus, given)
+                job = train_row(name, int(seed), scale, corpus, flags)
                 minutes = f"{job.state.seconds / 60:.1f}"
                 print(f"{name}, seed {seed}: trained {job.state.step:,} steps in {minutes} "
                       "minutes; measuring", flush=True)
-                append(given.results, shared | own | {"minutes": minutes},
-                       measure(job, ROWS[name], scale))
+                append(flags.results, shared | own | {"minutes": minutes},
+                       measure_row(job, ROWS[name], scale))
         if (all(is_there(**setting, row=name, seed=seed) for name in GROUP)
                 and not is_there(**setting, row=GROUP[0], seed=seed, measure="recl")):
-            for name, found in measure_group(seed, scale, given).items():
-                append(given.results, shared | {"row": name, "seed": seed, "minutes": "0"}, found)
+            for name, found in measure_group(seed, scale, flags).items():
+                append(flags.results, shared | {"row": name, "seed": seed, "minutes": "0"}, found)
 
 
 main = partial(exit_status, "lab.py", run)

@@ -19,11 +19,9 @@ import math
 from functools import partial
 from importlib import import_module
 
-import variants  # before torch
-
 import torch
 
-from variants import train
+import train
 
 lesson_1 = import_module("01_vanilla_segments")
 lesson_4 = import_module("04_rel_shift")
@@ -116,9 +114,6 @@ def copying_score(reader, n):
 
 # ---- attention by distance (appendix D) ---------------------------------------------------------
 
-PARTS = "whole", "a", "b", "d"  # the paper leaves out (c)
-
-
 def terms(q, k, k_R, u, v):
     """Return the terms of lesson 4's relative_score, (a) to (d), from its arguments, divided by
     sqrt(C), (4, B, H, T, K).
@@ -135,26 +130,23 @@ def terms(q, k, k_R, u, v):
 def attention_by_distance(model, tokens, n):
     """Return the mean attention of the last n tokens of each lane (B, L) by distance; L - n >= M.
 
-    (4, N, H, M + 1) float64, PARTS in front, each made from its term alone; each row sums to 1.
+    (4, N, H, M + 1) float64: by all terms, and by (a), (b) and (d) alone; each row sums to 1.
     """
-    c, memory = model.config, None
+    c = model.config
     sums = torch.zeros(4, c.n_layer, c.n_head, c.mem_len + 1, dtype=torch.float64)
 
-    def look(number, attend, *given):
-        q, k, _, k_R, u, v, mask = given
-        table = terms(q, k, k_R, u, v)[..., ~mask]  # a query's keys as in the text
-        table = table.unflatten(-1, (q.shape[2], c.mem_len + 1)).flip(-1)  # nearest first
+    def look(number, attend, *arguments):
+        q, k, _, k_R, u, v, mask = arguments
+        table = terms(q[:, :, -n:], k, k_R, u, v)[..., ~mask[-n:]]  # a query's keys as in the text
+        table = table.unflatten(-1, (n, c.mem_len + 1)).flip(-1)  # nearest first
         for i, score in enumerate((table.sum(0), *table[[0, 1, 3]])):
             sums[i, number] += score.double().softmax(-1).sum((0, 2)).cpu()
-        return attend(*given)
+        return attend(*arguments)
 
-    past, counted = (part.split(64, dim=1) for part in tokens.long().tensor_split([-n], dim=1))
-    parts = [*past, *counted]
-    for i, x in enumerate(train.progress(parts, "reading segment", len(parts))):
-        if i == len(past):  # lesson 5 returns no scores: compute them from its arguments
-            for number, layer in enumerate(model.layers):
-                layer.attention.attend = partial(look, number, layer.attention.attend)
-        _, memory = model(x, memory, last_only=True)  # logits of one token are enough
+    for number, layer in enumerate(model.layers):  # lesson 5 returns no scores
+        layer.attention.attend = partial(look, number, layer.attention.attend)
+    for lane in train.progress(tokens.long().split(1), "reading lane", len(tokens)):
+        model(lane, last_only=True)  # logits of one token are enough
     for layer in model.layers:
         del layer.attention.attend  # what remains is the class's own
     return sums / (n * len(tokens))
@@ -169,7 +161,7 @@ def attention(model, corpus, M, n=512, each_head=False):
     with train.evaluating(model, mem_len=M, same_length=True, clamp_len=0):
         by_head = attention_by_distance(model, tokens, n).flatten(1, 2)  # (4, N * H, M + 1)
     found, distances = {}, [2**i for i in range(20) if 2**i <= M]
-    for part, heads in zip(PARTS, by_head):
+    for part, heads in zip(("whole", "a", "b", "d"), by_head):  # the paper leaves out (c)
         found |= {(f"attention {part}", d): heads[:, d].mean().item() for d in (0, *distances)}
         entropy = torch.special.entr(heads).sum(-1) / math.log(2)
         found[f"entropy {part}", ""] = entropy.mean().item()
@@ -182,6 +174,70 @@ def attention(model, corpus, M, n=512, each_head=False):
     for name in "u", "v":
         found[f"norm {name}", ""] = getattr(model, name).norm(dim=-1).mean().item()
     return found
+
+
+# ---- the memory: of which layers, and with a gradient -------------------------------------------
+
+def change_memory(is_shuffled, attention, arguments):
+    """Return an attention's arguments with the memory in random order, or without it: a hook."""
+    h, memory, R, u, v, mask = arguments
+    T, m = h.shape[1], memory.shape[1]
+    if is_shuffled:
+        return h, memory[:, torch.randperm(m)], R, u, v, mask
+    return h, memory[:, :0], R[-T:], u, v, mask[:, -T:]
+
+
+def memory_by_layer(model, corpus, T, count=8, n=2500):
+    """Return the bits per byte of count * n test bytes with the M of training: with all memory,
+    with none, without that of layer k = 1, 2, ..., and with all rows in random order.
+    """
+    torch.manual_seed(0)  # of the order
+    M, layers = model.config.mem_len, range(1, model.config.n_layer + 1)
+    tokens, found = excerpts(corpus.test, M, count, n), {}
+    cases = {("memory all", ""): [], ("memory none", ""): layers, ("memory shuffled", ""): layers,
+             **{("memory without", k): [k] for k in layers}}
+    for case, changed in cases.items():
+        hook = partial(change_memory, case[0] == "memory shuffled")
+        hooks = [model.layers[k - 1].attention.register_forward_pre_hook(hook) for k in changed]
+        found[case] = lesson_1.bits(memory_losses(model, tokens, M, T, mem_len=M))
+        for each in hooks:
+            each.remove()
+    return found
+
+
+def gradient(model, tokens, T, k):
+    """Return the gradient (P,), through k segments of memory, with respect to all weights of the
+    mean loss of an excerpt's (1, n + 1) last segment; T divides n, and M is above 0.
+    """
+    def keep(layer, arguments):  # a hook: what lesson 2's update_memory detaches
+        h, past, *_ = arguments
+        kept.append(torch.cat([past, h], dim=1))  # the model uses its last M rows
+
+    hooks = [layer.register_forward_pre_hook(keep) for layer in model.layers]
+    memory, segments = None, list(lesson_1.segments(tokens, T))
+    for i, (x, y) in enumerate(segments):
+        kept = []
+        with torch.set_grad_enabled(i >= len(segments) - 1 - k):
+            losses, _ = model(x, memory, y)
+        memory = kept
+    for each in hooks:
+        each.remove()
+    parts = torch.autograd.grad(losses.mean(), list(model.parameters()))
+    return torch.cat([part.flatten() for part in parts])
+
+
+def stopped_gradient(model, corpus, T, places=16):
+    """Compare the gradient g_0 of training with g_k through k = 1, 2, 3 segments of memory, each
+    the mean over places of the validation text: |g_k - g_0| / |g_k|, their cosine, and |g_k|.
+    """
+    before = model.config.mem_len // T * T + 3 * T
+    pieces = excerpts(corpus.valid, before, places, T).split(1)
+    g = sum(torch.stack([gradient(model, tokens, T, k) for k in range(4)]).double() / places
+            for tokens in train.progress(pieces, "comparing gradients, place", places))  # (4, P)
+    found = {"lacks": (g - g[0]).norm(dim=1) / g.norm(dim=1),
+             "cosine": torch.cosine_similarity(g, g[:1]), "norm": g.norm(dim=1)}
+    return {("gradient norm", 0): g[0].norm().item()} | {
+        (f"gradient {name}", k): row[k].item() for name, row in found.items() for k in (1, 2, 3)}
 
 
 # ---- RECL ---------------------------------------------------------------------------------------
@@ -221,7 +277,8 @@ def gain(losses, i, c, r):
     """
     best = losses[:, c].min(0).values  # b(c, t)
     hard = best.topk(max(1, round(r * len(best)))).indices  # T_r(c)
-    here, there = (z[hard].double().mean() for z in (best, torch.minimum(best, losses[i, c + 1])))
+    here = best[hard].double().mean()
+    there = torch.minimum(best, losses[i, c + 1])[hard].double().mean()
     return 1 - math.exp(there - here)  # (exp here - exp there) / exp here
 
 

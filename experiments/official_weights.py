@@ -1,6 +1,6 @@
 """The authors' weights in our model, evaluated on the test split.
 
-    python experiments/official_weights.py model.bin --model wt103-large
+    python -m experiments.official_weights model.bin --model wt103-large
 
 Our model is the published one if the published weights reach the published score.  The official
 code has other names, which parts_by_name lists; its port to `transformers`, now retired, puts the
@@ -14,18 +14,22 @@ segment counts as well; and the first has no memory, where the port has a memory
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 
-from variants import lesson_1, lesson_5, presets, train  # before torch
+if not __package__:
+    sys.exit("run it as python -m experiments.official_weights, in the project's folder")
 
 import torch
 
-from training import machine
+import train
+from training import machine, presets
 from training.command import Parser, exit_status
 from training.reader import reader_of
 from training.text import read_corpus
 
-PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 bpc",
-         "wt103-standard": "24.0 ppl", "wt103-large": "18.3 ppl", "lm1b-large": "21.8 ppl"}
+lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
+PUBLISHED = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 bpc",
+             "wt103-standard": "24.0 ppl", "wt103-large": "18.3 ppl", "lm1b-large": "21.8 ppl"}
 
 
 def parts_by_name(model):
@@ -66,14 +70,14 @@ def load_official_weights(model, state):
     ValueError unless it has the names and shapes of this model, and equal tensors where it ties.
     """
     if any(name.startswith("transformer.") for name in state):  # the port has the first tail first
-        state = {name.removeprefix("transformer."): z.flip(0) if "cluster" in name else z
-                 for name, z in state.items()}
+        state = {name.removeprefix("transformer."): value.flip(0) if "cluster" in name else value
+                 for name, value in state.items()}
     for bias in {"r_w_bias", "r_r_bias"} & state.keys():  # the port repeats a shared pair
-        state = {name: z for name, z in state.items()
-                 if not (name.endswith(f".{bias}") and z.equal(state[bias]))}
+        state = {name: value for name, value in state.items()
+                 if not (name.endswith(f".{bias}") and value.equal(state[bias]))}
     table = parts_by_name(model)  # without pos_emb.inv_freq: R is computed
     ours = {name: (sum(map(len, parts)), *parts[0].shape[1:]) for name, parts in table.items()}
-    theirs = {name: tuple(z.shape) for name, z in state.items() if name != "pos_emb.inv_freq"}
+    theirs = {name: (*value.shape,) for name, value in state.items() if name != "pos_emb.inv_freq"}
     wrong = [f"{name} is {theirs.get(name, 'missing')}, in the model {ours.get(name, 'missing')}"
              for name in ours | theirs if theirs.get(name) != ours.get(name)]
     if not wrong:
@@ -88,7 +92,7 @@ def load_official_weights(model, state):
     return model
 
 
-def read(path):
+def read_state_dict(path):
     """Read a file of weights -> {name: tensor}, without running code in it.  ValueError if not."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -102,24 +106,25 @@ def read(path):
 
 def run(argv=None):
     """Evaluate a file of official weights beside the published number: one line."""
-    flags = Parser(prog="experiments/official_weights.py", description=__doc__)
-    flags.add_argument("--device", choices=("cpu", "cuda"), default="")
-    flags.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
-    flags.add_argument("file", help="a state dict in the official layout")
-    flags.add_argument("--model", choices=presets.CONFIGS, metavar="NAME", required=True,
-                       help="its sizes: " + ", ".join(presets.CONFIGS))
-    given = flags.parse_args(argv)
-    device, state = machine.choose(given.device), read(given.file)
-    config, recipe = presets.CONFIGS[given.model], presets.RECIPES[given.model]
+    parser = Parser(prog="python -m experiments.official_weights", description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="")
+    parser.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
+    parser.add_argument("file", help="a state dict in the official layout")
+    parser.add_argument("--model", choices=presets.CONFIGS, metavar="NAME", required=True,
+                        help="its sizes: " + ", ".join(presets.CONFIGS))
+    flags = parser.parse_args(argv)
+    device, state = machine.choose(flags.device), read_state_dict(flags.file)
+    config, recipe = presets.CONFIGS[flags.model], presets.RECIPES[flags.model]
     is_shared = {"r_w_bias", "transformer.r_w_bias"} & state.keys()  # one u, v for all layers
     model = lesson_5.TransformerXL(replace(config, untie_r=not is_shared))
     reader = reader_of(load_official_weights(model, state).to(device).eval())
     recipe = replace(recipe, drop_newlines=recipe.dataset == "enwik8")  # as the authors count it
-    corpus = read_corpus(recipe, given.data_dir)
+    corpus = read_corpus(recipe, flags.data_dir)
     if len(corpus.vocab) != config.vocab_size:
-        raise ValueError(f"{given.model} has {config.vocab_size:,} words, {corpus.name} has "
+        raise ValueError(f"{flags.model} has {config.vocab_size:,} words, {corpus.name} has "
                          f"{len(corpus.vocab):,}: other data, or another vocabulary")
-    print(f"{train.test_line(reader, corpus, recipe)}; published: {PAPER.get(given.model, '-')}")
+    score = train.score_line(reader, corpus, recipe)
+    print(f"{score}; published: {PUBLISHED.get(flags.model, '-')}")
 
 
 main = partial(exit_status, "official_weights.py", run)

@@ -1,8 +1,7 @@
 """The tables and figures of results.md and README.md, from the values in results.tsv.
 
-    python experiments/report.py            prints all tables
-    python experiments/report.py --write    puts them into the pages and draws the figures
-    python experiments/report.py --check    exits with status 1 if a page differs from results.tsv
+    python -m experiments.report --write    puts the tables into the pages and draws the figures
+    python -m experiments.report --check    exits with status 1 if a page differs from results.tsv
 
 A page has each table between <!-- its name --> and <!-- end -->; a figure likewise.
 
@@ -21,15 +20,15 @@ from math import inf, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # the lessons are one folder up
-from support.files import write_atomically  # before matplotlib
+if not __package__:
+    sys.exit("run it as python -m experiments.report, in the project's folder")
 
 from matplotlib.figure import Figure
 from matplotlib.scale import SymmetricalLogScale
 
 from training.command import Parser, exit_status
 
+ROOT = Path(__file__).resolve().parent.parent
 PAGES = "experiments/results.md", "README.md"
 STATUS = "as in the paper", "reversed", "undecided", "not in the paper", "not run"
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -54,8 +53,6 @@ CLAIMS = [
     Claim("no recurrence, half loss", "ours-none-half", "ours-half", "30.10 − 28.33 ppl"),
     Claim("no recurrence, equal storage", "ours-none-176", "ours", "27.98 − 26.77 ppl"),
     Claim("no recurrence, shuffled lines", "shuffled-none", "shuffled", "27.1 − 25.2 ppl"),
-    Claim("no recurrence, one layer", "layers-1-none", "layers-1"),
-    Claim("no recurrence, two layers", "layers-2-none", "layers-2"),
     Claim("Shaw's encoding instead", "shaw", "ours", "27.94 − 26.77 ppl"),
     Claim("Vaswani's encoding instead", "vaswani-none-half", "ours-none-half", "30.97 − 30.10 ppl"),
     Claim("Vaswani's, half loss", "vaswani-none-half", "ours-none", "30.97 − 29.02 ppl"),
@@ -82,8 +79,8 @@ FRONT = {  # the claims of the front page, in its words
     ("vaswani", "ours"): "absolute − relative positions, with recurrence",
     ("ours-none-half", "ours-none"): "trained on later halves − on all bytes, without recurrence",
     ("rope", "rope"): "RoPE, attending to 512 − 256 bytes (256 in training)"}
-ROWS = [*dict.fromkeys(name for claim in CLAIMS for name in (claim.other, claim.row)),
-        "pretrained"]
+ROW_ORDER = [*dict.fromkeys(name for claim in CLAIMS for name in (claim.other, claim.row)),
+             "pretrained"]
 TABLES = {  # name: the rows (none: all), the patterns of the columns
     "rows": ((), ("loss", "length", "copying 64")),
     "lengths": (("ours", "shaw", "ours-half", "ours-none", "ours-none-half", "rope", "alibi"),
@@ -91,8 +88,7 @@ TABLES = {  # name: the rows (none: all), the patterns of the columns
     "recl": ((), ("recl *",)),
     "terms": (("ours", "adam"), ("entropy *", "apart *", "norm *")),
     "memory": ((), ("memory *",)),
-    "gradient": ((), ("gradient *",)),
-    "dynamic": ((), ("static *", "dynamic *", "recurs *"))}
+    "gradient": ((), ("gradient *",))}
 
 
 # ---- results.tsv --------------------------------------------------------------------------------
@@ -122,10 +118,9 @@ class Run:
             self.values.update({"length": L, "loss": test[L]})
 
 
-def read(path):
-    """Return the runs of a table, in the order of ROWS; none if it is missing.  ValueError with the
-    line."""
-    runs, lines = {}, path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+def read_runs(path):
+    """Return the runs of a table, in the order of ROW_ORDER.  ValueError with a bad line."""
+    runs, lines = {}, path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines[1:], 2):
         try:
             row, seed, steps, dtype, measure, length, value, *about = line.split("\t")
@@ -137,10 +132,10 @@ def read(path):
                 raise ValueError(f"{row}, seed {seed} has another value of {key}")
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}; remove the lines of this row and "
-                             "seed, and run lab.py again") from None
+                             "seed, and run the lab again") from None
     for run in runs.values():
         run.add_losses()
-    names = [*ROWS, *(row for row, *_ in runs)]
+    names = [*ROW_ORDER, *(row for row, *_ in runs)]
     return sorted(runs.values(), key=lambda run: (names.index(run.row), run.seed))
 
 
@@ -251,22 +246,27 @@ def curve(runs, row, measure):
     return {L: mean(values[L] for values in tables) for L in tables[0] if L} if tables else {}
 
 
-def draw_marks(marks, **labels):
-    """Plot [(name, value, half of its interval, style)], a line for each name; None if empty."""
-    if not marks:
+def draw_differences(runs):
+    """Plot the difference of losses of each claim, with its interval; None without any."""
+    pairs = [(claim, *compare(claim, runs)) for claim in CLAIMS if claim.key == "loss"]
+    pairs = [(claim, values, half) for claim, _, values, half, _ in pairs if len(values) > 1]
+    if not pairs:
         return None
-    height = 1.2 + 0.3 * len({name for name, *_ in marks})
-    axes = Figure(figsize=(7, height), layout="constrained").subplots()
-    for name, value, half, style in marks:
-        axes.errorbar(value, name, xerr=half, fmt=style, mfc="none", capsize=3 * (half > 0))
-    axes.set_ylim(len(axes.get_yticks()) - 0.5, -0.5)  # the first on top
+    axes = Figure(figsize=(7, 1.2 + 0.3 * len(pairs)), layout="constrained").subplots()
+    for claim, values, half in pairs:
+        axes.errorbar(mean(values), f"{claim.row} − {claim.other}", xerr=half, fmt="C0o",
+                      mfc="none", capsize=3)
+    axes.set_ylim(len(pairs) - 0.5, -0.5)  # the first on top
     axes.grid(axis="x", alpha=0.4)
-    axes.set(xmargin=0.1, **labels)
+    ticks = -0.1, 0, 0.1, 1
+    axes.set(xmargin=0.1, xscale=SymmetricalLogScale(None, linthresh=0.1), xticks=ticks,
+             xticklabels=ticks,
+             xlabel="difference of test losses, nats per byte\n(logarithmic beyond 0.1)")
     axes.minorticks_off()
     return axes.figure
 
 
-def draw_lines(panels, xlabel, ylabel, ticks=(), **labels):
+def draw_lines(panels, xlabel, ylabel, **labels):
     """Plot {title: {name: (points, style)}} over logarithmic lengths; None without points."""
     panels = {title: named for title, lines in panels.items()
               if (named := {name: line for name, line in lines.items() if line[0]})}
@@ -277,17 +277,11 @@ def draw_lines(panels, xlabel, ylabel, ticks=(), **labels):
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes, (title, lines) in zip(grid.flat, panels.items()):
         axes.set(xscale="log", title=title, **labels)
-        for points, style in lines.values():
-            axes.plot(*zip(*points.items()), style, markersize=4)
-        axes.set_xticks(list(points), [dict(ticks).get(L, L) for L in points])
+        for name, (points, style) in lines.items():
+            axes.plot(*zip(*points.items()), style, markersize=4, label=name)
+        axes.set_xticks(list(points), list(points))
         axes.minorticks_off()
-    for axes, lines in zip(grid.flat, panels.values()):  # names at the lines' ends, 0.07 apart
-        axes.get_ylim()  # completes transData
-        height = -1.0
-        for line, name in sorted(zip(axes.lines, lines), key=lambda pair: pair[0].get_ydata()[-1]):
-            end = axes.transData.transform(line.get_xydata()[-1])
-            height = max(height + 0.07, axes.transAxes.inverted().transform(end)[1])
-            axes.text(1.01, height, name, color=line.get_color(), transform=axes.transAxes)
+        axes.legend()
     figure.supxlabel(xlabel)
     figure.supylabel(ylabel)
     return figure
@@ -295,24 +289,11 @@ def draw_lines(panels, xlabel, ylabel, ticks=(), **labels):
 
 def make_figures(runs):
     """Yield (name, description, figure), the figure None if nothing of it has been run."""
-    pairs = [(claim, *compare(claim, runs)) for claim in CLAIMS if claim.key == "loss"]
-    yield "differences", "Difference of losses, with its interval", draw_marks(
-        [(f"{claim.row} − {claim.other}", mean(values), half, "C0o") for claim, _, values, half, _
-         in pairs if len(values) > 1], xscale=SymmetricalLogScale(None, linthresh=0.1),
-        xticks=(-0.1, 0, 0.1, 1), xticklabels=(-0.1, 0, 0.1, 1),
-        xlabel="difference of test losses, nats per byte\n(logarithmic beyond 0.1)")
+    yield "differences", "Difference of losses, with its interval", draw_differences(runs)
     styles = {"ours": "ko-", "shaw": "ks:", "rope": "C1o-", "alibi": "C0o-"}
     yield "lengths", "Test loss over attention length, by encoding", draw_lines(
         {"": {row: (curve(runs, row, "loss"), style) for row, style in styles.items()}},
-        "attention length (bytes, logarithmic)", "nats per byte (not from 0)",
-        ticks={256: "256\n(training)"})
-    ticks = 32, 64, 128, 256, 512, 1024
-    yield "recl", "Relative effective context length", draw_marks(
-        [(f"{row}, r = {r}", mean(lengths), (max(lengths) - min(lengths)) / 2, style)
-         for r, style in (("0.1", "C0o"), ("0.5", "C1s"), ("1.0", "k^"))
-         for row, _, group in groups(runs)
-         if (lengths := [run.values[key] for run in group if (key := f"recl {r}") in run.values])],
-        xscale="log", xticks=ticks, xticklabels=ticks, xlabel="bytes (logarithmic)")
+        "attention length (bytes, logarithmic; 256 in training)", "nats per byte (not from 0)")
     styles = {"whole": "k-", "(a)": "k:", "(b)": "C0.-", "(d)": "C1.-"}
     distance, attention = "distance (bytes, logarithmic)", "mean attention (logarithmic)"
     yield "terms", "Attention over distance, whole and by term", draw_lines(
@@ -323,21 +304,18 @@ def make_figures(runs):
         {f"layer {n + 1}": {f"head {k + 1}": (curve(runs, "pretrained", f"head {3 * n + k}"), style)
                             for k, style in enumerate(("k.-", "C0.-", "C1.-"))} for n in range(6)},
         distance, attention, yscale="log")
-    yield "layers", "Loss without the memory of a layer", draw_marks(
-        [(key, value, 0, "C0o") for run in runs for key, value in run.values.items()
-         if key.startswith("memory ")], xlabel="bits per byte", xlim=(0, None))
 
 
 # ---- pages --------------------------------------------------------------------------------------
 
 def make_blocks(runs):
     """Return {name: text} of all tables and figures, and {name: figure}."""
-    missing = " ".join(row for row in ROWS if not groups(runs, row))
+    missing = " ".join(row for row in ROW_ORDER if not groups(runs, row))
     claims, front = claims_tables(runs)
     blocks = {"claims": claims, "front": front,
               **{name: values_table(runs, *of) for name, of in TABLES.items()},
               "settings": settings_table(runs),
-              "not run": f"`python experiments/lab.py --dtype bf16 --rows {missing or 'none'}`"}
+              "not run": f"`python -m experiments.lab --dtype bf16 --rows {missing or 'none'}`"}
     figures = {}
     for name, about, figures[name] in make_figures(runs):
         blocks[f"figure {name}"] = (f"![{about}](../figures/{name}.png)" if figures[name]
@@ -357,27 +335,26 @@ def fill(page, text, blocks):
 
 
 def main(argv=None):
-    """Print, write or check the tables."""
-    parser = Parser(prog="experiments/report.py", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put them into the pages, and draw")
-    parser.add_argument("--check", action="store_true", help="exit with status 1 if a page differs")
-    args = parser.parse_args(argv)
-    blocks, figures = make_blocks(read(ROOT / "experiments/results.tsv"))
-    if not (args.write or args.check):
-        print("\n\n".join(f"{name}\n{text}" for name, text in blocks.items()))
-        return 0
+    """Write the tables and figures, or check the tables."""
+    parser = Parser(prog="python -m experiments.report", description=__doc__)
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--write", action="store_true")
+    action.add_argument("--check", action="store_true")
+    flags = parser.parse_args(argv)
+    blocks, figures = make_blocks(read_runs(ROOT / "experiments/results.tsv"))
     old = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
     new = {page: fill(page, text, blocks) for page, text in old.items()}
-    different = [page for page in PAGES if new[page] != old[page]]
-    for page in different:
-        if args.check:
-            print(f"{page} differs from results.tsv: run python experiments/report.py --write")
-        else:
-            write_atomically(ROOT / page, lambda file: file.write(new[page]), "w")
+    if flags.check:
+        different = [page for page in PAGES if new[page] != old[page]]
+        for page in different:
+            print(f"{page} differs from results.tsv: run python -m experiments.report --write")
+        return int(different != [])
+    for page in PAGES:
+        (ROOT / page).write_text(new[page], encoding="utf-8")
     for name, figure in figures.items():
-        if args.write and figure:
+        if figure:
             figure.savefig(ROOT / f"figures/{name}.png", dpi=120)
-    return int(args.check and different != [])
+    return 0
 
 
 if __name__ == "__main__":

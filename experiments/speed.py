@@ -1,6 +1,6 @@
 """Table 9 of the paper: the slowdown of a sliding window relative to a memory.
 
-    python experiments/speed.py       4 layers, a minute on two cores; --scale paper: 24 layers
+    python -m experiments.speed       4 layers, a minute on two cores; --scale paper: 24 layers
 
 Without a memory each prediction has a long context only if all of it is read again (Al-Rfou et al.
 2018).  Ours reads segments of 128 tokens with a full memory of the attention length.  The window is
@@ -10,21 +10,25 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from statistics import median
 
-from variants import lesson_5, presets, train  # before torch
+if not __package__:
+    sys.exit("run it as python -m experiments.speed, in the project's folder")
 
 import torch
 import torch.nn as nn
 
-from training import machine
+import train
+from training import machine, presets
 from training.command import Parser, exit_status
 from training.reader import reader_of
 
-PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times slower
+lesson_5 = import_module("05_full_model")
+PAPER_SLOWDOWN = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # attention length: times slower
 SEGMENT, TURNS = 128, 5  # tokens that ours reads at once; measurements of each
-SCALES = {"small": lesson_5.Config(256, n_layer=4, d_model=256, n_head=4, d_head=64, d_inner=1024),
-          "paper": presets.CONFIGS["enwik8-24L"]}
+SIZES = {"small": lesson_5.Config(256, n_layer=4, d_model=256, n_head=4, d_head=64, d_inner=1024),
+         "paper": presets.CONFIGS["enwik8-24L"]}
 
 
 def make_window(c):
@@ -45,20 +49,20 @@ def make_window(c):
 
 
 @torch.no_grad()
-def measure(c, given):
+def time_turns(c, flags):
     """Return the milliseconds per token of memory and window in each turn but the first."""
-    with torch.device(given.device):
+    with torch.device(flags.device):
         reader, predict = reader_of(lesson_5.TransformerXL(c).eval()), make_window(c)
         x, window = (torch.randint(c.vocab_size, (1, n)) for n in (SEGMENT, c.mem_len))
     memory, times = None, []
-    with machine.autocast(given, given.device):
+    with machine.autocast(flags, flags.device):
         for _ in range(0, c.mem_len, SEGMENT):
             _, memory = reader(x, memory, x)  # until it is full
         for _ in train.progress(range(TURNS + 1), "turn", TURNS + 1):
             for call, n in (lambda: reader(x, memory, x), SEGMENT), (lambda: predict(window), 1):
                 start = time.perf_counter()
                 call()
-                if given.device == "cuda":
+                if flags.device == "cuda":
                     torch.cuda.synchronize()
                 times.append(1000 * (time.perf_counter() - start) / n)
     return times[2::2], times[3::2]
@@ -66,15 +70,15 @@ def measure(c, given):
 
 def run(argv=None):
     """Measure, and print a line for each length."""
-    flags = Parser(prog="experiments/speed.py", description=__doc__)
-    flags.add_argument("--scale", choices=SCALES, default="small")
-    flags.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
-    flags.add_argument("--device", choices=("cpu", "cuda"), default="")
-    given = flags.parse_args(argv)
-    given.device = machine.choose(given.device)
-    print(f"{given.scale}, {given.dtype}, {machine.name(given.device)}: milliseconds per token")
-    for M, paper in PAPER.items():
-        memory, window = measure(replace(SCALES[given.scale], mem_len=M, same_length=True), given)
+    parser = Parser(prog="python -m experiments.speed", description=__doc__)
+    parser.add_argument("--scale", choices=SIZES, default="small")
+    parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="")
+    flags = parser.parse_args(argv)
+    flags.device = machine.choose(flags.device)
+    print(f"{flags.scale}, {flags.dtype}, {machine.name(flags.device)}: milliseconds per token")
+    for M, paper in PAPER_SLOWDOWN.items():
+        memory, window = time_turns(replace(SIZES[flags.scale], mem_len=M, same_length=True), flags)
         slower = sorted(a / b for a, b in zip(window, memory))
         print(f"M {M}: memory {median(memory):.3f}, window {median(window):.3f}; times slower "
               f"{median(slower):.4g} [{slower[0]:.4g} ... {slower[-1]:.4g}], paper {paper}")

@@ -1,4 +1,4 @@
-"""The models of the lab by name: lesson 5's with another encoding, recurrence, loss, depth, ...
+"""The models of the lab by name: lesson 5's with another encoding, recurrence, loss, ...
 
     ours        R_i-j, a sinusoid of the distance, through W_kR; all four terms     lessons 3 and 4
     shaw        a learned vector for each distance, in terms (a) and (b) only      lesson 3, preface
@@ -9,19 +9,13 @@
                 its own slope
 """
 import math
-import sys
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the lessons are one folder up
-import train  # before torch, for which support/ sets GOMP_SPINCOUNT
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from support import corpora
 from training import presets
 from training.text import sentence_lanes
 
@@ -39,10 +33,14 @@ class Row:
     encoding: str = "ours"
     recurrence: bool = True
     half_loss: bool = False  # train the later half of each segment only
-    n_layer: int = 0  # 0: the scale's
     longer: float = 1.0
     shuffled: bool = False  # lines in random order
     optimizer: str = "muon"
+
+    @property
+    def has_reader(self):
+        """Return whether a Reader gives the same losses: it calls no hook, as Vaswani's needs."""
+        return self.encoding != "vaswani"
 
 
 ROWS = {
@@ -55,10 +53,6 @@ ROWS = {
     "vaswani": Row("vaswani"),
     "rope": Row("rope"),
     "alibi": Row("alibi"),
-    "layers-1": Row(n_layer=1),
-    "layers-2": Row(n_layer=2),
-    "layers-1-none": Row(n_layer=1, recurrence=False),
-    "layers-2-none": Row(n_layer=2, recurrence=False),
     "shuffled": Row(shuffled=True),
     "shuffled-none": Row(shuffled=True, recurrence=False),
     "ours-none-176": Row(recurrence=False, longer=11 / 8),  # table 10's ratio
@@ -155,7 +149,7 @@ class LinearBiasAttention(lesson_5.RelativeAttention):
 ATTENTIONS = {"rope": RotaryAttention, "alibi": LinearBiasAttention}
 
 
-def add_sinusoid(dropout, given, h):
+def add_sinusoid(dropout, arguments, h):
     """Add Vaswani's positions to the embedding (B, T, D): a hook of dropout_embedding."""
     positions = lesson_1.sinusoid(torch.arange(h.shape[1], device=h.device), h.shape[2]).to(h)
     return h + F.dropout(positions, dropout.p, dropout.training)
@@ -197,8 +191,7 @@ class Variant(lesson_5.TransformerXL):
 
 def make(row, scale, T, vocab_size):
     """Return the untrained model of a row, for the segment length T of its recipe."""
-    config = replace(scale.config, vocab_size=vocab_size, mem_len=T if row.recurrence else 0,
-                     n_layer=row.n_layer or scale.config.n_layer)
+    config = replace(scale.config, vocab_size=vocab_size, mem_len=T if row.recurrence else 0)
     return Variant(config, T, row.encoding, row.half_loss)
 
 

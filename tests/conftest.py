@@ -20,7 +20,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = map(str, (ROOT / "tests", ROOT, ROOT / "experiments"))  # before any other folder
+sys.path[:0] = map(str, (ROOT / "tests", ROOT))  # before any other folder
 from course import lessons, rules
 from course.exercises import BY_NAME, EXERCISES, LESSONS
 from course.rules import exercise_of

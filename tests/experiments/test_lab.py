@@ -1,21 +1,25 @@
 """Test the lab from end to end at the scale tiny: train, measure, append, kill, resume."""
 import signal
-from importlib import import_module
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-lab, measures = import_module("lab"), import_module("measures")
-variants, corpora = import_module("variants"), import_module("support.corpora")
+from course.exercises import ROOT
+from experiments import lab, measures, variants
+from support import corpora
+
 TINY = ["--scale", "tiny", "--device", "cpu"]
 
 
 @pytest.fixture(autouse=True)
-def small_text(notes, monkeypatch):
+def small_text(tmp_path, monkeypatch):
     """The lab's text is a small file, not Python's library."""
-    load = corpora.load
-    monkeypatch.setattr(corpora, "load", lambda name, **more: load(str(notes), **more))
+    path, load = tmp_path / "notes.txt", corpora.load
+    path.write_text("".join(f"n{i // 9}_a {'a' * (i % 5)}\n" for i in range(4400)))
+    monkeypatch.setattr(corpora, "load", lambda name, **more: load(str(path), **more))
 
 
 def run(out, *flags):
@@ -28,9 +32,10 @@ def test_a_row_and_seed_are_trained_once_and_measured_completely(tmp_path, monke
     """Every line has all columns; a second call does nothing; RECL comes with the last of its
     group."""
     monkeypatch.setattr(lab, "GROUP", ("ours", "rope"))
+    monkeypatch.setattr(measures, "recl", lambda *given: (1, 2))
     status, lines = run(tmp_path, "--rows", "ours", "ours-none-176", "--seeds", "0", "3")
     assert status == 0
-    assert all(set(line) == set(lab.COLUMNS) and line["steps"] == "6" for line in lines)
+    assert all(set(line) == set(lab.RESULT_COLUMNS) and line["steps"] == "6" for line in lines)
     numbers = {(line["row"], line["seed"], line["measure"], line["length"]): line["value"]
                for line in lines}
     assert len(numbers) == len(lines)  # none twice
@@ -44,7 +49,8 @@ def test_a_row_and_seed_are_trained_once_and_measured_completely(tmp_path, monke
         assert run(tmp_path, "--rows", "ours", "--seeds", "0", "3") == (0, lines)
     _, after = run(tmp_path, "--rows", "rope", "--seeds", "3")
     recl = [line for line in after if line["measure"] == "recl"]
-    assert {(line["row"], line["seed"]) for line in recl} == {("ours", "3"), ("rope", "3")}
+    assert {(line["row"], line["seed"], line["value"]) for line in recl} == {
+        ("ours", "3", "1"), ("rope", "3", "2")}
     assert {line["length"] for line in recl} == {"0.1", "0.5", "1.0"}
     assert after[: len(lines)] == lines
 
@@ -65,6 +71,20 @@ def test_a_killed_row_resumes_and_leaves_no_line(tmp_path, monkeypatch, capsys):
     assert run(out, "--rows", "ours", "--seeds", "1") == (0, wanted)
     assert run(out, "--rows", "ours", "--seeds", "1", "--dtype", "bf16") == (1, wanted)
     assert "other settings (recipe); name another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["lab", "report", "speed", "official_weights"])
+def test_a_file_that_is_run_by_its_path_prints_its_command(name):
+    found = subprocess.run([sys.executable, ROOT / f"experiments/{name}.py"], capture_output=True)
+    assert found.returncode and found.stderr.count(b"\n") == 1
+    assert f"python -m experiments.{name}, ".encode() in found.stderr
+
+
+def test_vaswanis_row_is_measured_without_a_reader(tmp_path, monkeypatch):
+    monkeypatch.setattr(lab, "Reader", None)
+    assert run(tmp_path, "--rows", "vaswani", "--seeds", "0")[0] == 0
+    with pytest.raises(TypeError):
+        run(tmp_path, "--rows", "alibi", "--seeds", "0")
 
 
 @pytest.mark.parametrize("name, kinds", [

@@ -3,16 +3,22 @@ import doctest
 import math
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from experiments import measures, variants
 from helpers import assert_close, randomized
 
-measures, variants = import_module("measures"), import_module("variants")
 lesson_1, lesson_3, lesson_5 = map(import_module, (
     "01_vanilla_segments", "03_relative_attention", "05_full_model"))
 CONFIG = lesson_5.Config(7, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6)
+
+
+@pytest.fixture
+def model():
+    return randomized(lesson_5.TransformerXL(replace(CONFIG, mem_len=16))).eval()
 
 
 def test_excerpts_are_spread_and_carry_their_context():
@@ -22,17 +28,6 @@ def test_excerpts_are_spread_and_carry_their_context():
                               [20, 21, 22, 23, 24, 25, 26]]
     with pytest.raises(ValueError, match="has 14 tokens, 15 are needed"):
         measures.excerpts(torch.arange(14), 2, 3, 4)
-
-
-@pytest.mark.parametrize("encoding", ["ours", "shaw", "rope", "alibi"])
-def test_a_memory_is_what_one_pass_sees(encoding):
-    """Any segmentation gives the one pass's losses, after the context."""
-    model = randomized(variants.Variant(CONFIG, 4, encoding)).eval()
-    tokens = measures.excerpts(torch.randint(7, (60,)), 9, 2, 10)
-    found = measures.memory_losses(model, tokens, 9, 3, mem_len=4, same_length=True)
-    model.config = replace(CONFIG, mem_len=4, same_length=True)
-    wanted = model(tokens[:, :-1], None, tokens[:, 1:])[0]
-    assert_close(found.double(), wanted[:, 9:].detach(), "the losses", 1e-5)
 
 
 @pytest.mark.parametrize("L, stride", [(3, 1), (12, 3)])
@@ -49,40 +44,32 @@ def test_a_window_gives_its_last_quarter(L, stride):
         assert_close(found[:, j].double(), loss[:, L - (end - 12 - j)].detach(), f"loss {j}", 1e-5)
 
 
-class Stub(torch.nn.Module):
-    """A stand-in for a Reader: a token, or pair, that came before costs 0 nats, others cost 2."""
-
-    config, u = replace(CONFIG, vocab_size=10_000), torch.zeros(1)
-
-    def __init__(self, copies):
-        super().__init__()
-        self.copies = copies
-
-    def __call__(self, x, memory, y):
+@pytest.mark.parametrize("copies, score", [(True, -2), (False, 0)])
+def test_only_a_model_that_copies_has_a_score(copies, score, model, monkeypatch):
+    """A token, or pair, that came before costs 0 nats, others cost 2.  In 8 of 10,000 tokens hardly
+    any comes twice by chance."""
+    def losses(x, memory, y):
         came_before = (y[:, :, None] == x[:, None]).tril()  # (B, target, earlier token)
-        if self.copies:
+        if copies:
             is_pair = (y[:, :, None] == y[:, None]) & (x[:, :, None] == x[:, None])
             came_before = is_pair.tril(-1)
         return 2.0 * ~came_before.any(-1), None
 
-
-@pytest.mark.parametrize("copies, score", [(True, -2), (False, 0)])
-def test_only_a_model_that_copies_has_a_score(copies, score):
-    """In 8 of 10,000 tokens hardly any comes twice by chance."""
-    assert measures.copying_score(Stub(copies), 8) == pytest.approx(score, abs=0.02)
+    model.config = replace(CONFIG, vocab_size=10_000)
+    monkeypatch.setattr(model, "forward", losses)
+    assert measures.copying_score(model, 8) == pytest.approx(score, abs=0.02)
 
 
-def test_attention_by_distance_against_loops(M=5, n=7):
+def test_attention_by_distance_against_loops(monkeypatch, M=5, n=7):
     """Only the last n queries count; the loops use lesson 3's four terms."""
     model = randomized(lesson_5.TransformerXL(replace(
         CONFIG, vocab_size=9, d_model=16, n_head=3, mem_len=M, same_length=True,
         untie_r=True))).eval()
     tokens, L, seen = torch.randint(9, (2, M + n), dtype=torch.uint8), M + n, []
     attend = lesson_5.RelativeAttention.attend
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lesson_5.RelativeAttention, "attend", lambda attention, *given: (
-            seen.append((attention, given)), attend(attention, *given))[1])
-        model(tokens.long())
+    monkeypatch.setattr(lesson_5.RelativeAttention, "attend", lambda attention, *given: (
+        seen.append((attention, given)), attend(attention, *given))[1])
+    model(tokens.long())
     wanted = torch.zeros(4, 2, 3, M + 1).double()
     for layer, (attention, (q, k, _, _, u, v, _)) in enumerate(seen):
         R, W_kR = lesson_1.sinusoid(torch.arange(L), 16), attention.W_kR.weight.view(3, 4, 16)
@@ -94,10 +81,9 @@ def test_attention_by_distance_against_loops(M=5, n=7):
     assert_close(measures.attention_by_distance(model, tokens, n), wanted, "the attention")
 
 
-def test_attention_in_numbers(notes, monkeypatch):
+def test_attention_in_numbers(model, monkeypatch):
     """Two heads attend to three keys; `apart` is the share that differs from the whole."""
-    corpus = import_module("support.corpora").load(notes)
-    model = lesson_5.TransformerXL(CONFIG)
+    corpus = SimpleNamespace(valid=torch.zeros(99))
     by_head = torch.tensor([[[[1, 0, 0], [0.5, 0.5, 0]]], [[[0, 0, 1], [0.25, 0.75, 0]]],
                             [[[1, 0, 0], [0.5, 0.5, 0]]], [[[1, 0, 0], [0.5, 0.5, 0]]]]).double()
     monkeypatch.setattr(measures, "attention_by_distance", lambda *given: by_head)
@@ -106,6 +92,50 @@ def test_attention_in_numbers(notes, monkeypatch):
     assert found["head 1", 1] == 0.5 and found["head 0", 2] == 0
     assert found["entropy whole", ""] == 0.5 and found["apart a", ""] == pytest.approx(0.625)
     assert found["norm u", ""] == pytest.approx(model.u.norm(dim=-1).mean().item())
+
+
+def test_memory_is_removed_in_one_layer_or_shuffled(model, needs_shipped_solutions):
+    """A layer without output needs no memory; without distances order has no effect."""
+    def measured():  # 16 tokens of context, 48 that count
+        found = measures.memory_by_layer(model, corpus, 4, 1, 48)
+        return [round(bits, 9) for bits in found.values()]
+
+    corpus = SimpleNamespace(test=torch.randint(7, (65,)))
+    x, y = corpus.test[16:64].view(12, 4), corpus.test[17:].view(12, 4)
+    found = measured()
+    assert found == measured() and len({*found}) == 5
+    assert found[1] == pytest.approx(lesson_1.bits(model(x, None, y)[0]))
+    for k in range(2):
+        attention = model.layers[k].attention
+        kept = attention.W_o.weight.data.clone()
+        attention.W_o.weight.data.zero_()
+        every, none, _, *without = measured()
+        assert (without[k], without[1 - k]) == (every, none)
+        attention.W_o.weight.data.copy_(kept)
+        attention.W_kR.weight.data.zero_()
+    every, _, shuffled, *_ = measured()
+    assert shuffled == every
+
+
+def test_a_gradient_passes_through_k_segments(model):
+    """It equals that of one pass over them and the last; what comes before has no gradient."""
+    tokens, weights = torch.randint(7, (1, 21)), list(model.parameters())
+    for k in 0, 2, 3:
+        found, first = measures.gradient(model, tokens, 4, k), 4 * (4 - k)
+        _, memory = model(tokens[:, :first])
+        losses, _ = model(tokens[:, first:20], memory, tokens[:, first + 1 :])
+        wanted = torch.autograd.grad(losses[:, -4:].mean(), weights)
+        assert_close(found, torch.cat([part.flatten() for part in wanted]), f"k {k}", 1e-10)
+
+
+def test_gradients_are_compared(model, monkeypatch):
+    """The mean over two places is (3, 0) for k = 0 and (3, 4) for k = 1."""
+    monkeypatch.setattr(measures, "gradient", lambda model, tokens, T, k: (
+        tokens[0, -1] * torch.tensor([6.0, 8 * k])))
+    corpus = SimpleNamespace(valid=torch.tensor([0] * 40 + [1] * 40))
+    found = measures.stopped_gradient(model, corpus, 4, places=2)
+    values = [found[f"gradient {name}", 1] for name in ("lacks", "cosine", "norm")]
+    assert values == pytest.approx([0.8, 0.6, 5]) and found["gradient norm", 0] == 3
 
 
 def formula(losses, i, c, r):
@@ -130,9 +160,8 @@ def test_the_gain_of_a_context_is_that_of_the_formula(r):
                 formula(losses.tolist(), i, c, r))
 
 
-def test_losses_have_exact_contexts():
+def test_losses_have_exact_contexts(model):
     """Each loss equals that of its own window, cut out by hand."""
-    model = randomized(variants.Variant(CONFIG, 5)).eval()
     tokens, contexts = torch.randint(7, (400,)), [40, 80, 120]  # in segments of 64, with a state
     found = measures.losses_by_context(model, tokens, contexts, 30)
     model.config = replace(CONFIG, mem_len=29, same_length=True)

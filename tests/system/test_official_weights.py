@@ -7,10 +7,11 @@ from importlib import import_module
 import pytest
 import torch
 
+from experiments import official_weights as official
 from helpers import randomized, refusal
 from training import presets
 
-official, lesson_5 = import_module("official_weights"), import_module("05_full_model")
+lesson_5 = import_module("05_full_model")
 FULL = lesson_5.Config(29, n_layer=2, d_model=16, n_head=3, d_head=4, d_inner=11, mem_len=6)
 BANDS = replace(FULL, cutoffs=(5, 11, 19))
 CASES = {

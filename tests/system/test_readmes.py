@@ -40,6 +40,7 @@ def test_what_is_named_exists(path):
         if command and "..." not in code and "--help" not in code:
             argv = re.sub(r"(?<=[ =])[NX]\b", "1", command[1])  # N and X are numbers
             choose_model(parse(shlex.split(argv), ""), "cpu")
+        code = re.sub(r"python -m (\w+)\.(\w+)", r"\1/\2.py", code)
         for word in re.findall(r"(?<![\w./*-])[\w./*-]+\.(?:py|md)\b", code):
             own = re.search(r"NN?\b|\.\./|[A-Z]{3,}|runs/|\*|^xl", word)  # the reader's own file
             assert own or [*ROOT.glob(word), *path.parent.glob(word), *(ROOT / "tests").rglob(

@@ -83,11 +83,12 @@ REFUSED = {  # program: command line, words of the sentence
         (". --cvs x", "--cvs"), ("", "SUBMISSIONS"),
         (". --only lanes,raech", "did you mean reach?"),
         (". --csv nowhere/a.csv", "--csv nowhere/a.csv"), (". --csv none", "is a folder")],
-    "lab": [
+    "experiments.lab": [
         ("--rows our", "invalid choice"), ("--device cuda", "no CUDA device"),
         ("--out short.txt", "another folder with --out")],
-    "speed": [("--scale large", "invalid choice")],
-    "official_weights": [("no.bin --model tiny", "no.bin cannot be read as a state dict")]}
+    "experiments.speed": [("--scale large", "invalid choice")],
+    "experiments.official_weights": [
+        ("no.bin --model tiny", "no.bin cannot be read as a state dict")]}
 
 
 @pytest.mark.parametrize("program, argv, words", [
@@ -118,7 +119,7 @@ def test_a_command_line_is_rejected_in_one_line(
     error = capsys.readouterr().err.rpartition("\r")[2]  # the text after a progress line
     lines = [line for line in error.split("\n") if line.strip()]
     assert len(lines) == 1 and words in lines[0], lines
-    assert lines[0].startswith(f"{program}.py: ")
+    assert lines[0].startswith(program.removeprefix("experiments.") + ".py: ")
     assert files() == before and not (program == "train" and Path("new").exists())
 
 
