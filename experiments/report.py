@@ -1,6 +1,7 @@
 """The tables and figures of results.md and README.md, from the values in results.tsv.
 
-    python -m experiments.report --write    puts the tables into the pages and draws the figures
+    python -m experiments.report            prints all tables
+    python -m experiments.report --write    puts them into the pages and draws the figures
     python -m experiments.report --check    exits with status 1 if a page differs from results.tsv
 
 A page has each table between <!-- its name --> and <!-- end -->; a figure likewise.
@@ -26,6 +27,7 @@ if not __package__:
 from matplotlib.figure import Figure
 from matplotlib.scale import SymmetricalLogScale
 
+from support.files import write_atomically
 from training.command import Parser, exit_status
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +55,8 @@ CLAIMS = [
     Claim("no recurrence, half loss", "ours-none-half", "ours-half", "30.10 − 28.33 ppl"),
     Claim("no recurrence, equal storage", "ours-none-176", "ours", "27.98 − 26.77 ppl"),
     Claim("no recurrence, shuffled lines", "shuffled-none", "shuffled", "27.1 − 25.2 ppl"),
+    Claim("no recurrence, one layer", "layers-1-none", "layers-1"),
+    Claim("no recurrence, two layers", "layers-2-none", "layers-2"),
     Claim("Shaw's encoding instead", "shaw", "ours", "27.94 − 26.77 ppl"),
     Claim("Vaswani's encoding instead", "vaswani-none-half", "ours-none-half", "30.97 − 30.10 ppl"),
     Claim("Vaswani's, half loss", "vaswani-none-half", "ours-none", "30.97 − 29.02 ppl"),
@@ -246,27 +250,22 @@ def curve(runs, row, measure):
     return {L: mean(values[L] for values in tables) for L in tables[0] if L} if tables else {}
 
 
-def draw_differences(runs):
-    """Plot the difference of losses of each claim, with its interval; None without any."""
-    pairs = [(claim, *compare(claim, runs)) for claim in CLAIMS if claim.key == "loss"]
-    pairs = [(claim, values, half) for claim, _, values, half, _ in pairs if len(values) > 1]
-    if not pairs:
+def draw_marks(marks, **labels):
+    """Plot [(name, value, half of its interval, style)], a line for each name; None if empty."""
+    if not marks:
         return None
-    axes = Figure(figsize=(7, 1.2 + 0.3 * len(pairs)), layout="constrained").subplots()
-    for claim, values, half in pairs:
-        axes.errorbar(mean(values), f"{claim.row} − {claim.other}", xerr=half, fmt="C0o",
-                      mfc="none", capsize=3)
-    axes.set_ylim(len(pairs) - 0.5, -0.5)  # the first on top
+    height = 1.2 + 0.3 * len({name for name, *_ in marks})
+    axes = Figure(figsize=(7, height), layout="constrained").subplots()
+    for name, value, half, style in marks:
+        axes.errorbar(value, name, xerr=half, fmt=style, mfc="none", capsize=3 * (half > 0))
+    axes.set_ylim(len(axes.get_yticks()) - 0.5, -0.5)  # the first on top
     axes.grid(axis="x", alpha=0.4)
-    ticks = -0.1, 0, 0.1, 1
-    axes.set(xmargin=0.1, xscale=SymmetricalLogScale(None, linthresh=0.1), xticks=ticks,
-             xticklabels=ticks,
-             xlabel="difference of test losses, nats per byte\n(logarithmic beyond 0.1)")
+    axes.set(xmargin=0.1, **labels)
     axes.minorticks_off()
     return axes.figure
 
 
-def draw_lines(panels, xlabel, ylabel, **labels):
+def draw_lines(panels, xlabel, ylabel, ticks=(), **labels):
     """Plot {title: {name: (points, style)}} over logarithmic lengths; None without points."""
     panels = {title: named for title, lines in panels.items()
               if (named := {name: line for name, line in lines.items() if line[0]})}
@@ -277,11 +276,17 @@ def draw_lines(panels, xlabel, ylabel, **labels):
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes, (title, lines) in zip(grid.flat, panels.items()):
         axes.set(xscale="log", title=title, **labels)
-        for name, (points, style) in lines.items():
-            axes.plot(*zip(*points.items()), style, markersize=4, label=name)
-        axes.set_xticks(list(points), list(points))
+        for points, style in lines.values():
+            axes.plot(*zip(*points.items()), style, markersize=4)
+        axes.set_xticks(list(points), [dict(ticks).get(L, L) for L in points])
         axes.minorticks_off()
-        axes.legend()
+    for axes, lines in zip(grid.flat, panels.values()):  # names at the lines' ends, 0.07 apart
+        axes.get_ylim()  # completes transData
+        height = -1.0
+        for line, name in sorted(zip(axes.lines, lines), key=lambda pair: pair[0].get_ydata()[-1]):
+            end = axes.transData.transform(line.get_xydata()[-1])
+            height = max(height + 0.07, axes.transAxes.inverted().transform(end)[1])
+            axes.text(1.01, height, name, color=line.get_color(), transform=axes.transAxes)
     figure.supxlabel(xlabel)
     figure.supylabel(ylabel)
     return figure
@@ -289,11 +294,24 @@ def draw_lines(panels, xlabel, ylabel, **labels):
 
 def make_figures(runs):
     """Yield (name, description, figure), the figure None if nothing of it has been run."""
-    yield "differences", "Difference of losses, with its interval", draw_differences(runs)
+    pairs = [(claim, *compare(claim, runs)) for claim in CLAIMS if claim.key == "loss"]
+    yield "differences", "Difference of losses, with its interval", draw_marks(
+        [(f"{claim.row} − {claim.other}", mean(values), half, "C0o") for claim, _, values, half, _
+         in pairs if len(values) > 1], xscale=SymmetricalLogScale(None, linthresh=0.1),
+        xticks=(-0.1, 0, 0.1, 1), xticklabels=(-0.1, 0, 0.1, 1),
+        xlabel="difference of test losses, nats per byte\n(logarithmic beyond 0.1)")
     styles = {"ours": "ko-", "shaw": "ks:", "rope": "C1o-", "alibi": "C0o-"}
     yield "lengths", "Test loss over attention length, by encoding", draw_lines(
         {"": {row: (curve(runs, row, "loss"), style) for row, style in styles.items()}},
-        "attention length (bytes, logarithmic; 256 in training)", "nats per byte (not from 0)")
+        "attention length (bytes, logarithmic)", "nats per byte (not from 0)",
+        ticks={256: "256\n(training)"})
+    ticks = 32, 64, 128, 256, 512, 1024
+    yield "recl", "Relative effective context length", draw_marks(
+        [(f"{row}, r = {r}", mean(lengths), (max(lengths) - min(lengths)) / 2, style)
+         for r, style in (("0.1", "C0o"), ("0.5", "C1s"), ("1.0", "k^"))
+         for row, _, group in groups(runs)
+         if (lengths := [run.values[key] for run in group if (key := f"recl {r}") in run.values])],
+        xscale="log", xticks=ticks, xticklabels=ticks, xlabel="bytes (logarithmic)")
     styles = {"whole": "k-", "(a)": "k:", "(b)": "C0.-", "(d)": "C1.-"}
     distance, attention = "distance (bytes, logarithmic)", "mean attention (logarithmic)"
     yield "terms", "Attention over distance, whole and by term", draw_lines(
@@ -304,6 +322,9 @@ def make_figures(runs):
         {f"layer {n + 1}": {f"head {k + 1}": (curve(runs, "pretrained", f"head {3 * n + k}"), style)
                             for k, style in enumerate(("k.-", "C0.-", "C1.-"))} for n in range(6)},
         distance, attention, yscale="log")
+    yield "layers", "Loss without the memory of a layer", draw_marks(
+        [(key, value, 0, "C0o") for run in runs for key, value in run.values.items()
+         if key.startswith("memory ")], xlabel="bits per byte", xlim=(0, None))
 
 
 # ---- pages --------------------------------------------------------------------------------------
@@ -335,26 +356,27 @@ def fill(page, text, blocks):
 
 
 def main(argv=None):
-    """Write the tables and figures, or check the tables."""
+    """Print, write or check the tables."""
     parser = Parser(prog="python -m experiments.report", description=__doc__)
-    action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--write", action="store_true")
-    action.add_argument("--check", action="store_true")
+    parser.add_argument("--write", action="store_true", help="put them into the pages, and draw")
+    parser.add_argument("--check", action="store_true", help="exit with status 1 if a page differs")
     flags = parser.parse_args(argv)
     blocks, figures = make_blocks(read_runs(ROOT / "experiments/results.tsv"))
+    if not (flags.write or flags.check):
+        print("\n\n".join(f"{name}\n{text}" for name, text in blocks.items()))
+        return 0
     old = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
     new = {page: fill(page, text, blocks) for page, text in old.items()}
-    if flags.check:
-        different = [page for page in PAGES if new[page] != old[page]]
-        for page in different:
+    different = [page for page in PAGES if new[page] != old[page]]
+    for page in different:
+        if flags.check:
             print(f"{page} differs from results.tsv: run python -m experiments.report --write")
-        return int(different != [])
-    for page in PAGES:
-        (ROOT / page).write_text(new[page], encoding="utf-8")
+        else:
+            write_atomically(ROOT / page, lambda file: file.write(new[page]), "w")
     for name, figure in figures.items():
-        if figure:
+        if flags.write and figure:
             figure.savefig(ROOT / f"figures/{name}.png", dpi=120)
-    return 0
+    return int(flags.check and different != [])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The models of the lab by name: lesson 5's with another encoding, recurrence, loss, ...
+"""The models of the lab by name: lesson 5's with another encoding, recurrence, loss, depth, ...
 
     ours        R_i-j, a sinusoid of the distance, through W_kR; all four terms     lessons 3 and 4
     shaw        a learned vector for each distance, in terms (a) and (b) only      lesson 3, preface
@@ -33,6 +33,7 @@ class Row:
     encoding: str = "ours"
     recurrence: bool = True
     half_loss: bool = False  # train the later half of each segment only
+    n_layer: int = 0  # 0: the scale's
     longer: float = 1.0
     shuffled: bool = False  # lines in random order
     optimizer: str = "muon"
@@ -53,6 +54,10 @@ ROWS = {
     "vaswani": Row("vaswani"),
     "rope": Row("rope"),
     "alibi": Row("alibi"),
+    "layers-1": Row(n_layer=1),
+    "layers-2": Row(n_layer=2),
+    "layers-1-none": Row(n_layer=1, recurrence=False),
+    "layers-2-none": Row(n_layer=2, recurrence=False),
     "shuffled": Row(shuffled=True),
     "shuffled-none": Row(shuffled=True, recurrence=False),
     "ours-none-176": Row(recurrence=False, longer=11 / 8),  # table 10's ratio
@@ -191,7 +196,8 @@ class Variant(lesson_5.TransformerXL):
 
 def make(row, scale, T, vocab_size):
     """Return the untrained model of a row, for the segment length T of its recipe."""
-    config = replace(scale.config, vocab_size=vocab_size, mem_len=T if row.recurrence else 0)
+    config = replace(scale.config, vocab_size=vocab_size, mem_len=T if row.recurrence else 0,
+                     n_layer=row.n_layer or scale.config.n_layer)
     return Variant(config, T, row.encoding, row.half_loss)
 
 

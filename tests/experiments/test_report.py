@@ -50,6 +50,8 @@ def test_a_claim_is_judged_by_its_interval(put, none, status):
     assert found[0] == status
     if status == "as in the paper":
         assert found[1:3] == (pytest.approx([0.2, 0.2, 0.23]), pytest.approx(0.0430, abs=1e-4))
+    assert report.compare(report.Claim("", "ours-none", "ours"), runs)[0] in (
+        "not in the paper", "not run")
 
 
 @pytest.mark.parametrize("other", [(1300, "bf16", "EPYC"), (4300, "float32", "EPYC"),
@@ -113,4 +115,5 @@ def test_pages_and_figures_are_written_and_checked_also_from_a_part(put, tmp_pat
     assert figures["lengths"].axes[0].lines[0].get_xydata().tolist() == [
         pytest.approx([64, 1.05]), pytest.approx([512, 1.3])]
     assert figures["differences"].axes[0].lines[0].get_xdata() == pytest.approx([0.3])
-    assert "|`new`|1 A|||−1.500|" in report.make_blocks(runs)[0]["rows"]
+    assert capsys.readouterr() and report.main([]) == 0
+    assert "|`new`|1 A|||−1.500|" in capsys.readouterr().out
