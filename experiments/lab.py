@@ -51,9 +51,7 @@ def read_results(path):
 
 
 def append(path, fixed, found):
-    """Append the numbers found, {(measure, length): value}, in one write; fixed are the columns
-    that they share.
-    """
+    """Append numbers, {(measure, length): value}, in one write; fixed are the columns they share."""
     lines = [] if path.exists() else ["\t".join(RESULT_COLUMNS)]
     for (measure, length), value in found.items():
         line = fixed | {"measure": measure, "length": length, "value": f"{value:.7g}"}
@@ -68,7 +66,6 @@ def train_row(name, seed, scale, corpus, flags):
     """Train the model of a row with a seed, or resume it -> its Job, finished."""
     row, path = ROWS[name], flags.out / f"{name}-{seed}"
     recipe, corpus = recipe_of(row, scale, seed, flags.dtype), text_of(row, corpus, seed)
-
     with checkpoint.locked(path):
         saved = checkpoint.find(path, resume=any(path.glob("*.pt")))
         torch.manual_seed(seed)

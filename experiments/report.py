@@ -1,7 +1,6 @@
 """The tables and figures of results.md and README.md, from the values in results.tsv.
 
-    python -m experiments.report            prints all tables
-    python -m experiments.report --write    puts them into the pages and draws the figures
+    python -m experiments.report --write    puts the tables into the pages and draws the figures
     python -m experiments.report --check    exits with status 1 if a page differs from results.tsv
 
 A page has each table between <!-- its name --> and <!-- end -->; a figure likewise.
@@ -265,7 +264,7 @@ def draw_marks(marks, **labels):
     return axes.figure
 
 
-def draw_lines(panels, xlabel, ylabel, ticks=(), **labels):
+def draw_lines(panels, xlabel, ylabel, **labels):
     """Plot {title: {name: (points, style)}} over logarithmic lengths; None without points."""
     panels = {title: named for title, lines in panels.items()
               if (named := {name: line for name, line in lines.items() if line[0]})}
@@ -276,17 +275,11 @@ def draw_lines(panels, xlabel, ylabel, ticks=(), **labels):
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes, (title, lines) in zip(grid.flat, panels.items()):
         axes.set(xscale="log", title=title, **labels)
-        for points, style in lines.values():
-            axes.plot(*zip(*points.items()), style, markersize=4)
-        axes.set_xticks(list(points), [dict(ticks).get(L, L) for L in points])
+        for name, (points, style) in lines.items():
+            axes.plot(*zip(*points.items()), style, markersize=4, label=name)
+        axes.set_xticks(list(points), list(points))
         axes.minorticks_off()
-    for axes, lines in zip(grid.flat, panels.values()):  # names at the lines' ends, 0.07 apart
-        axes.get_ylim()  # completes transData
-        height = -1.0
-        for line, name in sorted(zip(axes.lines, lines), key=lambda pair: pair[0].get_ydata()[-1]):
-            end = axes.transData.transform(line.get_xydata()[-1])
-            height = max(height + 0.07, axes.transAxes.inverted().transform(end)[1])
-            axes.text(1.01, height, name, color=line.get_color(), transform=axes.transAxes)
+        axes.legend()
     figure.supxlabel(xlabel)
     figure.supylabel(ylabel)
     return figure
@@ -303,8 +296,7 @@ def make_figures(runs):
     styles = {"ours": "ko-", "shaw": "ks:", "rope": "C1o-", "alibi": "C0o-"}
     yield "lengths", "Test loss over attention length, by encoding", draw_lines(
         {"": {row: (curve(runs, row, "loss"), style) for row, style in styles.items()}},
-        "attention length (bytes, logarithmic)", "nats per byte (not from 0)",
-        ticks={256: "256\n(training)"})
+        "attention length (bytes, logarithmic; 256 in training)", "nats per byte (not from 0)")
     ticks = 32, 64, 128, 256, 512, 1024
     yield "recl", "Relative effective context length", draw_marks(
         [(f"{row}, r = {r}", mean(lengths), (max(lengths) - min(lengths)) / 2, style)
@@ -356,27 +348,26 @@ def fill(page, text, blocks):
 
 
 def main(argv=None):
-    """Print, write or check the tables."""
+    """Write the tables and figures, or check the tables."""
     parser = Parser(prog="python -m experiments.report", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put them into the pages, and draw")
-    parser.add_argument("--check", action="store_true", help="exit with status 1 if a page differs")
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--write", action="store_true")
+    action.add_argument("--check", action="store_true")
     flags = parser.parse_args(argv)
     blocks, figures = make_blocks(read_runs(ROOT / "experiments/results.tsv"))
-    if not (flags.write or flags.check):
-        print("\n\n".join(f"{name}\n{text}" for name, text in blocks.items()))
-        return 0
     old = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
     new = {page: fill(page, text, blocks) for page, text in old.items()}
-    different = [page for page in PAGES if new[page] != old[page]]
-    for page in different:
-        if flags.check:
+    if flags.check:
+        different = [page for page in PAGES if new[page] != old[page]]
+        for page in different:
             print(f"{page} differs from results.tsv: run python -m experiments.report --write")
-        else:
-            write_atomically(ROOT / page, lambda file: file.write(new[page]), "w")
+        return int(different != [])
+    for page in PAGES:
+        write_atomically(ROOT / page, lambda file: file.write(new[page]), "w")
     for name, figure in figures.items():
-        if flags.write and figure:
+        if figure:
             figure.savefig(ROOT / f"figures/{name}.png", dpi=120)
-    return int(flags.check and different != [])
+    return 0
 
 
 if __name__ == "__main__":

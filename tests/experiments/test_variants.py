@@ -12,7 +12,8 @@ from helpers import assert_close, randomized
 from support import corpora
 from training.reader import Reader
 
-lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
+lesson_1, lesson_2, lesson_5 = map(import_module, (
+    "01_vanilla_segments", "02_recurrence", "05_full_model"))
 CONFIG = lesson_5.Config(11, n_layer=2, d_model=12, n_head=3, d_head=4, d_inner=10, mem_len=5)
 
 
@@ -28,13 +29,10 @@ def made(encoding, half_loss=False):
 
 def test_the_row_of_ours_is_lesson_5():
     """The same weights give the same losses in two segments."""
-    ours, wanted = made("ours"), randomized(lesson_5.TransformerXL(CONFIG)).eval()
-    ours.load_state_dict(wanted.state_dict())
-    memory = past = None
-    for x, y in torch.randint(11, (2, 2, 2, 4)):
-        loss, memory = ours(x, memory, y)
-        other, past = wanted(x, past, y)
-        assert_close(loss, other, "the losses")
+    ours, wanted = made("ours"), lesson_5.TransformerXL(CONFIG).double()
+    wanted.load_state_dict(ours.state_dict())
+    x, y = torch.randint(11, (2, 2, 8))
+    assert_close(*(lesson_2.stream_losses(model, x, y, 4) for model in (ours, wanted)), "losses")
 
 
 def test_vaswani_is_lesson_1():
@@ -52,12 +50,9 @@ def test_vaswani_is_lesson_1():
 @pytest.mark.parametrize("encoding", ["ours", "shaw", "vaswani", "rope", "alibi"])
 def test_a_row_says_whether_a_reader_gives_its_losses(encoding):
     """With Vaswani's the losses differ, since a Reader does not call the hook that adds them."""
-    model, memory, cached = made(encoding), None, None
-    for x, y in torch.randint(11, (2, 2, 2, 6)):
-        wanted, memory = model(x, memory, y)
-        found, cached = Reader(model)(x, cached, y)
-        is_equal = torch.allclose(found, wanted, rtol=0, atol=1e-12)
-        assert is_equal == variants.Row(encoding).has_reader
+    model, (x, y) = made(encoding), torch.randint(11, (2, 2, 12))
+    wanted, found = (lesson_2.stream_losses(form, x, y, 6) for form in (model, Reader(model)))
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-12) == variants.Row(encoding).has_reader
 
 
 def learned_distance(q, k, distance, head, attention):
@@ -123,9 +118,10 @@ def test_a_row_has_its_settings(name):
     assert any("W_kR" in name for name in frozen) == (row.encoding not in ("ours", "shaw"))
 
 
-def test_the_text_begins_elsewhere_for_each_seed_and_may_be_shuffled(notes):
+def test_the_text_begins_elsewhere_for_each_seed_and_may_be_shuffled(tmp_path):
     """The splits keep their lines, except the last, cut one; training draws an order each epoch."""
-    corpus = corpora.load(notes)
+    (tmp_path / "lines.txt").write_text("".join(f"line {i}\n" for i in range(4400)))
+    corpus = corpora.load(tmp_path / "lines.txt")
     first, other = (variants.text_of(variants.Row(), corpus, seed) for seed in (0, 1))
     place = (other.train.unfold(0, 99, 1) == corpus.train[:99]).all(-1).nonzero()[0].item()
     assert place and other.train.roll(-place).equal(corpus.train)
