@@ -14,9 +14,9 @@ A run has one folder (--out) with checkpoint.pt, previous.pt (the checkpoint bef
 best.pt (lowest validation loss), metrics.tsv and curve.png.  Losses are in nats in the
 code, and printed as bits per byte (bpc, as in the papers) or perplexity per word (ppl).
 
-In this file `recipe` holds the data and training settings, `config` the model's sizes
-(both in training/presets.py).  A Job is one run (training/job.py).  A rank is one of
-several processes that train one model together, one per GPU.
+`recipe` holds the settings of data and training, `config` the model's sizes (both in
+training/presets.py).  A Job is one run (training/job.py).  A rank is one of several
+processes that train one model, one per GPU.
 """
 import math
 import time
@@ -31,9 +31,8 @@ import torch
 
 from training import checkpoint, estimate, log, machine, ranks
 from training.command import exit_status
-from training.flags import (
-    adapt_to_vocabulary, choose_folder, choose_model, find_folder, parse,
-    restore_settings)
+from training.flags import adapt_to_vocabulary, choose_folder, choose_model
+from training.flags import find_folder, parse, restore_settings
 from training.job import Job, load_model
 from training.optimizers import set_rate
 from training.reader import reader_of
@@ -191,8 +190,7 @@ def fit(job):
     recipe, state = job.recipe, job.state
     # the same model; with several ranks, backward() averages its gradients over them
     wrapped = ranks.parallel(job.model, *job.segment(0), recipe.micro_batch)
-    # Ctrl-C, SIGTERM and SIGHUP wait for the end of a step
-    with log.open_metrics(job) as job.metrics, Stop() as stop:
+    with log.open_metrics(job) as job.metrics, Stop() as stop:  # Ctrl-C: after a step
         while True:
             validate_and_save(job, stop)
             done = fraction_done(recipe, state)
@@ -229,8 +227,7 @@ def make_job(flags, device, chosen, path):
     model = lesson_5.TransformerXL(config).to(device)
     if flags.start:
         model.load_state_dict(flags.start["model"])
-    reader = reader_of(model, recipe.plain)  # the model itself with --plain
-    job = Job(path, name, model, recipe, corpus, reader=reader)
+    job = Job(path, name, model, recipe, corpus, reader=reader_of(model, recipe.plain))
     if saved:
         job.restore(saved)
     return job
@@ -258,17 +255,16 @@ def sample(model, prompt, recipe, flags):
     generator = torch.Generator(device).manual_seed(recipe.seed)
     with evaluating(model, recipe):
         new = lesson_5.generate(
-            model, prompt[None].to(device), n_tokens=flags.n_tokens, top_k=flags.top_k,
-            temperature=flags.temperature, generator=generator)  # (1, n)
+            model, prompt[None].to(device), flags.n_tokens, flags.top_k,
+            flags.temperature, generator)  # (1, n)
     return new[0].cpu()
 
 
 def finish(job, flags):
     """Finish a run: plot the curve, print a sample, next commands, the test score."""
-    model, corpus, recipe = job.model, job.corpus, job.recipe
-    if (job.path / "best.pt").exists():  # missing if no validation loss was finite
-        model = load_model(checkpoint.to_evaluate(job.path), model.u.device)
-    reader = reader_of(model.eval(), recipe.plain)
+    corpus, recipe = job.corpus, job.recipe
+    model = load_model(checkpoint.to_evaluate(job.path), job.device)
+    reader = reader_of(model, recipe.plain)
     if ranks.RANK == 0:
         log.draw(job.path / "metrics.tsv", corpus)
         prompt = corpus.test[:200].long()
@@ -279,13 +275,8 @@ def finish(job, flags):
 
 def evaluate_or_sample(flags, device):
     """Run --eval-only and --sample: use a checkpoint without further training."""
-    name, _, typed = choose_model(flags, device)
-    saved = checkpoint.to_evaluate(find_folder(flags, name, typed))
+    saved = checkpoint.to_evaluate(find_folder(flags, device))
     _, _, recipe = restore_settings(flags, saved)
-    has_text = "text" in flags.typed
-    if flags.eval_only or has_text:  # ValueError if a sample's text is not the run's
-        corpus = read_corpus(recipe, flags.data_dir, saved, any_library=True,
-                             any_text=flags.eval_only and has_text)
     reader = reader_of(load_model(saved, device), recipe.plain)
     print(f"{saved['path']}: step {saved['state']['step']:,}")
     if flags.sample is not None:
@@ -293,6 +284,8 @@ def evaluate_or_sample(flags, device):
         tokens = torch.cat([prompt, sample(reader, prompt, recipe, flags)])
         print(corpora.decode(tokens, saved["vocab"]))
     if flags.eval_only:
+        corpus = read_corpus(recipe, flags.data_dir, saved, any_library=True,
+                             any_text="text" in flags.typed)
         dtype = machine.choose_dtype(recipe, reader.config, device)
         recipe = replace(recipe, dtype=dtype)
         print(score_line(reader, corpus, recipe))

@@ -1,8 +1,5 @@
-"""Parts that the lessons use but do not teach.
-
-Importing them changes the process: the environment of threads and figures, before torch and
-matplotlib read it, and streams that are closed or lack symbols.
-"""
+"""Parts that the lessons use but do not teach.  Importing them changes the environment of threads
+and figures, before torch and matplotlib read it, and streams that are closed or lack symbols."""
 import os
 import sys
 

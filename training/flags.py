@@ -164,8 +164,9 @@ def choose_folder(flags, name, recipe):
     return Path(flags.out or ROOT / "runs" / f"{text}-{name}")
 
 
-def find_folder(flags, name, recipe):
+def find_folder(flags, device):
     """Return the folder to evaluate or sample: pretrained/ if none was named or trained."""
+    name, _, recipe = choose_model(flags, device)
     path = choose_folder(flags, name, recipe)
     named = flags.typed.keys() & ({"dataset"} if flags.eval_only else {"dataset", "text"})
     if named or flags.out or flags.model or any(path.glob("*.pt")):
@@ -181,11 +182,11 @@ def restore_settings(flags, saved):
     is compared when it is read.)  --eval-only may be on another machine, so its dtype is auto.
     """
     name, config, recipe = settings_of(saved)
-    free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "text", "seed"}
+    free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "seed"}
     if flags.resume:
         free = {"micro_batch", "save_minutes", "text"}
     elif flags.eval_only:
-        free.add("dtype")
+        free |= {"dtype", "text"}
         recipe = replace(recipe, dtype="auto")
     check_kept(flags, saved, free)
     changes = {key: flags.typed[key] for key in flags.typed.keys() & free}

@@ -59,7 +59,7 @@ REFUSED = {  # program: command line, words of the sentence
         (INIT + "notes.txt --n-layer 3", "--n-layer is 2 there, not 3"),
         (RESUME + "--steps 9", "--steps is 3 there, not 9; --init small starts a new run"),
         # samples
-        ("--sample abc --out small --text short.txt", "it is another one"),
+        ("--sample abc --out small --text short.txt", "short.txt"),
         ("--sample abc --out small --temperature nan", "--temperature must be"),
         # other settings than those of a run, or another text (other symbols, another order)
         (RESUME + "--plain", "--plain is not set there"),
