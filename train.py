@@ -284,8 +284,7 @@ def evaluate_or_sample(flags, device):
         tokens = torch.cat([prompt, sample(reader, prompt, recipe, flags)])
         print(corpora.decode(tokens, saved["vocab"]))
     if flags.eval_only:
-        corpus = read_corpus(recipe, flags.data_dir, saved, any_library=True,
-                             any_text="text" in flags.typed)
+        corpus = read_corpus(recipe, flags.data_dir, saved, is_evaluated=True)
         dtype = machine.choose_dtype(recipe, reader.config, device)
         recipe = replace(recipe, dtype=dtype)
         print(score_line(reader, corpus, recipe))

@@ -108,7 +108,7 @@ def measure_pretrained(scale, flags):
     """Return the columns of the model in pretrained/, and its measures."""
     saved = checkpoint.to_evaluate(PRETRAINED)
     model, recipe = load_model(saved, "cpu"), Recipe(**saved["recipe"])
-    corpus = read_corpus(recipe, flags.data_dir, saved, any_library=True)
+    corpus = read_corpus(recipe, flags.data_dir, saved, is_evaluated=True)
     found = (measures.losses_by_length(Reader(model), ROWS["ours"], scale, corpus)
              | measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
              | measures.memory_by_layer(model, corpus, recipe.segment)

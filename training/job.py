@@ -1,5 +1,6 @@
 """A run of train.py or of an experiment: its model, optimizer, text and progress."""
 import math
+import os
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
@@ -135,7 +136,7 @@ class Job:
             "random": checkpoint.random_state(self.device.type),
             "state": vars(self.state) | {"memory": memory}}
         if ranks.RANK == 0:
-            log.flush(self.metrics)  # its lines are on the disk before the checkpoint
+            os.fsync(self.metrics.fileno())  # its lines are on the disk before the checkpoint
             checkpoint.save(self.path / "checkpoint.pt", content, self.path / "previous.pt")
         ranks.broadcast(None)  # no rank continues or exits before the file is written
         self.saved_at = self.state.seconds

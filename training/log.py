@@ -92,11 +92,6 @@ def record_training(job, rate, loss, norm, done):
               + (f" | {state.skipped} steps skipped" if state.skipped else ""), flush=True)
 
 
-def flush(metrics):
-    """Write all lines to the disk."""
-    os.fsync(metrics.fileno())
-
-
 def is_known(line, state):
     """Return whether a line of metrics.tsv is from before a checkpoint with this state."""
     step, is_validation = line.partition("\t")[0], not line.endswith("\t\n")

@@ -38,9 +38,8 @@ class Muon(torch.optim.Adam):
     @torch.no_grad()
     def step(self):
         """Update all weights that have a gradient."""
-        groups = {kind: [group for group in self.param_groups if group["kind"] == kind]
-                  for kind in ("muon", "adam")}
-        for group in groups["muon"]:
+        every = self.param_groups
+        for group in (group for group in every if group["kind"] == "muon"):
             for W in (W for W in group["params"] if W.grad is not None):
                 state = self.state[W]
                 if not state:  # Adam's load_state_dict expects a "step"
@@ -49,7 +48,7 @@ class Muon(torch.optim.Adam):
                 change = orthogonalize(W.grad.lerp(mean, 0.95).to(group["dtype"]))  # Nesterov's
                 W.mul_(1 - 0.1 * group["lr"])  # weight decay
                 W.add_(change, alpha=-group["lr"] * max(1, W.shape[0] / W.shape[1]) ** 0.5)
-        every, self.param_groups = self.param_groups, groups["adam"]
+        self.param_groups = [group for group in every if group["kind"] == "adam"]
         super().step()
         self.param_groups = every
 

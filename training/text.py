@@ -13,16 +13,10 @@ from training import ranks
 lesson_1 = import_module("01_vanilla_segments")
 
 
-def is_library(recipe):
-    """Return whether the text is Python's own library, which differs between versions."""
-    return recipe.dataset == "stdlib" and not recipe.text
-
-
-def read_corpus(recipe, data_dir, saved=None, any_library=False, any_text=False):
+def read_corpus(recipe, data_dir, saved=None, is_evaluated=False):
     """Return the run's corpus, in the vocabulary of its checkpoint if that is given.
 
-    ValueError if that was trained on another text; any_library accepts another Python's library,
-    and any_text each text whose bytes or words the vocabulary has, with a name that says so.
+    Another text than in training has a name that says so if it is evaluated; otherwise ValueError.
     """
     if ranks.RANK > 0:  # rank 0 comes first, since it may download and unpack
         ranks.broadcast(None)
@@ -31,17 +25,13 @@ def read_corpus(recipe, data_dir, saved=None, any_library=False, any_text=False)
         ranks.broadcast(None)
     if saved is None:
         return corpus
-    if any_text:
+    if is_evaluated:
         corpus = in_vocabulary(corpus, saved, recipe)
         is_other = checksum(corpus) != saved["text"]
         return replace(corpus, name=corpus.name + ", not the text of its training" * is_other)
     with suppress(ValueError):  # other words or bytes: another text
         same = in_vocabulary(corpus, saved, recipe)
         if checksum(same) == saved["text"]:
-            return same
-        if any_library and is_library(recipe):
-            print(f"{corpus.name} is the library of another Python than the model was trained on; "
-                  "a file that is in both is in the same split of both")
             return same
     raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it is "
                      f"another one, or it has changed since ({len(saved['vocab'])} symbols "
@@ -61,7 +51,7 @@ def in_vocabulary(corpus, saved, recipe):
         raise ValueError(f"{corpus.name} has {len(corpus.vocab):,} symbols, the model has others "
                          f"({len(vocab):,}): bytes and words do not mix, words must be the same")
     lacking = bytes(set(corpus.vocab) - set(vocab))
-    if lacking and not is_library(recipe):
+    if lacking and (recipe.text or recipe.dataset != "stdlib"):
         raise ValueError(f"{corpus.name} has bytes that the model's vocabulary lacks: "
                          f"{lacking[:20]!r}; replace them, or train a new model")
     if lacking:
