@@ -4,14 +4,17 @@ A mistake is an edit of the shipped solution, or a complete function.  diagnosis
 student's function with the mistakes, and test_course.py checks that the rules reject and identify
 each of them.  mistakes_01.py ... mistakes_train.py contain the mistakes themselves:
 
-    TABLE["sinusoid"] = (
-        ("the frequencies grow: the exponent is negative", ("(-two_k", "(two_k")),
-        ("test_an_odd_width_is_rejected", ("if D % 2:", "if D < 0:")),
+    TABLE["causal_mask"] = (
+        ("the offset m is missing: query i is key m + i", ("return ...", "return j > i")),
+        ("test_the_mask_is_bool", ("m + i", "m + i).float(")),
     )
 
-The second one gives no wrong values to compare, so the rule of that name is the diagnosis.
+An edit names a short part of the line that it changes, in which `...` is any text, also up to the
+line's end: it still fits if the lesson is edited elsewhere.  The second mistake gives no wrong
+values to compare, so the rule of that name is the diagnosis.
 """
 import linecache
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -29,7 +32,7 @@ class Mistake:
 
     exercise: str
     name: str  # its diagnosis, or the test whose docstring is the diagnosis
-    edits: tuple  # (old, new), ..., where old occurs once; or one text, the complete function
+    edits: tuple  # (part, new), ..., where part occurs once; or one text, the complete function
 
     @property
     def sentence(self):
@@ -43,8 +46,9 @@ class Mistake:
         if isinstance(self.edits[0], str):
             return function_from(self.exercise, self.edits[0].strip("\n") + "\n")
         text = solution(BY_NAME[self.exercise])
-        for old, new in self.edits:
-            text = text.replace(old, new)
+        for part, new in self.edits:
+            pattern = ".*".join(map(re.escape, part.split("...")))
+            text = re.sub(pattern, lambda found: new, text)
         return function_from(self.exercise, text)
 
 

@@ -37,13 +37,14 @@ def diagnosis_of(name, function):
 def test_each_mistake_is_rejected_and_diagnosed(name):
     """Each known mistake breaks a rule, and the message begins with that mistake's sentence.  Each
     rule is broken by a mistake; otherwise it might never fail."""
-    sentences = {rule.function.__name__: sentence_of(rule) for rule in rules_of(name)}
-    for mistake in mistakes.mistakes_for(name):
-        said = diagnosis_of(name, mistake.function())
-        assert said == (mistake.sentence or sentences[mistake.name])
-    broken = {rule.function for rule in rules_of(name) for mistake in mistakes.mistakes_for(name)
-              if diagnosis.error_of(rule, mistake.function())}
-    assert {rule.function for rule in rules_of(name)} == broken
+    known, tried = mistakes.mistakes_for(name), rules_of(name)
+    sentences = {rule.function.__name__: sentence_of(rule) for rule in tried}
+    assert [diagnosis_of(name, mistake.function()) for mistake in known] == [
+        mistake.sentence or sentences[mistake.name] for mistake in known]
+    errors = [(rule.function, diagnosis.error_of(rule, mistake.function()))
+              for rule in tried for mistake in known]
+    assert {rule.function for rule in tried} == {function for function, error in errors if error}
+    assert not [error for _, error in errors if isinstance(error, NameError)], "a misspelled edit"
 
 
 def test_pytest_runs_the_rules_that_a_diagnosis_tries(request):
