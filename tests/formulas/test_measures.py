@@ -61,6 +61,13 @@ def test_milliseconds_is_the_fastest_after_a_first_call(monkeypatch):
     assert x.grad.tolist() == [12, 12, 12], "the backward pass must also be measured"
 
 
+def test_a_figure_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "runs").touch()  # a file, not a folder
+    monkeypatch.setattr(lesson_1, "RUNS", tmp_path / "runs")
+    with pytest.raises(SystemExit, match="/runs/a.png cannot be written: File exists"):
+        lesson_1.save(lesson_1.Figure(), "a.png")
+
+
 def test_the_examples_in_the_docstrings_are_correct():
     """Every lesson except lesson 3 has examples, and these return what they show."""
     found = {name: doctest.testmod(import_module(name), raise_on_error=True).attempted
