@@ -4,14 +4,15 @@ A mistake is an edit of the shipped solution, or a complete function.  diagnosis
 student's function with the mistakes, and test_course.py checks that the rules reject and identify
 each of them.  mistakes_01.py ... mistakes_train.py contain the mistakes themselves:
 
-    TABLE["causal_mask"] = (
-        ("the offset m is missing: query i is key m + i", ("return ...", "return j > i")),
-        ("test_the_mask_is_bool", ("m + i", "m + i).float(")),
+    TABLE["update_memory"] = (
+        ("old and new rows are swapped", "joined = torch.cat([h, memory], dim=1)"),
+        ("test_the_memory_has_the_dtype_of_h", (".detach()", ".detach().float()")),
     )
 
-An edit names a short part of the line that it changes, in which `...` is any text, also up to the
-line's end: it still fits if the lesson is edited elsewhere.  The second mistake gives no wrong
-values to compare, so the rule of that name is the diagnosis.
+An edit is an incorrect line, which replaces the line that begins with the same word or `name =`, or
+a short part of a line and its replacement; `...` is any text, also up to the line's end.  So the
+edits still fit if a line is changed elsewhere.  The second mistake gives no wrong values to
+compare: the rule of that name is the diagnosis.
 """
 import linecache
 import re
@@ -32,7 +33,7 @@ class Mistake:
 
     exercise: str
     name: str  # its diagnosis, or the test whose docstring is the diagnosis
-    edits: tuple  # (part, new), ..., where part occurs once; or one text, the complete function
+    edits: tuple  # lines, or (part, new), where part occurs once; or one text, the whole function
 
     @property
     def sentence(self):
@@ -43,10 +44,12 @@ class Mistake:
     def function(self):
         """Return the incorrect function.  An edit that does not fit an edited lesson changes
         nothing: the function is then correct, and matches no incorrect result."""
-        if isinstance(self.edits[0], str):
+        if self.edits[0][0] == "\n":  # a complete function
             return function_from(self.exercise, self.edits[0].strip("\n") + "\n")
         text = solution(BY_NAME[self.exercise])
-        for part, new in self.edits:
+        for edit in self.edits:
+            beginning = isinstance(edit, str) and re.match(r"[\w, ]+ = |\w+ ", edit)[0]
+            part, new = (f"{beginning}...", edit) if beginning else edit
             pattern = ".*".join(map(re.escape, part.split("...")))
             text = re.sub(pattern, lambda found: new, text)
         return function_from(self.exercise, text)

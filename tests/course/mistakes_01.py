@@ -4,17 +4,17 @@ TABLE["lanes"] = (
     ("the lanes do not share a token: the target of a lane's last input is the first token of the "
      "next lane, so lane b begins at b * L",
      ("tokens[b... for", "tokens[b * (L + 1) : (b + 1) * (L + 1)] for")),
-    ("the last column is missing: the target of a lane's last input is in the next lane, so a "
-     "lane has L + 1 tokens and shares one with the next lane",
+    ("the last column is missing: the target of a lane's last input is in the next lane, so a lane "
+     "has L + 1 tokens and shares one with the next lane",
      ("tokens[b... for", "tokens[b * L : (b + 1) * L] for")),
     ("you assigned the tokens to the lanes in turn, so no lane is a text; each lane must be one "
      "contiguous piece of the stream", ("tokens[b... for", "tokens[b::B][: L + 1] for")),
     ("the lanes are correct but are columns: (B, L + 1) has one lane per row",
-     ("return ...", "return torch.stack(rows, dim=1)")),
+     "return torch.stack(rows, dim=1)"),
     ("the lanes have different lengths: L is (n - 1) // B, rounded down, so that the last lane "
-     "also has a target", ("L = ...", "L = len(tokens) // B")),
+     "also has a target", "L = len(tokens) // B"),
     ("you concatenated the lanes into a single row: (B, L + 1) has one lane per row",
-     ("return ...", "return torch.cat(rows)")),
+     "return torch.cat(rows)"),
     ("you use assert, which raises an AssertionError; use `if` and `raise ValueError`",
      ("if B...", "assert 0 < B < len(tokens)\n    if False:")),
     ("B = 0 must raise a ValueError before anything is divided by it",
@@ -40,8 +40,8 @@ def segments(stream, T, start=0): pass
      LIST, ("yield ...", "found.append((x, y))\n    return found")),
     ("you return a tuple: use `yield`, because train.py asks for one segment at a time",
      LIST, ("yield ...", "found.append((x, y))\n    return tuple(found)")),
-    ("you split into pieces of T + 1 columns, so each segment begins one column late: pieces "
-     "must overlap by one column", """
+    ("you split into pieces of T + 1 columns, so each segment begins one column late: pieces must "
+     "overlap by one column", """
 def segments(stream, T, start=0):
     for piece in stream[:, start:].long().split(T + 1, dim=1):
         yield piece[:, :-1], piece[:, 1:]
@@ -49,14 +49,12 @@ def segments(stream, T, start=0):
     ("your loop does not end: advance by T, and stop when no input is left",
      ("range(...)", "range(start, start + 99 * T, T)")),
     ("you split the lanes, not the columns: each segment has a piece of ALL lanes",
-     ("yield ...", "yield stream[t:end].long(), stream[t + 1 : end + 1].long()")),
-    ("x and y are swapped: y is what follows x", ("yield ...", "yield y, x")),
-    ("the targets are not shifted: y is x itself, and the model would learn to copy",
-     ("yield ...", "yield x, x")),
+     "yield stream[t:end].long(), stream[t + 1 : end + 1].long()"),
+    ("x and y are swapped: y is what follows x", "yield y, x"),
+    ("the targets are not shifted: y is x itself, and the model would learn to copy", "yield x, x"),
     ("the targets are shifted twice: y is one token further than x, not two",
-     ("y = ...", "y = stream[:, t + 2 : end + 2].long()")),
-    ("the last column is used as an input: it is only a target",
-     ("L = ...", "L = stream.shape[1]")),
+     "y = stream[:, t + 2 : end + 2].long()"),
+    ("the last column is used as an input: it is only a target", "L = stream.shape[1]"),
     ("the last, shorter segment is missing: its tokens count as well",
      ("range(...)", "range(start, L - T + 1, T)")),
     ("the last segment is empty: stop when no input is left",
@@ -66,11 +64,11 @@ def segments(stream, T, start=0):
 )
 TABLE["sinusoid"] = (
     ("sines and cosines are interleaved: here all sines come first, then all cosines",
-     ("return ...", "return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)")),
+     "return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)"),
     ("the cosines come first: return sines, then cosines",
-     ("return ...", "return torch.cat([angle.cos(), angle.sin()], -1)")),
+     "return torch.cat([angle.cos(), angle.sin()], -1)"),
     ("positions and frequencies are swapped: each row is one position",
-     ("return ...", "return torch.cat([angle.sin(), angle.cos()], -1).T")),
+     "return torch.cat([angle.sin(), angle.cos()], -1).T"),
     ("the cosines are below the sines: concatenate along the last dimension", ("dim=-1", "dim=0")),
     ("the frequencies decrease half as fast as they should: the exponent is -2k/D, not -k/D",
      ("D, 2,", "D // 2,")),

@@ -1,24 +1,19 @@
 """SPOILERS.  Mistakes in the exercises of lesson 3 (see mistakes.py)."""
 TABLE = {}
 TABLE["four_terms"] = (
-    ("future keys have no distance, so all four terms are NaN there: query i is key m + i and "
-     "sees the keys 0 ... m + i", ("for j...", "for j in range(K):")),
+    ("future keys have no distance, so all four terms are NaN there: query i is key m + i and sees "
+     "the keys 0 ... m + i", ("for j...", "for j in range(K):")),
     ("the query's own key is still NaN: a query also sees distance 0",
      ("for j...", "for j in range(m + i):")),
     ("the memory is missing: query i is key m + i, and sees the keys 0 ... m + i",
-     ("for j...", "for j in range(i + 1):"), ("distance = ...", "distance = i - j")),
-    ("your distance is i - j, without the memory: query i is key m + i",
-     ("distance = ...", "distance = i - j")),
-    ("your distance is i - j, without the memory: query i is key m + i",
-     ("distance = ...", "distance = abs(i - j)")),
-    ("R is read in reverse: R[d] belongs to distance d",
-     ("distance = ...", "distance = K - 1 - (m + i - j)")),
-    ("you index R by the key; it must be by the distance, m + i - j",
-     ("distance = ...", "distance = j")),
+     ("for j...", "for j in range(i + 1):"), "distance = i - j"),
+    ("your distance is i - j, without the memory: query i is key m + i", "distance = i - j"),
+    ("your distance is i - j, without the memory: query i is key m + i", "distance = abs(i - j)"),
+    ("R is read in reverse: R[d] belongs to distance d", "distance = K - 1 - (m + i - j)"),
+    ("you index R by the key; it must be by the distance, m + i - j", "distance = j"),
     ("the distance is one too large: a query is 0 back from its own key",
-     ("distance = ...", "distance = min(K - 1, m + i - j + 1)")),
-    ("you use T instead of m: query i is key m + i, where m = K - T",
-     ("distance = ...", "distance = T + i - j")),
+     "distance = min(K - 1, m + i - j + 1)"),
+    ("you use T instead of m: query i is key m + i, where m = K - T", "distance = T + i - j"),
     ("u and v are swapped: u goes with the content, v with the position",
      ("u @ k", "v @ k"), ("v @ (", "u @ (")),
     ("you use u instead of v: (d) has its own bias", ("v @", "u @")),

@@ -145,7 +145,7 @@ def test_an_endless_loop_an_array_and_another_dtype_are_reported(monkeypatch, py
 
 def test_the_warnings_of_a_mistake_are_not_shown(monkeypatch, recwarn):
     """A wrong result is compared with every mistake, and some of them make torch warn."""
-    text = "def reach(N, T, M):\n    import warnings\n    warnings.warn('noisy')\n    return 0\n"
+    text = "\ndef reach(N, T, M):\n    import warnings\n    warnings.warn('noisy')\n    return 0\n"
     noisy = mistakes.Mistake("reach", "name", (text,))
     monkeypatch.setattr(mistakes, "mistakes_for", lambda name: [noisy])
     assert diagnosis_of("reach", lambda N, T, M: 0) == "name" and not recwarn.list
