@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 
 from course import oracles
-from course.compare import same
+from course.compare import same, unchanged
 from course.rules import replaced
 from course.stand_ins import Adder, Greedy, Mix, Multiply, on_the_device
 from helpers import gradients
@@ -296,10 +296,7 @@ def test_the_whole_layer(layer, B, T, M, D, FF):
 def test_h_is_not_changed(layer):
     """h itself does not change (`h += ...` changes it, `h = h + ...` does not): the gradient of the
     attention needs it."""
-    part, given = random_layer(), layer_inputs(D=6)
-    before = given[0].clone()
-    layer(part, *given)
-    assert same(given[0], before)
+    assert unchanged(lambda *given: layer(random_layer(), *given), *layer_inputs(D=6))
 
 
 @pytest.mark.parametrize("name", ["h", "memory", "norm_1.weight", "W_1.weight", "W_2.weight"])
@@ -341,17 +338,12 @@ def test_only_the_k_best_are_sampled(sample_top_k):
     assert same((shares(sample_top_k, 3) > 0).int(), [1, 1, 0, 0, 1])
 
 
-def test_shares_are_the_softmax_of_the_k_best(sample_top_k):
-    """The three best are sampled in proportion to e^logit, here 2 to 32 to 6."""
-    assert same(shares(sample_top_k, 3), [0.05, 0.8, 0, 0, 0.15], tolerance=0.07)
-
-
 @pytest.mark.parametrize("top_k, temperature, wanted", [
-    (3, 0.5, [0.004, 0.962, 0, 0, 0.034]), (2, 2.0, [0, 0.698, 0, 0, 0.302]),
-    (5, 3.0, [0.157, 0.395, 0.124, 0.099, 0.226])])
-def test_the_logits_are_divided_by_the_temperature(sample_top_k, top_k, temperature, wanted):
-    """The logits are divided by the temperature, any number above 0: at 0.5 the three best are as 4
-    to 1024 to 36."""
+    (3, 1.0, [0.05, 0.8, 0, 0, 0.15]), (3, 0.5, [0.004, 0.962, 0, 0, 0.034]),
+    (2, 2.0, [0, 0.698, 0, 0, 0.302]), (5, 3.0, [0.157, 0.395, 0.124, 0.099, 0.226])])
+def test_shares_are_the_softmax_of_the_k_best(sample_top_k, top_k, temperature, wanted):
+    """The k best are sampled in proportion to e^(logit / temperature): with k = 3, the shares are
+    as 2 to 32 to 6 at temperature 1, and as 4 to 1024 to 36 at 0.5."""
     assert same(shares(sample_top_k, top_k, temperature), wanted, tolerance=0.07)
 
 
@@ -398,10 +390,7 @@ def test_only_the_given_generator_is_used(sample_top_k):
 
 def test_logits_are_not_changed(sample_top_k):
     """The logits are not changed."""
-    logits = torch.randn(3, 5)
-    before = logits.clone()
-    sample_top_k(logits, 2, 0.5)
-    assert same(logits, before)
+    assert unchanged(sample_top_k, torch.randn(3, 5), 2, 0.5)
 
 
 # ---- exercise generate --------------------------------------------------------------------------
@@ -475,6 +464,4 @@ def test_generate_sets_no_seed(generate):
 
 def test_the_prompt_is_not_changed(generate):
     """The prompt is not changed."""
-    prompt = torch.tensor([[1, 2, 3]])
-    run(generate, Adder(), prompt, 2)
-    assert same(prompt, [[1, 2, 3]])
+    assert unchanged(lambda prompt: run(generate, Adder(), prompt, 2), torch.tensor([[1, 2, 3]]))

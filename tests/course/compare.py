@@ -4,6 +4,7 @@
                                [13, 12, 11, 10, ...],
                                [24, 23, 22, 21, 20]])
 """
+from copy import deepcopy
 from itertools import zip_longest
 
 import numpy as np
@@ -51,6 +52,13 @@ def same(got, wanted, compared=None, tolerance=0.0):
         raise Differs(f"{counted(found, target, wrong, compared)}\n"
                       + side_by_side(target, found, compared, wrong.nonzero()[0].tolist()))
     return True
+
+
+def unchanged(function, *given):
+    """Return True if a call leaves its arguments as they are; otherwise raise an error."""
+    before = deepcopy(given)
+    function(*given)
+    return all(map(same, given, before))
 
 
 def tensor(z):

@@ -1,7 +1,7 @@
 """SPOILERS.  Compute the results of the exercises in another way than the lessons.
 
 A rule that compares many values calls one of these functions.  They are slow and independent of the
-lessons: powers of complex numbers, runs of visible cells, rolled rows, one distance at a time.
+lessons: powers of complex numbers, bands of visible cells, rolled rows, one distance at a time.
 """
 import math
 
@@ -43,13 +43,9 @@ def tokens_seen(t, N, T, M):
 
 
 def visible_entries(T, m, most=None):
-    """Return (T, m + T), True for visible keys: each row has a run of at most `most` keys."""
-    rows = []
-    for i in range(T):
-        count = m + i + 1
-        masked = 0 if most is None else max(0, count - most)
-        rows.append(([False] * masked + [True] * (count - masked) + [False] * (m + T))[: m + T])
-    return torch.tensor(rows)
+    """Return (T, m + T), True for visible keys: a triangle, or a band that is `most` keys wide."""
+    past = torch.ones(T, m + T, dtype=torch.bool).tril(m)
+    return past if most is None else past.triu(m + 1 - most)
 
 
 # ---- lessons 3 and 4 ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 import blank
 from course import diagnosis, lessons, mistakes, rules
 from course.compare import Differs, same
-from course.exercises import BY_NAME, EXERCISES, LESSONS, find
+from course.exercises import BY_NAME, EXERCISES, LESSONS
 from course.rules import judge, rules_of, sentence_of
 from helpers import copy_of_project
 
@@ -75,16 +75,10 @@ RIGHT = lessons.TESTS / "course" / "right.py"
 UNUSUAL = [name for name in NAMES if name not in ("causal_mask", "reach", "attention_mask")]
 
 
-def unusual(name):
-    """Return the text of a correct solution that is written differently from its lesson."""
-    text = RIGHT.read_text()
-    node, _ = find(text, BY_NAME[name].function)
-    return textwrap.dedent(ast.get_source_segment(text, node, padded=True)) + "\n"
-
-
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_an_unusual_correct_solution_passes(name):
-    assert judge(name, mistakes.function_from(name, unusual(name))) == (None, "")
+    text = lessons.solution(BY_NAME[name], RIGHT)
+    assert judge(name, mistakes.function_from(name, text)) == (None, "")
 
 
 @pytest.mark.slow
