@@ -32,9 +32,7 @@ def lanes(tokens, B):
 )
 LIST = "L = ", "found = []\n    L = "
 TABLE["segments"] = (
-    ("nothing is returned: use `yield`", """
-def segments(stream, T, start=0): pass
-"""),
+    ("nothing is returned: use `yield`", ("yield ...", "pass")),
     ("use `yield`, not `return`: the segments are made one at a time", ("yield", "return")),
     ("you return a list: use `yield`, because train.py asks for one segment at a time",
      LIST, ("yield ...", "found.append((x, y))\n    return found")),

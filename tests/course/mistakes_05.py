@@ -90,12 +90,9 @@ TABLE["relative_attention"] = (
       f"score = ({CONTENT}).masked_fill(mask, 0) + lesson_4.rel_shift({POSITION})")),
 )
 TABLE["layer"] = (
-    ("the norms are before the blocks (pre-norm): this layer normalizes each SUM", """
-def forward(self, h, *past):
-    h = h + self.dropout_output(self.attention(self.norm_1(h), *past))
-    inner = self.dropout_inner(self.relu(self.W_1(self.norm_2(h))))
-    return h + self.dropout_ff(self.W_2(inner))
-"""),
+    ("the norms are before the blocks (pre-norm): this layer normalizes each SUM",
+     ("(h, memory, R, u, v, mask)\n", "(self.norm_1(h), memory, R, u, v, mask)\n"),
+     ("self.norm_1(h + ", "(h + "), ("W_1(h", "W_1(self.norm_2(h)"), ("self.norm_2(h + ", "(h + ")),
     ("h is not added to the attention's result: the first residual is missing",
      ("norm_1(h + ", "norm_1(")),
     ("the second residual is missing: add the result of norm_1 to that of the feed-forward network",
@@ -126,12 +123,9 @@ TABLE["sample_top_k"] = (
      "shape", "return tokens.gather(-1, choice)[:, 0]"),
     ("top_k is ignored: tokens beyond the k best are sampled",
      ("topk(top_k", "topk(logits.shape[-1]")),
-    ("you set the other logits to 0, which still has probability: set them to -inf", """
-def sample_top_k(logits, top_k, temperature=1.0, generator=None):
-    least = logits.topk(top_k).values[:, -1:]
-    p = (logits.masked_fill(logits < least, 0) / temperature).softmax(-1)
-    return torch.multinomial(p, 1, generator=generator)
-"""),
+    ("you set the other logits to 0, which still has probability: set them to -inf",
+     "probability = (logits.where(logits >= best[:, -1:], 0) / temperature).softmax(-1)",
+     "return choice"),
     ("all rows share one random number: each row needs its own (torch.multinomial draws one for "
      "each row)",
      "choice = (probability.cumsum(-1) < torch.rand(1, generator=generator)).sum(-1, True)"),

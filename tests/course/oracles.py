@@ -54,19 +54,13 @@ def terms_of_one_head(*given):
     """Return the four terms of section 3.3 for one head of NumPy arrays, (4, T, K), with NaN for
     future keys.
 
-    The loop is over distances: queries `d` tokens after their key form a diagonal of the table.
+    The distance keys descend, and their products are rolled.
     """
     q, k, R, W_kR, u, v = map(torch.from_numpy, given)
     T, K = len(q), len(k)
-    table = torch.full((4, T, K), torch.nan, dtype=q.dtype)
-    for d in range(K):
-        r = (W_kR * R[d]).sum(-1)  # (C,): W_kR times the R of this distance
-        queries = torch.arange(max(0, T - K + d), T)  # queries with a key d tokens back
-        keys = queries + (K - T - d)
-        q_d, k_d = q[queries], k[keys]  # (some, C)
-        values = [q_d * k_d, q_d * r, u * k_d, (v * r).expand(q_d.shape)]
-        table[:, queries, keys] = torch.stack(values).sum(-1)
-    return table.numpy()
+    k_R = R.flip(0) @ W_kR.T  # (K, C)
+    terms = [q @ k.T, shift(q @ k_R.T), (k @ u).expand(T, K), shift((k_R @ v).expand(T, K))]
+    return torch.stack(terms).where(visible_entries(T, K - T), torch.nan).numpy()
 
 
 def normalized(x, norm):
