@@ -83,30 +83,27 @@ def test_distances_descend(distance_encoding):
 def test_far_distances_are_encoded_as_clamp_len(distance_encoding):
     """Every distance beyond clamp_len, here 2, is encoded as clamp_len; smaller ones do not
     change."""
-    R = encoded(distance_encoding, 7, 4, 2)
-    assert same(oracles.distances_in(R), [2, 2, 2, 2, 2, 1, 0])
+    assert same(oracles.distances_in(encoded(distance_encoding, 7, 4, 2)), [2, 2, 2, 2, 2, 1, 0])
 
 
 @pytest.mark.parametrize("clamp_len", [0, -1])
 def test_without_a_clamp(distance_encoding, clamp_len):
     """A clamp_len of 0 or less means no clamp."""
-    R = encoded(distance_encoding, 5, 4, clamp_len)
-    assert same(oracles.distances_in(R), [4, 3, 2, 1, 0])
+    assert same(oracles.distances_in(encoded(distance_encoding, 5, 4, clamp_len)), [4, 3, 2, 1, 0])
 
 
 @pytest.mark.parametrize("K, D, clamp_len", [
     (4, 6, 9), (5, 6, 1), (9, 4, 8), (9, 4, 3), (1, 2, 0), (1, 2, 3)])
 def test_other_distances(distance_encoding, K, D, clamp_len):
     """The same holds for any K, D and clamp_len, even if no distance exceeds it."""
-    R = encoded(distance_encoding, K, D, clamp_len)
     wanted = [min(distance, clamp_len or K) for distance in range(K - 1, -1, -1)]
-    assert same(oracles.distances_in(R), wanted)
+    assert same(oracles.distances_in(encoded(distance_encoding, K, D, clamp_len)), wanted)
 
 
 def test_far_distances_are_exact(distance_encoding):
     """Far distances are exact: bfloat16 rounds them above 256, float16 above 2048."""
-    R = encoded(distance_encoding, 2100, 4)
-    assert same(R, oracles.unit_circle(range(2099, -1, -1), 4), tolerance=1e-9)
+    wanted = oracles.unit_circle(range(2099, -1, -1), 4)
+    assert same(encoded(distance_encoding, 2100, 4), wanted, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("clamp_len", [0, 2])

@@ -147,9 +147,10 @@ def test_the_warnings_of_a_mistake_are_not_shown(monkeypatch, recwarn):
 
 def test_a_mistake_is_diagnosed_only_if_the_shipped_function_is_correct(monkeypatch):
     """An edit outside the function would give every mistake the same result."""
-    monkeypatch.setattr(torch.nn, "ReLU", torch.nn.GELU)  # in Layer.__init__
-    said = diagnosis_of("layer", lessons.function_of(BY_NAME["layer"]))
-    assert said.startswith("The second sum: ")
+    monkeypatch.setattr(diagnosis, "error_of", diagnosis.error_of.__wrapped__)  # without a cache
+    monkeypatch.setattr(torch.nn.functional, "pad", lambda x, sizes: x.new_zeros(len(x), 6))
+    said = diagnosis_of("rel_shift", lessons.function_of(BY_NAME["rel_shift"]))
+    assert said.startswith("Row i moves left by ")
 
 
 def test_a_mistake_is_diagnosed_whatever_its_undefined_cells_contain():
