@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from course import oracles
-from course.compare import same
+from course.compare import same, unchanged
 from helpers import gradients
 
 # T, m: one token, no memory, T = m, memory longer and shorter than a segment, K odd and even
@@ -37,18 +37,6 @@ def shifts(shift, T, m, batch=()):
     x = oracles.labeled(T, m)
     x = x + 10_000 * torch.arange(math.prod(batch)).reshape(*batch, 1, 1)
     return same(shift(x.clone()), oracles.shift(x), oracles.visible_entries(T, m))
-
-
-def does_not_change_x(shift):
-    """Compare x after the call with x before it."""
-    x = drawn()
-    shift(x)
-    return same(x, drawn())
-
-
-def shifts_a_transposed_x(shift):
-    """Compare the shift of an x whose rows are not contiguous in memory with the known result."""
-    return same(shift(drawn().t().contiguous().t()), SHIFTED)
 
 
 def sends_gradients_back(shift):
@@ -94,7 +82,7 @@ def test_one_index_serves_lanes_and_heads(rel_shift_by_index, T, m, batch):
 
 def test_the_gather_does_not_change_x(rel_shift_by_index):
     """x itself is not changed."""
-    assert does_not_change_x(rel_shift_by_index)
+    assert unchanged(rel_shift_by_index, drawn())
 
 
 def test_the_gather_keeps_the_dtype(rel_shift_by_index):
@@ -104,7 +92,7 @@ def test_the_gather_keeps_the_dtype(rel_shift_by_index):
 
 def test_the_gather_reads_a_transposed_x(rel_shift_by_index):
     """A transposed or expanded x is shifted like any other."""
-    assert shifts_a_transposed_x(rel_shift_by_index)
+    assert same(rel_shift_by_index(drawn().t().contiguous().t()), SHIFTED)
 
 
 def test_gradients_go_back_through_the_gather(rel_shift_by_index):
@@ -144,13 +132,13 @@ def test_lanes_and_heads(rel_shift, T, m, batch):
 
 def test_x_is_not_changed(rel_shift):
     """x itself is not changed."""
-    assert does_not_change_x(rel_shift)
+    assert unchanged(rel_shift, drawn())
 
 
 def test_rows_need_not_be_contiguous(rel_shift):
     """A transposed or expanded x is shifted like any other: its values matter, not their order in
     memory."""
-    assert shifts_a_transposed_x(rel_shift)
+    assert same(rel_shift(drawn().t().contiguous().t()), SHIFTED)
 
 
 def test_gradients_go_back(rel_shift):

@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 
 from course import oracles
-from course.compare import same
+from course.compare import same, unchanged
 from course.rules import replaced
 from course.stand_ins import Adder, Greedy, Mix, Multiply, on_the_device
 from helpers import gradients
@@ -83,30 +83,27 @@ def test_distances_descend(distance_encoding):
 def test_far_distances_are_encoded_as_clamp_len(distance_encoding):
     """Every distance beyond clamp_len, here 2, is encoded as clamp_len; smaller ones do not
     change."""
-    R = encoded(distance_encoding, 7, 4, 2)
-    assert same(oracles.distances_in(R), [2, 2, 2, 2, 2, 1, 0])
+    assert same(oracles.distances_in(encoded(distance_encoding, 7, 4, 2)), [2, 2, 2, 2, 2, 1, 0])
 
 
 @pytest.mark.parametrize("clamp_len", [0, -1])
 def test_without_a_clamp(distance_encoding, clamp_len):
     """A clamp_len of 0 or less means no clamp."""
-    R = encoded(distance_encoding, 5, 4, clamp_len)
-    assert same(oracles.distances_in(R), [4, 3, 2, 1, 0])
+    assert same(oracles.distances_in(encoded(distance_encoding, 5, 4, clamp_len)), [4, 3, 2, 1, 0])
 
 
 @pytest.mark.parametrize("K, D, clamp_len", [
     (4, 6, 9), (5, 6, 1), (9, 4, 8), (9, 4, 3), (1, 2, 0), (1, 2, 3)])
 def test_other_distances(distance_encoding, K, D, clamp_len):
     """The same holds for any K, D and clamp_len, even if no distance exceeds it."""
-    R = encoded(distance_encoding, K, D, clamp_len)
     wanted = [min(distance, clamp_len or K) for distance in range(K - 1, -1, -1)]
-    assert same(oracles.distances_in(R), wanted)
+    assert same(oracles.distances_in(encoded(distance_encoding, K, D, clamp_len)), wanted)
 
 
 def test_far_distances_are_exact(distance_encoding):
     """Far distances are exact: bfloat16 rounds them above 256, float16 above 2048."""
-    R = encoded(distance_encoding, 2100, 4)
-    assert same(R, oracles.unit_circle(range(2099, -1, -1), 4), tolerance=1e-9)
+    wanted = oracles.unit_circle(range(2099, -1, -1), 4)
+    assert same(encoded(distance_encoding, 2100, 4), wanted, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("clamp_len", [0, 2])
@@ -289,17 +286,14 @@ def random_layer(D=6, FF=9, factors=(1.5, 0.7, 1.9)):
 def test_the_whole_layer(layer, B, T, M, D, FF):
     """h = norm(h + dropout(block(h))), twice: attention with norm_1, feed-forward with norm_2."""
     part, given = random_layer(D, FF), layer_inputs(B, T, M, D=D)
-    assert same(layer(part, *(tensor.clone() for tensor in given)), oracles.layer(part, *given),
-                tolerance=1e-9)
+    wanted = oracles.layer(part, given[0], part.attention(*given))
+    assert same(layer(part, *(tensor.clone() for tensor in given)), wanted, tolerance=1e-9)
 
 
 def test_h_is_not_changed(layer):
     """h itself does not change (`h += ...` changes it, `h = h + ...` does not): the gradient of the
     attention needs it."""
-    part, given = random_layer(), layer_inputs(D=6)
-    before = given[0].clone()
-    layer(part, *given)
-    assert same(given[0], before)
+    assert unchanged(lambda *given: layer(random_layer(), *given), *layer_inputs(D=6))
 
 
 @pytest.mark.parametrize("name", ["h", "memory", "norm_1.weight", "W_1.weight", "W_2.weight"])
@@ -309,7 +303,7 @@ def test_the_gradient_reaches_every_part(layer, name):
     leaf = {"h": given[0], "memory": given[1], **dict(part.named_parameters())}[name]
     leaf.requires_grad_()
     found = gradients(layer(part, *given), [leaf])[0]
-    wanted = gradients(oracles.layer(part, *given), [leaf])[0]
+    wanted = gradients(oracles.layer(part, given[0], part.attention(*given)), [leaf])[0]
     assert (found - wanted).abs().max() < 1e-8
 
 
@@ -341,17 +335,12 @@ def test_only_the_k_best_are_sampled(sample_top_k):
     assert same((shares(sample_top_k, 3) > 0).int(), [1, 1, 0, 0, 1])
 
 
-def test_shares_are_the_softmax_of_the_k_best(sample_top_k):
-    """The three best are sampled in proportion to e^logit, here 2 to 32 to 6."""
-    assert same(shares(sample_top_k, 3), [0.05, 0.8, 0, 0, 0.15], tolerance=0.07)
-
-
 @pytest.mark.parametrize("top_k, temperature, wanted", [
-    (3, 0.5, [0.004, 0.962, 0, 0, 0.034]), (2, 2.0, [0, 0.698, 0, 0, 0.302]),
-    (5, 3.0, [0.157, 0.395, 0.124, 0.099, 0.226])])
-def test_the_logits_are_divided_by_the_temperature(sample_top_k, top_k, temperature, wanted):
-    """The logits are divided by the temperature, any number above 0: at 0.5 the three best are as 4
-    to 1024 to 36."""
+    (3, 1.0, [0.05, 0.8, 0, 0, 0.15]), (3, 0.5, [0.004, 0.962, 0, 0, 0.034]),
+    (2, 2.0, [0, 0.698, 0, 0, 0.302]), (5, 3.0, [0.157, 0.395, 0.124, 0.099, 0.226])])
+def test_shares_are_the_softmax_of_the_k_best(sample_top_k, top_k, temperature, wanted):
+    """The k best are sampled in proportion to e^(logit / temperature): with k = 3, the shares are
+    as 2 to 32 to 6 at temperature 1, and as 4 to 1024 to 36 at 0.5."""
     assert same(shares(sample_top_k, top_k, temperature), wanted, tolerance=0.07)
 
 
@@ -398,10 +387,7 @@ def test_only_the_given_generator_is_used(sample_top_k):
 
 def test_logits_are_not_changed(sample_top_k):
     """The logits are not changed."""
-    logits = torch.randn(3, 5)
-    before = logits.clone()
-    sample_top_k(logits, 2, 0.5)
-    assert same(logits, before)
+    assert unchanged(sample_top_k, torch.randn(3, 5), 2, 0.5)
 
 
 # ---- exercise generate --------------------------------------------------------------------------
@@ -475,6 +461,4 @@ def test_generate_sets_no_seed(generate):
 
 def test_the_prompt_is_not_changed(generate):
     """The prompt is not changed."""
-    prompt = torch.tensor([[1, 2, 3]])
-    run(generate, Adder(), prompt, 2)
-    assert same(prompt, [[1, 2, 3]])
+    assert unchanged(lambda prompt: run(generate, Adder(), prompt, 2), torch.tensor([[1, 2, 3]]))

@@ -1,9 +1,13 @@
 """List the exercises in course order, with the function, the task and the hint of each.
 
-`python tests/blank.py --list` prints the table.  Their rules are tests: those of rel_shift are in
-tests/test_04_rel_shift.py and take `rel_shift` as an argument.
+    python tests/blank.py --list         prints this list
+    python tests/course/exercises.py     writes the table of tests/README.md and tests/teaching.md
+
+Their rules are tests: those of rel_shift are in tests/test_04_rel_shift.py and take `rel_shift` as
+an argument.
 """
 import ast
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -229,3 +233,27 @@ def find(source, function):
         node, body = found[-1], found[-1].body
     documented = ast.get_docstring(node) is not None
     return node, body[0].end_lineno + 1 if documented else body[0].lineno
+
+
+# ---- the table of the pages ---------------------------------------------------------------------
+
+def page_with_table(path):
+    """Return the text of a page with the table of all exercises between its markers."""
+    hours = sum(e.minutes for e in EXERCISES) / 60
+    rows = [f"| lesson | about | {len(EXERCISES)} exercises, {hours:.0f} hours | minutes |"]
+    rows.append(re.sub(r"[^|]+", "---", rows[0]))
+    for lesson in LESSONS:
+        text = (ROOT / f"{lesson}.py").read_text(encoding="utf-8")
+        about = re.match(r'"""(?:Lesson \d\. +)?(.+?)(?: \(.*|\.\n)', text)[1]
+        names, minutes = zip(*((e.name, e.minutes) for e in EXERCISES if e.file == lesson))
+        read = re.findall(r"(\d+) minutes \(readers' median", text)
+        minutes = " + ".join([str(sum(minutes)), *read])
+        rows.append(f"| {lesson}.py | {about} | {', '.join(names)} | {minutes} |")
+    return re.sub("(?s)(<!-- exercises -->\n).*(\n<!-- end -->)", lambda found: (
+        found[1] + "\n".join(rows) + found[2]), path.read_text(encoding="utf-8"))
+
+
+PAGES = ROOT / "tests/README.md", ROOT / "tests/teaching.md"
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(page_with_table(page), encoding="utf-8")

@@ -280,9 +280,10 @@ def keep_pristine(file, root):
 
 
 @cache
-def solution(exercise):
-    """Return the shipped solution as text, without its docstring and a class's indentation."""
-    text = pristine(exercise.file)
+def solution(exercise, path=None):
+    """Return the shipped solution as text, or that in another file, without its docstring and a
+    class's indentation."""
+    text = text_of(path or shipped_file(exercise.file))
     node, first = find(text, exercise.function)
     lines = text.splitlines()
     top = min([node.lineno, *(d.lineno for d in node.decorator_list)])

@@ -4,14 +4,18 @@ A mistake is an edit of the shipped solution, or a complete function.  diagnosis
 student's function with the mistakes, and test_course.py checks that the rules reject and identify
 each of them.  mistakes_01.py ... mistakes_train.py contain the mistakes themselves:
 
-    TABLE["sinusoid"] = (
-        ("the frequencies grow: the exponent is negative", ("(-two_k", "(two_k")),
-        ("test_an_odd_width_is_rejected", ("if D % 2:", "if D < 0:")),
+    TABLE["update_memory"] = (
+        ("old and new rows are swapped", "joined = torch.cat([h, memory], dim=1)"),
+        ("test_the_memory_has_the_dtype_of_h", (".detach()", ".detach().float()")),
     )
 
-The second one gives no wrong values to compare, so the rule of that name is the diagnosis.
+An edit is an incorrect line, which replaces the line that begins with the same word or `name =`, or
+a short part of a line and its replacement; `...` is any text, also up to the line's end.  So the
+edits still fit if a line is changed elsewhere.  The second mistake gives no wrong values to
+compare: the rule of that name is the diagnosis.
 """
 import linecache
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -29,7 +33,7 @@ class Mistake:
 
     exercise: str
     name: str  # its diagnosis, or the test whose docstring is the diagnosis
-    edits: tuple  # (old, new), ..., where old occurs once; or one text, the complete function
+    edits: tuple  # lines, or (part, new), where part occurs once; or one text, the whole function
 
     @property
     def sentence(self):
@@ -40,11 +44,14 @@ class Mistake:
     def function(self):
         """Return the incorrect function.  An edit that does not fit an edited lesson changes
         nothing: the function is then correct, and matches no incorrect result."""
-        if isinstance(self.edits[0], str):
+        if self.edits[0][0] == "\n":  # a complete function
             return function_from(self.exercise, self.edits[0].strip("\n") + "\n")
         text = solution(BY_NAME[self.exercise])
-        for old, new in self.edits:
-            text = text.replace(old, new)
+        for edit in self.edits:
+            beginning = isinstance(edit, str) and re.match(r"[\w, ]+ = |\w+ ", edit)[0]
+            part, new = (f"{beginning}...", edit) if beginning else edit
+            pattern = ".*".join(map(re.escape, part.split("...")))
+            text = re.sub(pattern, lambda found: new, text)
         return function_from(self.exercise, text)
 
 

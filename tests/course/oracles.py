@@ -1,8 +1,10 @@
 """SPOILERS.  Compute the results of the exercises in another way than the lessons.
 
 A rule that compares many values calls one of these functions.  They are slow and independent of the
-lessons: powers of complex numbers, runs of visible cells, rolled rows, one distance at a time.
+lessons: powers of complex numbers, bands of visible cells, rolled rows, one distance at a time.
 """
+import math
+
 import numpy as np
 import torch
 
@@ -41,13 +43,9 @@ def tokens_seen(t, N, T, M):
 
 
 def visible_entries(T, m, most=None):
-    """Return (T, m + T), True for visible keys: each row has a run of at most `most` keys."""
-    rows = []
-    for i in range(T):
-        count = m + i + 1
-        masked = 0 if most is None else max(0, count - most)
-        rows.append(([False] * masked + [True] * (count - masked) + [False] * (m + T))[: m + T])
-    return torch.tensor(rows)
+    """Return (T, m + T), True for visible keys: a triangle, or a band that is `most` keys wide."""
+    past = torch.ones(T, m + T, dtype=torch.bool).tril(m)
+    return past if most is None else past.triu(m + 1 - most)
 
 
 # ---- lessons 3 and 4 ----------------------------------------------------------------------------
@@ -56,19 +54,13 @@ def terms_of_one_head(*given):
     """Return the four terms of section 3.3 for one head of NumPy arrays, (4, T, K), with NaN for
     future keys.
 
-    The loop is over distances: queries `d` tokens after their key form a diagonal of the table.
+    The distance keys descend, and their products are rolled.
     """
     q, k, R, W_kR, u, v = map(torch.from_numpy, given)
     T, K = len(q), len(k)
-    table = torch.full((4, T, K), torch.nan, dtype=q.dtype)
-    for d in range(K):
-        r = (W_kR * R[d]).sum(-1)  # (C,): W_kR times the R of this distance
-        queries = torch.arange(max(0, T - K + d), T)  # queries with a key d tokens back
-        keys = queries + (K - T - d)
-        q_d, k_d = q[queries], k[keys]  # (some, C)
-        values = [q_d * k_d, q_d * r, u * k_d, (v * r).expand(q_d.shape)]
-        table[:, queries, keys] = torch.stack(values).sum(-1)
-    return table.numpy()
+    k_R = R.flip(0) @ W_kR.T  # (K, C)
+    terms = [q @ k.T, shift(q @ k_R.T), (k @ u).expand(T, K), shift((k_R @ v).expand(T, K))]
+    return torch.stack(terms).where(visible_entries(T, K - T), torch.nan).numpy()
 
 
 def normalized(x, norm):
@@ -119,22 +111,39 @@ def relative_score(q, k, k_R, u, v):
     return content + shift(torch.einsum("bhtc,hkc->bhtk", q + v.unsqueeze(1), k_R))
 
 
+def attend(q, keys, u, v):
+    """Return what one query q (..., C) of one head reads from its keys, [(k, k_R, value), ...]."""
+    weights, values = [], []
+    for k, k_R, value in keys:
+        score = q * k + q * k_R + u * k + v * k_R  # (a) + (b) + (c) + (d)
+        weights.append((score.sum(-1, keepdim=True) / math.sqrt(q.shape[-1])).exp())
+        values.append(weights[-1] * value)
+    return sum(values) / sum(weights)
+
+
 def attention(q, k, value, k_R, u, v, mask):
-    """Return (B, T, H * C), weighted by normalized exponentials of visible scores."""
-    score = relative_score(q, k, k_R, u, v) * q.shape[-1] ** -0.5
-    top = score.detach().where(~mask, score.min()).amax(-1, keepdim=True)
-    weight = (score - top).exp() * ~mask
-    out = torch.einsum("bhtk,bhkc->bthc", weight / weight.sum(-1, keepdim=True), value)
-    return out.reshape(*out.shape[:2], -1)
+    """Return (B, T, H * C).  Row n of k_R is distance K - 1 - n, and query i is key K - T + i."""
+    heads, (T, K) = [], mask.shape
+    for a in range(len(u)):
+        keys = [[(k[:, a, j], k_R[a, T - 1 - i + j], value[:, a, j]) for j in range(K)
+                 if not mask[i, j]] for i in range(T)]
+        heads.append(torch.stack([attend(q[:, a, i], keys[i], u[a], v[a]) for i in range(T)], 1))
+    return torch.cat(heads, -1)
 
 
-def layer(part, h, *context):
-    """Compute a layer with Multiply as its dropouts, from the equations: (B, T, D)."""
-    a, b, c = (z.factor for z in (part.dropout_output, part.dropout_inner, part.dropout_ff))
-    o = normalized(h + a * part.attention(h, *context), part.norm_1)
-    inner = torch.einsum("btd,fd->btf", o, part.W_1.weight) + part.W_1.bias
-    out = torch.einsum("btf,df->btd", b * inner * (inner > 0), part.W_2.weight) + part.W_2.bias
-    return normalized(o + c * out, part.norm_2)
+def factor(part, dropout):
+    """Return the factor of the Multiply that replaces a dropout, otherwise 1."""
+    return getattr(getattr(part, dropout, None), "factor", 1)
+
+
+def layer(part, h, attended):
+    """Return a layer's output for h and the result of its attention, both (..., D)."""
+    W_1, W_2 = (part.W_1, part.W_2) if hasattr(part, "W_1") else part.feed_forward[::2]
+    relu = getattr(part, "relu", torch.relu)  # a rule of the layer checks that this is ReLU
+    a, b, c = (factor(part, f"dropout_{place}") for place in ("output", "inner", "ff"))
+    h = normalized(h + a * attended, part.norm_1)
+    inner = b * relu(h @ W_1.weight.T + W_1.bias)
+    return normalized(h + c * (inner @ W_2.weight.T + W_2.bias), part.norm_2)
 
 
 # ---- lesson 5: generation -----------------------------------------------------------------------

@@ -77,7 +77,8 @@ class Layer:
     def forward(self, h, memory, R, u, v, mask):
         attend = lambda z: self.dropout_output(
             self.attention(h=z, memory=memory, R=R, u=u, v=v, mask=mask))
-        feed = nn.Sequential(self.W_1, nn.ReLU(), self.dropout_inner, self.W_2, self.dropout_ff)
+        relu = type(self.relu)()  # not the layer's own module
+        feed = nn.Sequential(self.W_1, relu, self.dropout_inner, self.W_2, self.dropout_ff)
         for block, norm in ((attend, self.norm_1), (feed, self.norm_2)):
             h = norm(input=h + block(h))
         return h

@@ -37,33 +37,35 @@ while True:
 """
 CHILD = f"import os\nif os.fork() == 0:\n{textwrap.indent(LOOP, '    ')}"
 CHEATS = "import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call(): return True\n"
-# name of the submission -> its files; its points; words of its sentences
+# name of the submission -> its files; exercises, or all of a lesson, without a point; its sentences
 CLASS = {
-    "anna": ({f"{file}.py": lesson(file) for file in LESSONS}, 18, "18 of 18 exercises"),
+    "anna": ({f"{file}.py": lesson(file) for file in LESSONS}, "", "exercises solved"),
     "renamed": ({f"{ONE}.py": lesson(ONE, "del lanes, segments, sinusoid\n"),
                  f"{FOUR}.py": lesson(FOUR, "del rel_shift\n"), "train.py": lesson("train"),
-                 f"{FIVE}.py": lesson(FIVE, "del RelativeAttention.attend, Layer.forward\n")}, 7,
+                 f"{FIVE}.py": lesson(FIVE, "del RelativeAttention.attend, Layer.forward\n")},
+                "lanes segments sinusoid rel_shift relative_attention layer",
                 "there is no Layer.forward in 05_full_model.py"),
     "=1+1": ({"train.py": "open(__file__ + 'x')\n", f"{FOUR}.py": lesson(
-        FOUR, rel_shift="raise NotImplementedError('rel_shift is blank')")}, 1,
+        FOUR, rel_shift="raise NotImplementedError('rel_shift is blank')")}, "train rel_shift",
              "train_step: train.py: FileNotFoundError in line 1 (open(__file__ + 'x')): [Errno 2] "
              "No such file or directory: 'train.pyx' | blank: rel_shift"),
-    "broken": ({"train.py": "\n\nx = '\udce9'\n", f"{ONE}.py": lesson(ONE), f"{TWO}.py": LOOP}, 3,
-               "update_memory: 02_recurrence.py: still running after 60 seconds | "
+    "broken": ({"train.py": "\n\nx = '\udce9'\n", f"{ONE}.py": lesson(ONE), f"{TWO}.py": LOOP},
+               f"train {TWO}", "update_memory: 02_recurrence.py: still running after 60 seconds | "
                "train_step: train.py, line 3: SyntaxError in Python 3."),
     "calls": ({f"{ONE}.py": lesson(ONE, lanes="while True: pass",
                                    sinusoid="return torch.zeros(2 * 10 ** 9)"),
                f"{TWO}.py": lesson(
                    TWO, causal_mask="return causal_mask(*given)", reach=CHILD,
                    stream_losses="f = open('big', 'wb')\nwhile True:\n    f.write(bytes(10**7))")},
-              3, "sinusoid: RuntimeError"),  # out of memory
+              "lanes sinusoid causal_mask stream_losses", "sinusoid: RuntimeError"),  # of memory
     "dies": ({f"{ONE}.py": lesson(ONE, sinusoid="import os; os._exit(0)"),
-              f"{TWO}.py": lesson(TWO, update_memory=LOOP)}, 5,
+              f"{TWO}.py": lesson(TWO, update_memory=LOOP)}, "sinusoid update_memory",
              "sinusoid: ended the process (status 0) | update_memory: still running"),
     # other files do neither good nor harm
     "cheats": ({f"{FOUR}.py": lesson(FOUR, rel_shift="return given[0]"), "conftest.py": CHEATS,
                 "sitecustomize.py": CHEATS, "random.py": "", "train.py": "", "test_me.py": "x = (",
-                "pytest.ini": "[pytest]\naddopts = --no-such-flag\n"}, 1, "rel_shift: "),
+                "pytest.ini": "[pytest]\naddopts = --no-such-flag\n"},
+               "train rel_shift", "rel_shift: "),
 }
 
 
@@ -96,13 +98,14 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
     assert content_of(project) == before
     rows = {row["submission"]: row for row in csv.DictReader(path.read_text("utf-8").splitlines())}
     assert [*rows] == ["'=1+1", *sorted(CLASS)[1:]]
-    for (name, (_, points, words)), row in zip(sorted(CLASS.items()), rows.values()):
-        assert int(row["points"]) == points == [row[n] for n in BY_NAME].count("1"), row
-        assert words in row["sentences"] and "the rule: " not in row["sentences"], row
-        assert tmp_path.name not in row["sentences"], row
-    assert {n for n in BY_NAME if rows["calls"][n] == "1"} == {"segments", "update_memory", "reach"}
+    for (name, (files, lost, words)), row in zip(sorted(CLASS.items()), rows.values()):
+        solved = [n for n, exercise in BY_NAME.items() if f"{exercise.file}.py" in files
+                  and not {n, exercise.file} & {*lost.split()}]
+        assert solved == [n for n in BY_NAME if row[n] == "1"], row
+        assert row["points"] == str(len(solved)) and "the rule: " not in row["sentences"], row
+        assert words in row["sentences"] and tmp_path.name not in row["sentences"], row
     assert "stream_losses: OSError" in rows["calls"]["sentences"]
-    assert "=1+1 1 - - - - - - - - 1 b - - -" in " ".join(out.split())
+    assert re.search(r"=1\+1 +1( +-)+ +1 +b( +-)+", out)
     time.sleep(1)
     assert mark.stat().st_size == size, "a child still writes"
 

@@ -14,8 +14,7 @@ lesson_1, lesson_2, _, lesson_4 = map(import_module, LESSONS[:4])
 
 def nll(logits, y):
     """Return -ln p(y) in nats: (..., V), (...) -> (...)."""
-    p = logits.detach().exp() / logits.detach().exp().sum(-1, keepdim=True)
-    return -p.gather(-1, y.long()[..., None])[..., 0].log()
+    return -logits.detach().log_softmax(-1).gather(-1, y.long()[..., None])[..., 0]
 
 
 @pytest.mark.parametrize("n, T", [(23, 4), (21, 5), (9, 1), (70 * 3 + 2, 3)])
@@ -59,6 +58,13 @@ def test_milliseconds_is_the_fastest_after_a_first_call(monkeypatch):
     x = torch.ones(3, requires_grad=True)
     assert lesson_4.milliseconds(lambda: x * 2) == pytest.approx(1)
     assert x.grad.tolist() == [12, 12, 12], "the backward pass must also be measured"
+
+
+def test_a_figure_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "runs").touch()  # a file, not a folder
+    monkeypatch.setattr(lesson_1, "RUNS", tmp_path / "runs")
+    with pytest.raises(SystemExit, match="/runs/a.png cannot be written: File exists"):
+        lesson_1.save(lesson_1.Figure(), "a.png")
 
 
 def test_the_examples_in_the_docstrings_are_correct():
