@@ -51,7 +51,7 @@ def read_results(path):
 
 
 def append(path, fixed, found):
-    """Append numbers, {(measure, length): value}, in one write; fixed are the columns they share."""
+    """Append numbers, {(measure, length): value}, in one write; fixed: the columns they share."""
     lines = [] if path.exists() else ["\t".join(RESULT_COLUMNS)]
     for (measure, length), value in found.items():
         line = fixed | {"measure": measure, "length": length, "value": f"{value:.7g}"}
