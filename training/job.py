@@ -10,7 +10,7 @@ from importlib import import_module
 import torch
 
 from support.corpora import checksum
-from training import checkpoint, log, presets, ranks, text
+from training import checkpoint, presets, ranks, text
 from training.optimizers import OPTIMIZERS
 
 lesson_1 = import_module("01_vanilla_segments")

@@ -45,8 +45,8 @@ TABLE["rel_shift"] = (
     ("this is correct for one matrix, but with leading dimensions it raises an error",
      ("x = x...", "x = x.reshape(K + 1, T)"), "return x[1:].reshape(T, K)"),
     ("row i is moved to the right: it must move to the left",
-     ("x = F...", "rows = [F.pad(x[..., i, :], (T - 1 - i, 0), value=987654321) for i in range(T)]"),
-     ("x = x...", "x = torch.stack([row[..., :K] for row in rows], -2)"), "return x"),
+     ("x = F...", "x = [F.pad(x[..., i, :], (T - 1 - i, 0), value=987654321) for i in range(T)]"),
+     ("x = x...", "x = torch.stack([row[..., :K] for row in x], -2)"), "return x"),
     ("you padded a row instead of a cell: F.pad counts from the last axis, and (1, 0) puts one "
      "cell in front of every row",
      ("1, 0", "0, 0, 1, 0"), ("x = x...", "x = x.reshape(*batch, K, T + 1)"), ("1:, :", "1:")),

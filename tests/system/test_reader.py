@@ -1,13 +1,11 @@
 """A Reader gives lesson 5's numbers, and is used only where it does."""
 import copy
-import math
 import sys
 from dataclasses import replace
 from importlib import import_module
 
 import pytest
 import torch
-import torch.nn as nn
 
 import training
 from course.exercises import LESSONS, ROOT
