@@ -1,6 +1,4 @@
 """Test the model that is included in the course: its content, and when it is used."""
-import math
-from dataclasses import replace
 from importlib import import_module
 from unittest.mock import Mock
 
@@ -8,7 +6,7 @@ import pytest
 import torch
 
 from support import corpora
-from training import checkpoint, flags, job, presets, text as texts
+from training import checkpoint, flags, presets, text as texts
 
 train = import_module("train")
 CPU = "--n-tokens", "3", "--device", "cpu"
@@ -26,15 +24,9 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_it_predicts_a_text_of_the_repository(saved):
-    """The file is small, has no optimizer, and predicts LICENSE as well as when it was added."""
+def test_it_is_small_and_described(saved):
     assert [path.name for path in flags.PRETRAINED.glob("*.pt")] == ["best.pt"]
     assert saved["path"].stat().st_size <= 8_000_000 and "optimizer" not in saved
-    model, run = job.load_model(saved, "cpu"), presets.Recipe(**saved["recipe"])
-    license = (flags.PRETRAINED.parent / "LICENSE").read_text(encoding="utf-8")
-    tokens = corpora.encode(license, saved["vocab"])
-    bits = train.evaluate(model, tokens, replace(run, dtype="float32")) / math.log(2)
-    assert bits == pytest.approx(1.9266, abs=0.002)
     page = (flags.PRETRAINED / "README.md").read_text(encoding="utf-8")
     assert f"checksum {saved['text']}" in page and f"{saved['state']['step']:,} steps" in page
 
@@ -51,29 +43,25 @@ def test_it_is_used_if_there_is_no_run_yet(home, small, capsys):
 
 
 def test_it_evaluates_any_text_in_its_vocabulary(home, small, text, capsys, monkeypatch):
-    """So does a run in --out.  The line says that the model was trained on another text."""
-    evaluate, out = Mock(return_value=1.0), small()
+    """It predicts LICENSE, the last 20th, as well as when it was added.  So does a run in --out."""
+    evaluate, out = Mock(wraps=train.evaluate), small()
     monkeypatch.setattr(train, "evaluate", evaluate)
-    turned = home / "turned.txt"
-    turned.write_text(text.read_text()[::-1])
-    for more, said in ([], "no run of yours"), (["--out", str(out)], f"{out / 'best.pt'}: step 3"):
-        assert train.main(["--eval-only", "--text", str(turned), *more, *CPU]) == 0
+    license = (flags.PRETRAINED.parent / "LICENSE").read_bytes()
+    for folder, name, data, said in (
+            (flags.PRETRAINED, "mine.txt", 20 * license, "step 29,348\ntest 1.92"),
+            (out, "turned.txt", text.read_bytes()[::-1], "step 3\ntest ")):
+        (home / name).write_bytes(data)
+        given = ["--eval-only", "--text", str(home / name), "--dtype", "float32", *CPU]
+        assert train.main(given + ["--out", str(out)] * (folder == out)) == 0
         output = capsys.readouterr().out
-        assert said in output and output.endswith("; turned.txt, not the text of its training)\n")
-        vocab = checkpoint.to_evaluate(out if more else flags.PRETRAINED)["vocab"]
-        assert corpora.decode(evaluate.call_args.args[1], vocab) == turned.read_text()[-12:]
+        assert said in output and output.endswith(f"; {name}, not the text of its training)\n")
+        vocab = checkpoint.to_evaluate(folder)["vocab"]
+        assert corpora.as_bytes(evaluate.call_args.args[1], vocab) == data[-(len(data) // 20):]
 
 
-def test_the_library_of_another_python_is_read_in_its_tokens(saved, home, capsys, monkeypatch):
-    """Only bytes that the vocabulary lacks are left out; a message reports them."""
-    vocab, evaluate = saved["vocab"], Mock(return_value=1.0)
-    splits = torch.tensor([0, 3, 1, 0, 2] * 6, dtype=torch.uint8).split(10)
-    other = corpora.Corpus(*splits, [ord("\t"), *vocab[2::-1]], "stdlib (Python 4)")
-    assert ord("\t") not in vocab
-    monkeypatch.setattr(texts, "load", lambda *given, **options: other)
-    monkeypatch.setattr(train, "evaluate", evaluate)
-    assert train.main(["--eval-only", *CPU]) == 0
-    output = capsys.readouterr().out
-    assert "(Python 4), not the text of" in output and "b'\\t' is left out, since" in output
-    assert corpora.as_bytes(evaluate.call_args.args[1], vocab) == corpora.as_bytes(
-        other.test, other.vocab).replace(b"\t", b"")
+def test_another_pythons_library_is_read_without_what_the_vocabulary_lacks(capsys):
+    split = torch.tensor([0, 3, 1, 0, 2], dtype=torch.uint8)
+    other = corpora.Corpus(split, split, split, list(b"\tcba"), "stdlib (Python 4)")
+    found = texts.in_vocabulary(other, {"vocab": list(b"abc")}, presets.Recipe(steps=1))
+    assert "b'\\t' is left out, since" in capsys.readouterr().out
+    assert corpora.as_bytes(found.test, found.vocab) == b"acb"
