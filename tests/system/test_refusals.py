@@ -12,17 +12,15 @@ import torch
 
 import blank
 import grade
-from course.exercises import LESSONS
+from course.exercises import LESSONS, ROOT
 from helpers import refusal
 from system.conftest import files
 
 lesson_1, lesson_5, train = map(import_module, (LESSONS[0], LESSONS[4], "train"))
-ROOT = Path(train.__file__).parent
 
 NEW = "--model tiny --device cpu --text notes.txt --out new "
 NO_TEXT = "--model tiny --device cpu --out new "
 RESUME = "--resume --out small --device cpu "
-INIT = "--init small --device cpu --out new --text "
 REFUSED = {  # program: command line, words of the sentence
     "train": [
         # names
@@ -56,9 +54,8 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--cutoffs 2 3 4 --div-val 4", "leaves no width"),
         ("--resume --eval-only --out small", "--resume for one that was stopped"),
         # a run from the weights of another one
-        (INIT + "notes.txt --n-layer 3", "--n-layer is 2 there, not 3"),
+        ("--init small --device cpu --out new --n-layer 3", "--n-layer is 2 there, not 3"),
         (RESUME + "--steps 9", "--steps is 3 there, not 9; --init small starts a new run"),
-        # samples
         ("--sample abc --out small --text short.txt", "short.txt"),
         ("--sample abc --out small --temperature nan", "--temperature must be"),
         # other settings than those of a run, or another text (other symbols, another order)
@@ -70,10 +67,9 @@ REFUSED = {  # program: command line, words of the sentence
         (NO_TEXT.replace("new", "small") + "--dry-run", "small holds a run already"),
         ("--eval-only --out small --dataset enwik8", "--dataset is stdlib there")],
     "blank": [
-        ("relshift", "did you mean rel_shift?"), ("layers", "did you mean layer?"),
-        ("Layer.foward", "did you mean Layer.forward?"), ("qqqq", "blank.py --list shows all"),
-        ("", "--help"), ("--undo reach", "was not blanked here"),
-        ("--undo rech", "did you mean reach?"),
+        ("relshift", "did you mean rel_shift?"), ("qqqq", "blank.py --list shows all"),
+        ("Layer.foward", "did you mean Layer.forward?"), ("", "--help"),
+        ("--undo reach", "was not blanked here"), ("--undo rech", "did you mean reach?"),
         ("reach --exam", "--exam and --only go with --all"), ("--submit small", "there already"),
         ("--all .", "there already"), ("--all project/students", "inside the project"),
         ("--all short.txt", "there already"), ("--all short.txt/below", "short.txt")],
