@@ -190,6 +190,8 @@ def restore_settings(flags, saved):
         recipe = replace(recipe, dtype="auto")
     check_kept(flags, saved, free)
     changes = {key: flags.typed[key] for key in flags.typed.keys() & free}
+    if "text" in changes:  # enwik8's newlines are not those of a file
+        changes["drop_newlines"] = False
     return name, config, replace(recipe, **changes)
 
 
