@@ -10,10 +10,8 @@ from course.exercises import BY_NAME, ROOT
 from training import presets
 from training.flags import choose_model, parse
 
-READMES = [ROOT / name for name in ("README.md", "training/README.md", "tests/README.md",
-                                    "tests/teaching.md", "tests/course/answers.md",
-                                    "experiments/results.md", "experiments/questions.md",
-                                    "pretrained/README.md", ".github/CONTRIBUTING.md")]
+READMES = [path for pages in ("README.md", "[ept]*/*.md", "tests/course/*.md", ".github/*.md")
+           for path in sorted(ROOT.glob(pages))]
 # with the flags of torchrun and pip
 SOURCES = "--nnodes --nproc-per-node --shutdown-timeout --index-url" + "".join(
     path.read_text(encoding="utf-8") for pattern in (
