@@ -13,7 +13,7 @@ TABLE["update_memory"] = (
     ("there are fewer than M rows, and a negative index counts from the end: never let the first "
      "row be below 0", "first = joined.shape[1] - M"),
     ("you pad with rows of zeros up to M rows: no memory is not a memory of zeros",
-     "return nn.functional.pad(joined, (0, 0, max(0, M - joined.shape[1]), 0))[:, first:].detach()"),
+     "return nn.functional.pad(joined[:, first:], (0, 0, max(0, M - joined.size(1)), 0)).detach()"),
     ("the old memory is dropped: keep the last M rows of BOTH", "joined = h"),
     ("one row too many is kept", "first = max(0, joined.shape[1] - M - 1)"),
     ("test_the_memory_has_the_dtype_of_h", (".detach()", ".detach().float()")),
