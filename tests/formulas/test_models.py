@@ -44,10 +44,8 @@ def read(model, x, lengths, *y):
     """Read x (and y) in segments; return the outputs (B, n, ...) and the memory after each."""
     memory, outputs, memories = None, [], []
     for part, *targets in zip(*(tokens.split(list(lengths), dim=1) for tokens in (x, *y))):
-        if isinstance(model, lesson_1.VanillaTransformer):
-            output, memory = model(part), []
-        else:
-            output, memory = model(part, memory, *targets)
+        is_lesson_1 = isinstance(model, lesson_1.VanillaTransformer)
+        output, memory = (model(part), []) if is_lesson_1 else model(part, memory, *targets)
         outputs.append(output)
         memories.append(memory)
     return torch.cat(outputs, dim=1), memories
