@@ -1,8 +1,6 @@
 """Lesson 1: the rules of lanes, segments and sinusoid.
 
     pytest -k lanes       the rules of one exercise, in the order of this file
-
-If a rule compares many numbers, an oracle computes them in another way than the lesson.
 """
 from itertools import islice
 

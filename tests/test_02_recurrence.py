@@ -12,10 +12,7 @@ from course.compare import same, unchanged
 # ---- exercise update_memory ---------------------------------------------------------------------
 
 def rows(first, end):
-    """Return the hidden states first, ..., end - 1 of two lanes: (2, end - first, 3).
-
-    Each value is 100 * lane + 10 * row + feature.
-    """
+    """Return hidden states (2, end - first, 3), each 100 * lane + 10 * row + feature."""
     lane, row, feature = torch.arange(2), torch.arange(first, end), torch.arange(3)
     return 100 * lane[:, None, None] + 10 * row[:, None] + feature
 

@@ -33,28 +33,15 @@ def test_future_cells_are_nan(four_terms):
                                    [0, 0, 0, 0, 0, 0]]] * 4))
 
 
-def test_term_a_is_query_times_key(four_terms):
-    """(a) is q_i . k_j: does key j fit this query?"""
-    assert same(example(four_terms)[0], np.array([[1, 2, 3, 4, 5, nan],
-                                                  [10, 20, 30, 40, 50, 60]]))
-
-
-def test_term_b_is_query_times_distance(four_terms):
-    """(b) is q_i . (W_kR R_d), where d is how far back key j is: m + i - j."""
-    assert same(example(four_terms)[1], np.array([[18, 16, 14, 12, 10, nan],
-                                                  [200, 180, 160, 140, 120, 100]]))
-
-
-def test_term_c_is_u_times_key(four_terms):
-    """(c) is u . k_j: it contains no query, u replaces it."""
-    assert same(example(four_terms)[2], np.array([[100, 200, 300, 400, 500, nan],
-                                                  [100, 200, 300, 400, 500, 600]]))
-
-
-def test_term_d_is_v_times_distance(four_terms):
-    """(d) is v . (W_kR R_d), where d is how far back key j is: m + i - j."""
-    assert same(example(four_terms)[3], np.array([[18000, 16000, 14000, 12000, 10000, nan],
-                                                  [20000, 18000, 16000, 14000, 12000, 10000]]))
+@pytest.mark.parametrize("term, wanted", [
+    ("a", [[1, 2, 3, 4, 5, nan], [10, 20, 30, 40, 50, 60]]),
+    ("b", [[18, 16, 14, 12, 10, nan], [200, 180, 160, 140, 120, 100]]),
+    ("c", [[100, 200, 300, 400, 500, nan], [100, 200, 300, 400, 500, 600]]),
+    ("d", [[18000, 16000, 14000, 12000, 10000, nan], [20000, 18000, 16000, 14000, 12000, 10000]])])
+def test_the_four_terms(four_terms, term, wanted):
+    """(a) is q_i . k_j, (b) is q_i . (W_kR R_d), (c) is u . k_j, without a query, and (d) is v .
+    (W_kR R_d); d is how far back key j is, m + i - j."""
+    assert same(example(four_terms)["abcd".index(term)], np.array(wanted))
 
 
 @pytest.mark.parametrize("term, wanted", [(0, 11), (1, 39), (2, 43), (3, 30)])

@@ -1,7 +1,7 @@
 """List the exercises in course order, with the function, the task and the hint of each.
 
     python tests/blank.py --list         prints this list
-    python tests/course/exercises.py     writes the table of tests/README.md and tests/teaching.md
+    python tests/course/exercises.py     writes the table of tests/README.md
 
 Their rules are tests: those of rel_shift are in tests/test_04_rel_shift.py and take `rel_shift` as
 an argument.
@@ -235,25 +235,22 @@ def find(source, function):
     return node, body[0].end_lineno + 1 if documented else body[0].lineno
 
 
-# ---- the table of the pages ---------------------------------------------------------------------
+# ---- the table of tests/README.md ---------------------------------------------------------------
 
-def page_with_table(path):
-    """Return the text of a page with the table of all exercises between its markers."""
-    hours = sum(e.minutes for e in EXERCISES) / 60
-    rows = [f"| lesson | about | {len(EXERCISES)} exercises, {hours:.0f} hours | minutes |"]
-    rows.append(re.sub(r"[^|]+", "---", rows[0]))
-    for lesson in LESSONS:
-        text = (ROOT / f"{lesson}.py").read_text(encoding="utf-8")
-        about = re.match(r'"""(?:Lesson \d\. +)?(.+?)(?: \(.*|\.\n)', text)[1]
-        names, minutes = zip(*((e.name, e.minutes) for e in EXERCISES if e.file == lesson))
-        read = re.findall(r"(\d+) minutes \(readers' median", text)
-        minutes = " + ".join([str(sum(minutes)), *read])
-        rows.append(f"| {lesson}.py | {about} | {', '.join(names)} | {minutes} |")
-    return re.sub("(?s)(<!-- exercises -->\n).*(\n<!-- end -->)", lambda found: (
-        found[1] + "\n".join(rows) + found[2]), path.read_text(encoding="utf-8"))
+PAGE = ROOT / "tests" / "README.md"
 
 
-PAGES = ROOT / "tests/README.md", ROOT / "tests/teaching.md"
+def page_with_table():
+    """Return the text of the page with the table of all exercises between its markers."""
+    minutes = sum(e.minutes for e in EXERCISES)
+    head = f"{len(EXERCISES)} exercises", "lesson", "idea", "needs", f"{minutes} minutes", "level"
+    rows = [head, ["---"] * len(head)]
+    rows += [(e.name, e.lesson, e.idea, e.before, str(e.minutes), f"`{'*' * e.level}`")
+             for e in EXERCISES]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return re.sub("(?s)(<!-- exercises -->\n).*(?=<!-- end -->)", lambda found: found[1] + table,
+                  PAGE.read_text(encoding="utf-8"))
+
+
 if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(page_with_table(page), encoding="utf-8")
+    PAGE.write_text(page_with_table(), encoding="utf-8")

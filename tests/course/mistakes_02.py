@@ -13,8 +13,7 @@ TABLE["update_memory"] = (
     ("there are fewer than M rows, and a negative index counts from the end: never let the first "
      "row be below 0", "first = joined.shape[1] - M"),
     ("you pad with rows of zeros up to M rows: no memory is not a memory of zeros",
-     ("joined = ...", "pad = h.new_zeros(len(h), max(0, M - memory.shape[1] - h.shape[1]), 3)\n"
-      "    joined = torch.cat([pad, memory, h], dim=1)")),
+     "return nn.functional.pad(joined[:, first:], (0, 0, max(0, M - joined.size(1)), 0)).detach()"),
     ("the old memory is dropped: keep the last M rows of BOTH", "joined = h"),
     ("one row too many is kept", "first = max(0, joined.shape[1] - M - 1)"),
     ("test_the_memory_has_the_dtype_of_h", (".detach()", ".detach().float()")),
@@ -74,10 +73,8 @@ TABLE["stream_losses"] = (
      ("memory = None", "memory = getattr(model, 'kept', None)"),
      ("return", "model.kept = memory\n    return")),
     ("each call reads x from the beginning again, although the memory already holds it",
-     ("losses = []", "losses, read = [], x[:, :0]"),
-     ("logits, memory = ...", "read = torch.cat([read, x_T], 1)\n"
-      "        logits, memory = model(read, memory)\n"
-      "        logits = logits[:, -x_T.shape[1] :]")),
+     "logits, memory = model(x[:, : (len(losses) + 1) * T], memory)",
+     ("(logits", "(logits[:, -x_T.shape[1] :]")),
     ("you use the input token as the target: the targets are y", ("y.split", "x.split")),
     ("split(T) without dim separates the lanes: time is dim 1",
      ("zip...", "zip(x.split(T), y.split(T)):")),

@@ -1,12 +1,14 @@
 """SPOILERS.  Mistakes in the exercises of lesson 4 (see mistakes.py)."""
+ONE_MATRIX = "this is correct for one matrix, but with leading dimensions it raises an error"
+PADDED_ROW = ("you padded a row instead of a cell: F.pad counts from the last axis, and (1, 0) "
+              "puts one cell in front of every row")
 TABLE = {}
 TABLE["rel_shift_by_index"] = (
     ("the index exceeds the end of the row: use the last column there, distance 0",
      "n = j + T - 1 - i"),
     ("gather runs along the wrong axis, the rows: the columns are the last one, -1",
      "return x.gather(-2, n.expand(x.shape))"),
-    ("this is correct for one matrix, but with leading dimensions it raises an error",
-     "return x.gather(-1, n)"),
+    (ONE_MATRIX, "return x.gather(-1, n)"),
     ("the index wraps around at the end: clamp it to the last column", "n = (j + T - 1 - i) % K"),
     ("future cells are 0: they must repeat the value of distance 0",
      "return x.gather(-1, n.expand(x.shape)).tril(K - T)"),
@@ -32,8 +34,7 @@ TABLE["rel_shift"] = (
      ("x = x...", "x = x.transpose(-1, -2)")),
     ("the padded values keep their rows: view them as rows of T, (K + 1, T), then drop the first "
      "of these rows", ("x = x...", "x = x.reshape(*batch, T, K + 1)")),
-    ("you padded a row instead of a cell: F.pad counts from the last axis, and one cell in front "
-     "of each row is (1, 0)", ("1, 0", "0, 0, 1, 0")),
+    (PADDED_ROW, ("1, 0", "0, 0, 1, 0")),
     ("every row is one cell too far to the left: pad in FRONT of each row, (1, 0) in F.pad, and "
      "drop T cells, not T + 1", ("1, 0", "0, 1")),
     ("you padded after each row and dropped the last row: pad in front, and drop the first",
@@ -42,12 +43,10 @@ TABLE["rel_shift"] = (
      ("x = x...", "x = x.reshape(-1, T)"), "return x[1:].reshape(*batch, T, K)"),
     ("this is correct for one matrix but not with leading dimensions: the matrices were mixed",
      ("x = x...", "x = x.reshape(K + 1, -1)"), "return x[1:].reshape(-1, T, K)"),
-    ("this is correct for one matrix, but with leading dimensions it raises an error",
-     ("x = x...", "x = x.reshape(K + 1, T)"), "return x[1:].reshape(T, K)"),
+    (ONE_MATRIX, ("x = x...", "x = x.reshape(K + 1, T)"), "return x[1:].reshape(T, K)"),
     ("row i is moved to the right: it must move to the left",
      ("x = F...", "x = [F.pad(x[..., i, :], (T - 1 - i, 0), value=987654321) for i in range(T)]"),
      ("x = x...", "x = torch.stack([row[..., :K] for row in x], -2)"), "return x"),
-    ("you padded a row instead of a cell: F.pad counts from the last axis, and (1, 0) puts one "
-     "cell in front of every row",
-     ("1, 0", "0, 0, 1, 0"), ("x = x...", "x = x.reshape(*batch, K, T + 1)"), ("1:, :", "1:")),
+    (PADDED_ROW, ("1, 0", "0, 0, 1, 0"), ("x = x...", "x = x.reshape(*batch, K, T + 1)"),
+     ("1:, :", "1:")),
 )

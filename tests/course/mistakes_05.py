@@ -147,6 +147,8 @@ TABLE["sample_top_k"] = (
     ("the logits are divided in place: make a new tensor",
      ("best, tokens", "logits /= temperature\n    best, tokens"), "probability = best.softmax(-1)"),
 )
+LAST_LANE = "logits[-1] is the last lane: the last position of every lane is logits[:, -1]"
+NO_FIRST = "the first new token is missing: it is sampled from the logits of the prompt"
 READ_ALL = "tokens.append(x)", "tokens.append(new)\n        x = torch.cat([x, new], dim=1)"
 TABLE["generate"] = (
     ("each step feeds the prompt again, although it is already in the memory: everything is read "
@@ -164,14 +166,10 @@ TABLE["generate"] = (
       "        memory = new if memory is None else memory")),
     ("the logits are those of the first position: the LAST one predicts what follows",
      (", last_only=True", ""), ("logits[:, -1]", "logits[:, 0]")),
-    ("logits[-1] is the last lane: the last position of every lane is logits[:, -1]",
-     (", last_only=True", ""), ("logits[:, -1]", "logits[-1]")),
-    ("logits[-1] is the last lane: the last position of every lane is logits[:, -1]",
-     ("logits[:, -1]", "logits[-1]")),
-    ("the first new token is missing: it is sampled from the logits of the prompt",
-     ("*tokens", "*tokens[1:]")),
-    ("the first new token is missing: it is sampled from the logits of the prompt",
-     ("n_tokens):\n", "n_tokens + 1):\n"), ("*tokens", "*tokens[1:]")),
+    (LAST_LANE, (", last_only=True", ""), ("logits[:, -1]", "logits[-1]")),
+    (LAST_LANE, ("logits[:, -1]", "logits[-1]")),
+    (NO_FIRST, ("*tokens", "*tokens[1:]")),
+    (NO_FIRST, ("n_tokens):\n", "n_tokens + 1):\n"), ("*tokens", "*tokens[1:]")),
     ("you also return the prompt: return only the new tokens", ("prompt[:, :0]", "prompt")),
     ("the model reads a token as (B, 1), one column: keep the second axis of the sampled tokens",
      ("generator)...", "generator)[:, 0]"), "return torch.stack(tokens, dim=1)"),

@@ -43,8 +43,7 @@ def embeddings(words):
 def log_probabilities(words, h):
     """Compute the log-probability of every word after the states (B, n, D) -> (B, n, V)."""
     def softmax(rows, bias, project=None):
-        powers = ((h if project is None else h @ project) @ rows.T + bias).exp()
-        return powers / powers.sum(-1, keepdim=True)
+        return ((h if project is None else h @ project) @ rows.T + bias).softmax(-1)
 
     if isinstance(words, nn.Embedding):
         return softmax(words.weight, getattr(words, "bias", 0)).log()

@@ -44,10 +44,8 @@ def read(model, x, lengths, *y):
     """Read x (and y) in segments; return the outputs (B, n, ...) and the memory after each."""
     memory, outputs, memories = None, [], []
     for part, *targets in zip(*(tokens.split(list(lengths), dim=1) for tokens in (x, *y))):
-        if isinstance(model, lesson_1.VanillaTransformer):
-            output, memory = model(part), []
-        else:
-            output, memory = model(part, memory, *targets)
+        is_lesson_1 = isinstance(model, lesson_1.VanillaTransformer)
+        output, memory = (model(part), []) if is_lesson_1 else model(part, memory, *targets)
         outputs.append(output)
         memories.append(memory)
     return torch.cat(outputs, dim=1), memories
@@ -114,9 +112,8 @@ def test_every_parameter_has_a_gradient_if_a_batch_holds_one_band(token):
 SEGMENTED = {
     "lesson 3": lambda: early(lesson_3.RelativeTransformer, M=12),
     "lesson 5": lambda: full(replace(SMALL, mem_len=12)),
-    "same_length, M 0": lambda: full(replace(SMALL, mem_len=0, same_length=True)),
-    "same_length, M 1": lambda: full(replace(SMALL, mem_len=1, same_length=True)),
-    "same_length, M 4": lambda: full(replace(SMALL, mem_len=4, same_length=True))}
+    **{f"same_length, M {M}": lambda M=M: full(replace(SMALL, mem_len=M, same_length=True))
+       for M in (0, 1, 4)}}
 
 
 @pytest.mark.parametrize("name", SEGMENTED)
