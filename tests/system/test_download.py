@@ -56,6 +56,8 @@ def test_a_file_is_fetched_once_and_checked(web, tmp_path):
     message = refusal(fetch, file, tmp_path / "new")
     assert f"file is not the file of {file.addresses[0]}" in message and "delete it" in message
     assert files_in(tmp_path) == {"new/file": FLIPPED}
+    web[SITE] = bytes(2**18 + 1)  # is read in two pieces
+    assert fetch(published("large", web[SITE], SITE), tmp_path).stat().st_size == 2**18 + 1
 
 
 @pytest.mark.parametrize("answer, words", [
@@ -78,12 +80,12 @@ def test_only_the_listed_members_are_unpacked_once(web, tmp_path, name, pack):
         message = refusal(unpack, source_of(archive, names), tmp_path)
         assert message.endswith("or save its unpacked files as " + listed.format(tmp_path))
     web[SITE] = pack({"../evil": b"!", "w/evil": b"!", "/tmp/evil": b"!"} | TEXTS)
-    source = source_of(archive)
+    source = source_of(archive, ("w/two", "w/one"))
     (tmp_path / "w/two.part").mkdir(parents=True)  # so that this file cannot be written
     message = refusal(unpack, source, tmp_path)
     assert f"{tmp_path / name} cannot be unpacked ([Errno" in message and "w/two" in message
     (tmp_path / "w/two.part").rmdir()
-    assert unpack(source, tmp_path) == [tmp_path / "w/one", tmp_path / "w/two"]
+    assert unpack(source, tmp_path) == [tmp_path / "w/two", tmp_path / "w/one"]
     assert files_in(tmp_path) == {name: web[SITE]} | TEXTS
     (tmp_path / name).unlink()
     unpack(source, tmp_path)  # needs no archive now
