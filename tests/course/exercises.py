@@ -7,7 +7,6 @@ Their rules are tests: those of rel_shift are in tests/test_04_rel_shift.py and 
 an argument.
 """
 import ast
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -246,8 +245,9 @@ def page_with_table():
     rows += [(e.name, e.lesson, e.idea, e.before, str(e.minutes), f"`{'*' * e.level}`")
              for e in EXERCISES]
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return re.sub("(?s)(<!-- exercises -->\n).*(?=<!-- end -->)", lambda found: found[1] + table,
-                  PAGE.read_text(encoding="utf-8"))
+    before, begin, rest = PAGE.read_text(encoding="utf-8").partition("<!-- exercises -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    return before + begin + table + end + after
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ UNUSUAL = [name for name in NAMES if name not in ("causal_mask", "reach", "atten
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_an_unusual_correct_solution_passes(name):
     text = lessons.solution(BY_NAME[name], RIGHT)
+    assert text != lessons.solution(BY_NAME[name])
     assert judge(name, mistakes.function_from(name, text)) == (None, "")
 
 
