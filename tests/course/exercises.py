@@ -7,7 +7,6 @@ Their rules are tests: those of rel_shift are in tests/test_04_rel_shift.py and 
 an argument.
 """
 import ast
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,8 +58,7 @@ EXERCISES = (
         "both (B, T) int64, where y is one column further than x. The last segment may be "
         "shorter, but every input has its target, and the last column is never an input.",
         "With L + 1 columns there are L inputs. For the last segment, write down the column at "
-        "which x ends and the column at which y ends. Use `yield` and do not return a list: "
-        "train.py asks for one segment at a time."),
+        "which x ends and the column at which y ends. Use `yield`, not a list."),
     Exercise(
         "sinusoid", "01_vanilla_segments", "sinusoid", 4, 15, 1,
         "a position as sines and cosines", "broadcasting",
@@ -93,8 +91,7 @@ EXERCISES = (
         "the start of its SEGMENT. Each further layer continues in the same way from the farthest "
         "token reached so far, which may be inside an earlier segment.",
         "Let the query's segment start at 0, so that the query is token T - 1. Which is the "
-        "first token that one layer attends to? Which segment contains that token, and where "
-        "does that segment start?"),
+        "first token that one layer attends to, and where does its segment start?"),
     Exercise(
         "stream_losses", "02_recurrence", "stream_losses", 6, 10, 1,
         "carrying the memory over", "a loop that carries a state",
@@ -130,8 +127,7 @@ EXERCISES = (
         "There may be any number of leading dimensions.",
         "Draw T = 3, K = 5 on paper, as at the top of the lesson. Which row of the reshaped "
         "matrix begins with a pad cell and contains only values that are not needed: the first "
-        "or the last? If your function is correct for one matrix only: x.shape[-2:] is T and K, "
-        "and the other dimensions stay in front."),
+        "or the last? With leading dimensions, x.shape[-2:] is T and K."),
     Exercise(
         "attention_mask", "05_full_model", "attention_mask", 6, 20, 2,
         "same_length: every query sees M + 1 keys", "causal_mask",
@@ -184,9 +180,8 @@ EXERCISES = (
         "Return only the new tokens, (B, n_tokens), also if n_tokens is 0. If the vocabulary "
         "(model.config.vocab_size) has fewer than top_k tokens, sample from all of them; "
         "the caller has called model.eval().",
-        "Keep one variable for the next input of the model: first the prompt, then the (B, 1) "
-        "token just sampled. Feeding the prompt again would process it twice: it is already in "
-        "the memory."),
+        "Keep one variable for the model's next input: first the prompt, which is then in the "
+        "memory, and after it the (B, 1) token just sampled."),
     Exercise(
         "train_step", "train", "train_step", 17, 40, 3,
         "one update that carries the memory over", "backward, clipping, update_memory",
@@ -248,8 +243,9 @@ def page_with_table():
     rows += [(e.name, e.lesson, e.idea, e.before, str(e.minutes), f"`{'*' * e.level}`")
              for e in EXERCISES]
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return re.sub("(?s)(<!-- exercises -->\n).*(?=<!-- end -->)", lambda found: found[1] + table,
-                  PAGE.read_text(encoding="utf-8"))
+    before, begin, rest = PAGE.read_text(encoding="utf-8").partition("<!-- exercises -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    return before + begin + table + end + after
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """SPOILERS.  Mistakes in the exercises of lesson 1 (see mistakes.py)."""
 TABLE = {}
 TABLE["lanes"] = (
-    ("the lanes do not share a token: the target of a lane's last input is the first token of the "
-     "next lane, so lane b begins at b * L",
-     ("tokens[b... for", "tokens[b * (L + 1) : (b + 1) * (L + 1)] for")),
-    ("the last column is missing: the target of a lane's last input is in the next lane, so a lane "
-     "has L + 1 tokens and shares one with the next lane",
-     ("tokens[b... for", "tokens[b * L : (b + 1) * L] for")),
+    ("the lanes do not share a token: a lane's last target is the first token of the next lane, so "
+     "lane b begins at b * L", ("tokens[b... for", "tokens[b * (L + 1) : (b + 1) * (L + 1)] for")),
+    ("the last column is missing: a lane has L + 1 tokens, of which the last is also the first of "
+     "the next lane", ("tokens[b... for", "tokens[b * L : (b + 1) * L] for")),
     ("you assigned the tokens to the lanes in turn, so no lane is a text; each lane must be one "
      "contiguous piece of the stream", ("tokens[b... for", "tokens[b::B][: L + 1] for")),
     ("the lanes are correct but are columns: (B, L + 1) has one lane per row",
@@ -24,8 +22,7 @@ TABLE["lanes"] = (
 def lanes(tokens, B):
     return tokens[: len(tokens) // B * B].view(B, -1).t()
 """),
-    ("this is one long row, or a stream that was not split: each lane is a separate row, (B, L + "
-     "1)", """
+    ("this is one long row: each lane is a separate row, (B, L + 1)", """
 def lanes(tokens, B):
     return tokens[: (len(tokens) - 1) // B * B]
 """),

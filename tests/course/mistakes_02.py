@@ -2,16 +2,16 @@
 TABLE = {}
 TABLE["update_memory"] = (
     ("everything is kept although M = 0: in Python rows[-0:] is all of rows", ("first:", "-M:")),
-    ("old and new rows are swapped: the memory is before the segment in time, so the old rows come "
-     "first", "joined = torch.cat([h, memory], dim=1)"),
+    ("old and new rows are swapped: the memory is earlier, so its rows come first",
+     "joined = torch.cat([h, memory], dim=1)"),
     ("you keep the first M rows; keep the last M, since the oldest rows are dropped",
      ("first:", ":M")),
     ("you concatenated lanes; concatenate along time, dimension 1 of (B, m, D)",
      "joined = torch.cat([memory, h], dim=0)"),
     ("you keep as many rows as the segment has: keep M rows, not T",
      "first = max(0, joined.shape[1] - h.shape[1])"),
-    ("there are fewer than M rows, and a negative index counts from the end: never let the first "
-     "row be below 0", "first = joined.shape[1] - M"),
+    ("with fewer than M rows the index is negative and counts from the end: let it be 0 or more",
+     "first = joined.shape[1] - M"),
     ("you pad with rows of zeros up to M rows: no memory is not a memory of zeros",
      "return nn.functional.pad(joined[:, first:], (0, 0, max(0, M - joined.size(1)), 0)).detach()"),
     ("the old memory is dropped: keep the last M rows of BOTH", "joined = h"),
@@ -33,8 +33,8 @@ TABLE["causal_mask"] = (
     ("nothing is masked: a query must not see the keys after it", "return j > m + T + i"),
     ("these are values to add to the scores: return a bool mask, True where a key is masked",
      "return torch.zeros(T, m + T).masked_fill(j > m + i, -math.inf)"),
-    ("this is a window, which also masks keys far back: here every query sees the whole memory, "
-     "however long it is", "return (j > m + i) | (j < i)"),
+    ("this is a window, which also masks keys far back: here every query sees the whole memory",
+     "return (j > m + i) | (j < i)"),
     ("T and m are swapped: there are T queries, one per row, and the memory has m keys",
      ("arange(T", "arange(m"), "return j > T + i"),
 )
@@ -83,6 +83,6 @@ TABLE["stream_losses"] = (
     ("cat without dim concatenates lanes: concatenate the losses along time, dim=1",
      "return torch.cat(losses)"),
     ("this is ln p, which is negative: a loss is -ln p", "return -torch.cat(losses, dim=1)"),
-    ("the tokens of the last, shorter segment are missing: return the losses of all tokens, (B, n)",
+    ("the last, shorter segment is missing: return the losses of all tokens, (B, n)",
      ("x.split", "x[:, : x.shape[1] // T * T].split")),
 )

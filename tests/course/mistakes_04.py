@@ -1,7 +1,6 @@
 """SPOILERS.  Mistakes in the exercises of lesson 4 (see mistakes.py)."""
 ONE_MATRIX = "this is correct for one matrix, but with leading dimensions it raises an error"
-PADDED_ROW = ("you padded a row instead of a cell: F.pad counts from the last axis, and (1, 0) "
-              "puts one cell in front of every row")
+PADDED_ROW = "you padded a row, not a cell: in F.pad (1, 0) puts one cell in front of every row"
 TABLE = {}
 TABLE["rel_shift_by_index"] = (
     ("the index exceeds the end of the row: use the last column there, distance 0",
@@ -32,8 +31,8 @@ TABLE["rel_shift"] = (
      "T they are T x K", ("x = x...", "x = x.reshape(*batch, T + 1, K)")),
     ("transpose swaps the axes; reshape keeps the values in their order",
      ("x = x...", "x = x.transpose(-1, -2)")),
-    ("the padded values keep their rows: view them as rows of T, (K + 1, T), then drop the first "
-     "of these rows", ("x = x...", "x = x.reshape(*batch, T, K + 1)")),
+    ("the padded values keep their rows: view them as rows of T, (K + 1, T), and drop the first",
+     ("x = x...", "x = x.reshape(*batch, T, K + 1)")),
     (PADDED_ROW, ("1, 0", "0, 0, 1, 0")),
     ("every row is one cell too far to the left: pad in FRONT of each row, (1, 0) in F.pad, and "
      "drop T cells, not T + 1", ("1, 0", "0, 1")),

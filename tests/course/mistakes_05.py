@@ -30,8 +30,8 @@ TABLE["distance_encoding"] = (
     ("distance 0 is missing: a query also sees itself", ("K - 1, -1", "K - 1, 0")),
     ("clamp_len has no effect: every DISTANCE beyond it becomes clamp_len (clamp returns a new "
      "tensor, clamp_ changes the old one)", "if False:"),
-    ("it is clamped from the wrong side: the FAR distances become clamp_len, the near ones stay as "
-     "they are", ("max=", "min=")),
+    ("it is clamped from the wrong side: FAR distances become clamp_len, and near ones stay",
+     ("max=", "min=")),
     ("you clamped the row, not the distance",
      ("distance = d...", "distance = K - 1 - distance.flip(0).clamp(max=clamp_len)")),
     ("the far distances are not encoded: encode them as clamp_len, so that R has K rows",
@@ -67,11 +67,10 @@ TABLE["relative_attention"] = (
      ("(mask", "(~mask")),
     ("you set masked probabilities to 0 after the softmax: the others then do not sum to 1",
      ("score.masked...", "score.softmax(-1).masked_fill(mask, 0.0)")),
-    ("masked keys get a large negative number: with scores like these it is not low enough; use "
-     "-inf", ('float("-inf")', "-1e3")),
-    ("you add a large negative number to the score of a masked key: with scores like these it is "
-     "not low enough; use masked_fill with -inf",
-     ("score.masked...", "(score + mask * -1e9).softmax(-1)")),
+    ("masked keys get a large negative number: here it is not low enough; use -inf",
+     ('float("-inf")', "-1e3")),
+    ("you add a large negative number to masked scores: here it is not low enough; use masked_fill "
+     "with -inf", ("score.masked...", "(score + mask * -1e9).softmax(-1)")),
     ("dropout_attention is not called: apply it between the softmax and the values",
      "out = probability @ value"),
     ("you call dropout_attention but do not use its result: it returns new probabilities",
@@ -119,15 +118,14 @@ TABLE["sample_top_k"] = (
      "return tokens[0][choice]"),
     ("the softmax is over the rows: it must be over the tokens, the last dim",
      ("logits.float()", "(logits / temperature).softmax(0)"), "probability = best"),
-    ("the result must be (B, 1), one column: the gathered ranks of multinomial already have this "
-     "shape", "return tokens.gather(-1, choice)[:, 0]"),
+    ("the result must be (B, 1), one column, as the ranks of multinomial are",
+     "return tokens.gather(-1, choice)[:, 0]"),
     ("top_k is ignored: tokens beyond the k best are sampled",
      ("topk(top_k", "topk(logits.shape[-1]")),
     ("you set the other logits to 0, which still has probability: set them to -inf",
      "probability = (logits.where(logits >= best[:, -1:], 0) / temperature).softmax(-1)",
      "return choice"),
-    ("all rows share one random number: each row needs its own (torch.multinomial draws one for "
-     "each row)",
+    ("all rows share one random number: torch.multinomial draws one for each row",
      "choice = (probability.cumsum(-1) < torch.rand(1, generator=generator)).sum(-1, True)"),
     ("this is always the best token: sample from the probabilities (torch.multinomial)",
      "return tokens[:, :1]"),

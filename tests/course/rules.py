@@ -131,8 +131,7 @@ def blank_message(name):
     exercise = BY_NAME[name]
     node, _ = find(lessons.under_test[exercise.file].read_bytes(), exercise.function)
     if len(node.body) > 2:  # more than a docstring and the stub
-        return (f"{name} is blank: there is code in it, but the `raise NotImplementedError` of the "
-                "blank is still there; delete it")
+        return f"{name} is blank: it has code now, so delete its `raise NotImplementedError`"
     return (f"{name} is blank: write {exercise.function} in {exercise.file}.py, then run "
             f"pytest -k {name}\n{exercise.task}")
 

@@ -33,8 +33,7 @@ def diagnosis_of(name, function):
 
 @each
 def test_each_mistake_is_rejected_and_diagnosed(name):
-    """Each known mistake breaks a rule, and the message begins with that mistake's sentence.  Each
-    rule is broken by a mistake; otherwise it might never fail."""
+    """Each known mistake breaks a rule and is named by its sentence; each rule is broken by one."""
     known, tried = mistakes.mistakes_for(name), rules_of(name)
     sentences = {rule.function.__name__: sentence_of(rule) for rule in tried}
     assert [diagnosis_of(name, mistake.function()) for mistake in known] == [
@@ -76,13 +75,13 @@ UNUSUAL = [name for name in NAMES if name not in ("causal_mask", "reach", "atten
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_an_unusual_correct_solution_passes(name):
     text = lessons.solution(BY_NAME[name], RIGHT)
+    assert text != lessons.solution(BY_NAME[name])
     assert judge(name, mistakes.function_from(name, text)) == (None, "")
 
 
 @pytest.mark.slow
 def test_no_other_test_requires_more_than_the_rules(tmp_path):
-    """All other tests pass with unusual correct solutions in the lessons.  They run in two
-    processes, and no solution is restored."""
+    """All other tests pass with unusual correct solutions in the lessons."""
     project = copy_of_project(tmp_path)
     for file in LESSONS:
         lessons.keep_pristine(file, project)
