@@ -72,7 +72,8 @@ def test_attention_by_distance_against_loops(monkeypatch, M=5, n=7):
     model(tokens.long())
     wanted = torch.zeros(4, 2, 3, M + 1).double()
     for layer, (attention, (q, k, _, _, u, v, _)) in enumerate(seen):
-        R, W_kR = lesson_1.sinusoid(torch.arange(L), 16), attention.W_kR.weight.view(3, 4, 16)
+        R = lesson_1.sinusoid(torch.arange(L), 16)
+        W_kR = attention.W_kR.weight.view(3, 4, 16)
         table = lesson_3.four_terms_all_pairs(q, k, R, W_kR, u, v).detach() / 2  # sqrt(C)
         for i, part in enumerate((table.sum(0), table[0], table[1], table[3])):  # (B, H, L, L)
             for t in range(M, L):
@@ -101,7 +102,8 @@ def test_memory_is_removed_in_one_layer_or_shuffled(model, needs_shipped_solutio
         return [round(bits, 9) for bits in found.values()]
 
     corpus = SimpleNamespace(test=torch.randint(7, (65,)))
-    x, y = corpus.test[16:64].view(12, 4), corpus.test[17:].view(12, 4)
+    x = corpus.test[16:64].view(12, 4)
+    y = corpus.test[17:].view(12, 4)
     found = measured()
     assert found == measured() and len({*found}) == 5
     assert found[1] == pytest.approx(lesson_1.bits(model(x, None, y)[0]))
@@ -119,9 +121,11 @@ def test_memory_is_removed_in_one_layer_or_shuffled(model, needs_shipped_solutio
 
 def test_a_gradient_passes_through_k_segments(model):
     """It equals that of one pass over them and the last; what comes before has no gradient."""
-    tokens, weights = torch.randint(7, (1, 21)), list(model.parameters())
+    tokens = torch.randint(7, (1, 21))
+    weights = list(model.parameters())
     for k in 0, 2, 3:
-        found, first = measures.gradient(model, tokens, 4, k), 4 * (4 - k)
+        found = measures.gradient(model, tokens, 4, k)
+        first = 4 * (4 - k)
         _, memory = model(tokens[:, :first])
         losses, _ = model(tokens[:, first:20], memory, tokens[:, first + 1 :])
         wanted = torch.autograd.grad(losses[:, -4:].mean(), weights)

@@ -17,6 +17,7 @@ def test_a_small_run(monkeypatch, capsys):
     assert speed.main(["--dtype", "bf16", "--device", "cpu"]) == 0
     _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == ["5:", "300:"] and lines[1].endswith("paper 7")
-    predict, x = speed.make_window(CONFIG), torch.arange(10).view(2, 5)
+    predict = speed.make_window(CONFIG)
+    x = torch.arange(10).view(2, 5)
     before, x[0, 0] = predict(x), 10
     assert (predict(x) != before).any(-1).tolist() == [[True], [False]]

@@ -29,7 +29,8 @@ def made(encoding, half_loss=False):
 
 def test_the_row_of_ours_is_lesson_5():
     """The same weights give the same losses in two segments."""
-    ours, wanted = made("ours"), lesson_5.TransformerXL(CONFIG).double()
+    ours = made("ours")
+    wanted = lesson_5.TransformerXL(CONFIG).double()
     wanted.load_state_dict(ours.state_dict())
     x, y = torch.randint(11, (2, 2, 8))
     assert_close(*(lesson_2.stream_losses(model, x, y, 4) for model in (ours, wanted)), "losses")
@@ -103,7 +104,8 @@ def test_the_half_loss_counts_the_later_half_twice_in_training_only():
 @pytest.mark.parametrize("name", variants.ROWS)
 def test_a_row_has_its_settings(name):
     """M is T or 0; ours uses u and v, ours and shaw W_kR."""
-    scale, row = variants.SCALES["tiny"], variants.ROWS[name]
+    scale = variants.SCALES["tiny"]
+    row = variants.ROWS[name]
     recipe = variants.recipe_of(row, scale, 3, "bf16")
     model = variants.make(row, scale, recipe.segment, 11)
     T = 11 if name.endswith("176") else 8

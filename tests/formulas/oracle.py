@@ -60,7 +60,8 @@ def read(model, x, lengths):
     c = getattr(model, "config", None) or SimpleNamespace(
         mem_len=getattr(model, "M", 0), same_length=False, clamp_len=0, untie_r=False)
     starts = [sum(lengths[:s]) for s, T in enumerate(lengths) for _ in range(T)]  # of each token
-    E, clamp = embeddings(model.embedding), c.clamp_len if c.clamp_len > 0 else len(starts)
+    E = embeddings(model.embedding)
+    clamp = c.clamp_len if c.clamp_len > 0 else len(starts)
     R = unit_circle([min(distance, clamp) for distance in range(len(starts))], E.shape[1])
     R = factor(model, "dropout_R") * R
     h = factor(model, "dropout_embedding") * math.sqrt(E.shape[1]) * E[x]

@@ -43,7 +43,8 @@ def test_windows_are_compared_with_segments_over_the_same_tokens_in_bits(n, T):
 @pytest.mark.parametrize("n, B, T", [(12, 1, 5), (9, 1, 1), (5, 1, 20), (27, 3, 3)])
 def test_lane_losses_are_those_of_all_tokens(n, B, T):
     """A short last segment counts by its number of tokens, and all lanes count."""
-    scores, tokens = torch.randn(7, 7), torch.randint(7, (n,)).to(torch.uint8)
+    scores = torch.randn(7, 7)
+    tokens = torch.randint(7, (n,)).to(torch.uint8)
     inputs = (n - 1) // B * B
     wanted = nll(scores.double()[tokens[:inputs].long()], tokens[1 : inputs + 1]).mean().item()
     losses = lesson_2.lane_losses(lambda x, memory: (scores[x], None), tokens, B, T)

@@ -96,7 +96,8 @@ def test_only_the_needed_rows_are_computed_and_in_float32():
     words, scores = model.embedding, model.embedding.scores
     words.scores = lambda h, i: asked.append((*h.shape[:-1], i)) or scores(h, i)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        losses, logits = model(y, None, y)[0], model(y, last_only=True)[0]
+        losses = model(y, None, y)[0]
+        logits = model(y, last_only=True)[0]
     assert asked == [(2, 50, 0), (5, 1), (11, 2), *((2, 1, i) for i in range(3))]
     assert losses.dtype == logits.dtype == torch.float32
 
@@ -104,7 +105,8 @@ def test_only_the_needed_rows_are_computed_and_in_float32():
 @pytest.mark.parametrize("token", [0, 3, 10])
 def test_every_parameter_has_a_gradient_if_a_batch_holds_one_band(token):
     """Several ranks wait for the gradients of all parameters, also of a band without tokens."""
-    model, x = TransformerXL(replace(BANDS, tie_projections=False)), torch.full((2, 4), token)
+    model = TransformerXL(replace(BANDS, tie_projections=False))
+    x = torch.full((2, 4), token)
     model(x, None, x)[0].sum().backward()
     assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
 
@@ -120,7 +122,8 @@ SEGMENTED = {
 def test_segments_equal_one_pass(name):
     """With relative positions, the segmentation changes no logit while no state has left the
     memory, or with same_length, where each query attends to M keys before it."""
-    model, x = SEGMENTED[name](), torch.randint(11, (2, 12))
+    model = SEGMENTED[name]()
+    x = torch.randint(11, (2, 12))
     for lengths in ((3, 3, 3, 3), (1,) * 12, (5, 1, 6), (2, 10)):
         assert_close(read(model, x, lengths)[0], read(model, x, (12,))[0], str(lengths))
 

@@ -44,10 +44,12 @@ class Bigram(nn.Module):
 def test_fit_equals_the_loop_from_the_formulas(lesson, memories):
     """Segments repeat in stream order, each with the memory of the one before; gradients are
     clipped, and the learning rate warms up and decays."""
-    found, wanted = Bigram(lesson is lesson_2), Bigram(False)
+    found = Bigram(lesson is lesson_2)
+    wanted = Bigram(False)
     text = torch.cat([torch.full((12,), 3), torch.randint(11, (13,))])
     adam = torch.optim.Adam(wanted.parameters())
-    batches, norms = list(oracles.segments(oracles.lanes(text, 2), 4)), []
+    batches = list(oracles.segments(oracles.lanes(text, 2), 4))
+    norms = []
     for step in range(70):
         x, y = batches[step % len(batches)]
         loss = nn.functional.cross_entropy(wanted(x).flatten(0, 1), y.flatten())
@@ -86,7 +88,8 @@ def test_sampling_uses_eval_mode_and_the_evaluation_memory():
     """The prompt (P,) becomes one lane, and the recipe's seed determines the tokens (n,)."""
     model = randomized(lesson_5.TransformerXL(lesson_5.Config(
         11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=2, dropout=0.5)))
-    prompt, generator = torch.arange(9), torch.Generator().manual_seed(5)
+    prompt = torch.arange(9)
+    generator = torch.Generator().manual_seed(5)
     flags = Flags(n_tokens=20, top_k=3, temperature=0.5)
     found = train.sample(model, prompt, replace(RECIPE, seed=5), flags)
     model.eval().config = replace(model.config, mem_len=7, same_length=True, clamp_len=4)
@@ -111,7 +114,8 @@ def test_batches_of_sentences_continue_where_they_stopped():
         made.segment(0)
         x, y = made.next_segment()
         column, epoch = made.state.column, made.state.epoch
-        lanes, first = sentence_lanes(TEXT, 2, 0, 5, epoch), column - x.shape[1]
+        lanes = sentence_lanes(TEXT, 2, 0, 5, epoch)
+        first = column - x.shape[1]
         assert x.equal(lanes[:, first:column].long())
         assert y.equal(lanes[:, first + 1 : column + 1].long())
         assert all(a.equal(b) for a, b in zip((x, y), again.next_segment()))

@@ -40,7 +40,8 @@ def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data, kind, capsys):
     """Valid and test have n // 20 bytes each, and train has the rest.  The vocabulary is in the
     official order: by decreasing count, then by appearance.  A line says if it is no plain text."""
     (tmp_path / "notes.txt").write_bytes(data)
-    corpus, n = load(tmp_path / "notes.txt"), len(data) // 20
+    corpus = load(tmp_path / "notes.txt")
+    n = len(data) // 20
     said = capsys.readouterr().out
     assert said.startswith(f"notes.txt is {kind}, read byte by") if kind else said == ""
     assert said.count("\n") == bool(kind)
@@ -78,7 +79,8 @@ def test_stdlib_has_the_python_files_ordered_by_a_hash_of_their_paths(tmp_path, 
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(f"# this is {name}\r\n".encode())
     monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(tmp_path)}.__getitem__)
-    corpus, version = load("stdlib"), sys.version.split()[0]
+    corpus = load("stdlib")
+    version = sys.version.split()[0]
     texts = ["".join(f"# this is {name}\n" for name in names).encode() for names in SPLITS]
     data = b"".join(texts)
     assert texts_of(corpus) == texts
@@ -170,7 +172,8 @@ def test_words_follow_the_official_rule(tmp_path):
     """Lines, as in Python's text mode, are stripped and split at white space, and end in `<eos>`.
     The vocabulary starts with `<eos>`; words follow by decreasing count, then by appearance."""
     texts = STRANGE, STRANGE[9:], STRANGE[:9] + "\nnew"
-    corpus, every = words(tmp_path, *(text.encode() for text in texts)), []
+    corpus = words(tmp_path, *(text.encode() for text in texts))
+    every = []
     for name in ("train", "valid", "test"):
         with open(tmp_path / name, encoding="utf-8") as file:
             wanted = [word for line in file for word in (*line.strip().split(), "<eos>")]

@@ -16,7 +16,8 @@ from training import presets
 from training.reader import reader_of
 from training.optimizers import OPTIMIZERS
 
-train, lesson_5 = import_module("train"), import_module("05_full_model")
+train = import_module("train")
+lesson_5 = import_module("05_full_model")
 aten = torch.ops.aten
 
 

@@ -30,10 +30,12 @@ def test_a_run_from_other_weights_has_their_loss_sizes_and_vocabulary(
     """At a rate of almost 0 the weights hardly change, so the loss is the run's.  Memory length and
     dropout may change; optimizer, step and memory are new."""
     run, out = finished(*WHOLE)[0], tmp_path / "new"
-    before, corpus = checkpoint.to_evaluate(run), corpora.load(other)
+    before = checkpoint.to_evaluate(run)
+    corpus = corpora.load(other)
     assert start(run, other, out, "--steps", "1", "--lr", "1e-9", "--muon-lr", "1e-9",
                  "--mem-len", "5", "--dropout", "0") == 0
-    score, new = last_line(capsys), checkpoint.load(out / "checkpoint.pt")
+    score = last_line(capsys)
+    new = checkpoint.load(out / "checkpoint.pt")
     assert new["config"] == before["config"] | {"mem_len": 5, "dropout": 0.0}
     assert (new["name"], new["vocab"]) == ("tiny", before["vocab"]) != ("tiny", corpus.vocab)
     assert new["state"]["step"] == 1 and new["state"]["memory"][0].shape[1] == 5
@@ -55,7 +57,8 @@ def test_a_dry_run_counts_the_parameters_of_the_run(text, tmp_path, capsys):
 def test_settings_are_those_of_the_run_or_typed(finished):
     """Another corpus or length replaces the run's; the dtype is chosen again for this machine.  A
     size may be typed as it is, and changes no other."""
-    run, typed = finished(*WHOLE, "--d-head", "8")[0], {"dataset": "enwik8", "minutes": 2.0}
+    run = finished(*WHOLE, "--d-head", "8")[0]
+    typed = {"dataset": "enwik8", "minutes": 2.0}
     given = flags.Flags(init=str(run), typed=typed | {"n_head": 2})
     _, config, recipe = flags.choose_model(given, "cpu")
     assert (config.n_head, config.d_head) == (2, 8)

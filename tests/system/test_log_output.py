@@ -33,7 +33,8 @@ draw = log.draw  # no_curve_and_no_flush replaces log.draw for the runs below
 
 def test_the_curve_shows_both_losses_over_the_tokens(tmp_path, monkeypatch):
     """The folder may have any name: $ starts a formula in a title, and fonts lack many signs."""
-    path, drawn = tmp_path / os.fsdecode("$\\frac$ 記憶".encode()) / "metrics.tsv", []
+    path = tmp_path / os.fsdecode("$\\frac$ 記憶".encode()) / "metrics.tsv"
+    drawn = []
     path.parent.mkdir()
     path.write_text("# python train.py\nstep\n10\t1000000\t5\t0.1\t1\t3.5\t4\t0\t\n"
                     "20\t2000000\t9\t\t\t\t\t\t3.25\n30\t3000000\t9\t0.1\t1\t2.5\t4\t0\t\n")
@@ -54,7 +55,8 @@ def test_the_curve_shows_both_losses_over_the_tokens(tmp_path, monkeypatch):
 def test_a_checkpoint_is_used_in_the_form_that_was_trained(flags, text, tmp_path, monkeypatch,
                                                            capsys):
     """The same form is used at the end and later; a run continues the start of the test split."""
-    make, out = Mock(wraps=train.reader_of), str(tmp_path / "my run")
+    make = Mock(wraps=train.reader_of)
+    out = str(tmp_path / "my run")
     monkeypatch.setattr(train, "reader_of", make)
     assert run(text, out, "--steps", "3", *flags) == 0
     said = capsys.readouterr().out

@@ -114,7 +114,8 @@ def test_muon_equals_torchs_muon(m, n):
 def test_the_loop_equals_the_formulas_bit_for_bit(
         needs_shipped_solutions, unit, shown, plain, optimizer, tmp_path, capsys, monkeypatch):
     """This compares learning rates, losses, norms, weights, memory, metrics.tsv and scores."""
-    schedule, corpus = "sqrt" if optimizer == "muon" else "cosine", corpus_of(unit)
+    schedule = "sqrt" if optimizer == "muon" else "cosine"
+    corpus = corpus_of(unit)
     recipe = replace(RECIPE, plain=plain, optimizer=optimizer, schedule=schedule)
     seen, real = [], train.train_step
     steps, lines, said, model, best, memory = witness(corpus, recipe, shown)

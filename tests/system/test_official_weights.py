@@ -42,9 +42,11 @@ def official_state(model, port):
     if not c.untie_r:
         state |= {"r_w_bias": model.u[0], "r_r_bias": model.v[0]}
     if c.div_val == 1:  # one table for all bands
-        tables, biases = [torch.cat([*words.rows]) if c.cutoffs else words.weight], [words.bias]
+        tables = [torch.cat([*words.rows]) if c.cutoffs else words.weight]
+        biases = [words.bias]
     else:
-        tables, biases = words.rows, words.bias.split([len(rows) for rows in words.rows])
+        tables = words.rows
+        biases = words.bias.split([len(rows) for rows in words.rows])
         for i, (narrow, wide) in enumerate(zip(words.project_out, words.project_in)):
             state |= {f"crit.out_projs.{i}": narrow, f"word_emb.emb_projs.{i}": wide}
     for i, (rows, bias) in enumerate(zip(tables, biases)):
@@ -80,13 +82,15 @@ def test_each_tensor_becomes_its_weight_and_is_required(case, port):
 
 
 def test_a_file_is_evaluated_or_rejected_in_one_line(tmp_path, monkeypatch, capsys):
-    text, path = tmp_path / "notes.txt", tmp_path / "model.bin"
+    text = tmp_path / "notes.txt"
+    path = tmp_path / "model.bin"
     text.write_text("the cat sat on the mat, and the dog sat on the cat; " * 20)
     config = replace(FULL, vocab_size=len(set(text.read_text())), untie_r=True)
     recipe = replace(presets.RECIPES["tiny"], dataset=str(text), eval_mem_len=20)
     monkeypatch.setitem(presets.CONFIGS, "small", replace(config, untie_r=False))
     monkeypatch.setitem(presets.RECIPES, "small", recipe)
-    model, argv = random_model(config), [str(path), "--model", "small", "--device", "cpu"]
+    model = random_model(config)
+    argv = [str(path), "--model", "small", "--device", "cpu"]
     state = official_state(model, port=True)
     torch.save(state, path)
     assert official.main(argv) == 0

@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from training import estimate, machine, presets
 from training.flags import Flags, adapt_to_vocabulary, choose_model
 
-train, lesson_5 = import_module("train"), import_module("05_full_model")
+train = import_module("train")
+lesson_5 = import_module("05_full_model")
 Config, Recipe = presets.Config, presets.Recipe
 VOCABULARIES = {"enwik8": 204, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000,
                 "tinyshakespeare": 65}
@@ -80,7 +81,8 @@ def test_flops_equal_torchs_count():
     """The estimate omits only the projection of R, which all lanes share."""
     B, T = 5, 9
     config = Config(53, n_layer=2, d_model=24, n_head=3, d_head=10, d_inner=44, mem_len=7)
-    x, memory = torch.randint(11, (B, T)), [torch.randn(B, 7, 24) for _ in range(2)]
+    x = torch.randint(11, (B, T))
+    memory = [torch.randn(B, 7, 24) for _ in range(2)]
     model = lesson_5.TransformerXL(config)
     with FlopCounterMode(display=False) as counter:
         model(x, memory, x)

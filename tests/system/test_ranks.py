@@ -111,7 +111,8 @@ def prepared():
 def four_steps(path, micro_batch):
     """Make four steps; rank 0 saves everything that is compared."""
     model, optimizer = prepared()
-    stream, mine = torch.randint(11, (4, 25)), ranks.my_lanes(4)
+    stream = torch.randint(11, (4, 25))
+    mine = ranks.my_lanes(4)
     wrapped = ranks.parallel(model, stream[mine, :6], stream[mine, :6], micro_batch)
     if ranks.COUNT > 1:
         sent = []
@@ -120,7 +121,8 @@ def four_steps(path, micro_batch):
     recipe = replace(RECIPE, micro_batch=micro_batch)
     memory, found = None, []
     for column in range(0, 24, 6):
-        x, y = stream[mine, column : column + 6], stream[mine, column + 1 : column + 7]
+        x = stream[mine, column : column + 6]
+        y = stream[mine, column + 1 : column + 7]
         loss, norm, memory = train.train_step(wrapped, optimizer, x, y, memory, recipe)
         loss = ranks.mean(loss)
         found += [torch.tensor([loss, norm]), *(p.grad.clone() for p in model.parameters())]
@@ -189,7 +191,8 @@ def whole_run(argv, stop_at=0, break_at=0, on_rank=0, where="train_step", number
 @pytest.mark.slow
 def test_ranks_stop_together_and_other_ranks_resume(text, tmp_path, capsys):
     """A signal to one rank ends all ranks after the same step, and one rank resumes all lanes."""
-    argv, out = [*FLAGS, str(text), "--out"], tmp_path / "two"
+    argv = [*FLAGS, str(text), "--out"]
+    out = tmp_path / "two"
     assert train.main([*argv, str(tmp_path / "one")]) == 0
     score = capsys.readouterr().out.split("\ntest ")[1]
     statuses, said = on_ranks(2, tmp_path, partial(

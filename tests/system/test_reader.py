@@ -57,7 +57,8 @@ def test_a_reader_gives_the_models_numbers(name, B, block, with_losses, monkeypa
 
 def test_distance_keys_are_cached():
     """They are computed again only when a call needs larger distances."""
-    model, memories = model_of(replace(SMALL, mem_len=20)), [None]
+    model = model_of(replace(SMALL, mem_len=20))
+    memories = [None]
     for _ in range(100):
         memories.append(readers.Reader(model)(torch.randint(11, (1, 2)), memories[-1])[1])
     assert len({id(memory.k_R) for memory in memories[1:]}) <= 5
@@ -91,7 +92,8 @@ def test_lengths_may_change_between_calls():
 
 def test_under_autocast_the_memory_is_bf16():
     """Its losses are near the model's, also if the memory is used outside afterwards."""
-    model, x = model_of().float(), torch.randint(11, (4, 2, 3))
+    model = model_of().float()
+    x = torch.randint(11, (4, 2, 3))
     reader = readers.Reader(model)
     with torch.autocast("cpu", torch.bfloat16):
         slow, quick, memory = read(model, x), read(reader, x), reader(x[0])[1]
@@ -183,7 +185,8 @@ def test_an_edit_takes_effect_as_without_a_reader(
     torch.manual_seed(1)
     plain = randomized(lesson.TransformerXL(lesson.Config(**vars(SMALL) | {"dropout": 0.2})))
     model = copy.deepcopy(plain)
-    reader, out = edited.reader_of(model), capsys.readouterr().out
+    reader = edited.reader_of(model)
+    out = capsys.readouterr().out
     as_written = name in ("pre-norm", "u for v", "memory")  # a Reader uses the lessons' other parts
     assert (reader is model) == as_written and out.startswith(AS_WRITTEN * as_written)
     assert out.count("\n") == as_written

@@ -142,7 +142,8 @@ def test_a_program_accepts_any_streams_locale_backend_and_ctrl_c(streams, wanted
 
 
 SMALL = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
-X, PAST = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4, 8)
+X = torch.zeros(2, 4, dtype=torch.int64)
+PAST = torch.zeros(2, 4, 8)
 
 
 @pytest.mark.parametrize("given, words", [

@@ -96,7 +96,8 @@ def test_nohup_ctrl_c_and_a_suspended_process(capfd):
         stop.agree()
     signal.signal(signals.HANG_UP, before)
     assert stop.number == signal.SIGINT and "stopping after this" in capfd.readouterr().err
-    job, seconds = Mock(step_seconds=[]), (1, 1, 60, 9, 1, 60, 60, 60, 60)
+    job = Mock(step_seconds=[])
+    seconds = (1, 1, 60, 9, 1, 60, 60, 60, 60)
     assert [runs.Job.without_pause(job, took) for took in seconds] == [1, 1, 1, 9, 1, 1, 60, 60, 60]
 
 
@@ -173,7 +174,8 @@ def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypat
 def test_ten_non_finite_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys):
     """The run prints one sentence, exits with status 1, and keeps its last good checkpoint.  A loss
     that is not finite enters no mean, and with a finite norm its step is not skipped."""
-    skipped, good = (math.nan, math.nan, None), (1.0, 1.0, None)
+    skipped = (math.nan, math.nan, None)
+    good = (1.0, 1.0, None)
     monkeypatch.setattr(train, "train_step", Mock(side_effect=[
         good, skipped, (math.inf, 1.0, None), good, good, good, *10 * [skipped]]))
     status = run(text, tmp_path / "run", "--steps", "60", "--eval-every", "6")
@@ -185,7 +187,8 @@ def test_ten_non_finite_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch,
 
 def test_out_of_memory_is_reported_in_one_line(text, small, tmp_path, monkeypatch, capsys):
     """A step or an evaluation may run out of memory."""
-    out, gpu = small(), torch.OutOfMemoryError("CUDA out of memory")
+    out = small()
+    gpu = torch.OutOfMemoryError("CUDA out of memory")
     cpu = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: ...")
     monkeypatch.setattr(train, "train_step", Mock(side_effect=gpu))
     monkeypatch.setattr(train, "evaluate", Mock(side_effect=cpu))
