@@ -173,6 +173,7 @@ TABLE["generate"] = (
      ("generator)...", "generator)[:, 0]"), "return torch.stack(tokens, dim=1)"),
     ("for no tokens return a tensor (B, 0): torch.cat needs at least one tensor",
      "return torch.cat(tokens, dim=1)"),
+    ("test_no_gradients", ("@torch.no_grad()\n", "")),
     ("test_generate_sets_no_seed",
      ("memory = None", "torch.manual_seed(torch.initial_seed())\n    memory = None")),
     ("test_defaults_and_the_largest_top_k", ("temperature=1.0", "temperature=0.8")),
