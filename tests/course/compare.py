@@ -81,7 +81,7 @@ def counted(got, wanted, wrong, compared):
 def side_by_side(wanted, got, compared=None, first=()):
     """Return two matrices or vectors as text, expected left and got right.
 
-    If they are larger or have more dimensions, only the part around the first difference is shown.
+    If they are larger, only the part around the first difference is shown.
     """
     where = ""
     if wanted.shape == got.shape and wanted.dim() > 2:

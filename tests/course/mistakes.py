@@ -33,7 +33,7 @@ class Mistake:
 
     exercise: str
     name: str  # its diagnosis, or the test whose docstring is the diagnosis
-    edits: tuple  # lines, or (part, new), where part occurs once; or one text, the whole function
+    edits: tuple  # lines and (part, new), where part occurs once, or a complete function
 
     @property
     def sentence(self):

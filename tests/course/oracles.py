@@ -106,7 +106,7 @@ def relative_score(q, k, k_R, u, v):
     (B, H, T, C), K = (found[0] + (0,) * 4)[:4], found[1][2] if len(found[1]) == 4 else 0
     if found != [(B, H, T, C), (B, H, K, C), (H, K, C), (H, C), (H, C)] or T > K:
         raise ValueError("relative_score takes q (B, H, T, C), k (B, H, K, C), k_R (H, K, C), u "
-                         f"and v (H, C), in this order, but it got {', '.join(map(str, found))}")
+                         f"and v (H, C), but it got {', '.join(map(str, found))}")
     content = torch.einsum("bhtc,bhkc->bhtk", q + u.unsqueeze(1), k)
     return content + shift(torch.einsum("bhtc,hkc->bhtk", q + v.unsqueeze(1), k_R))
 

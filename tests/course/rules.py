@@ -29,7 +29,7 @@ from course.exercises import BY_NAME, EXERCISES, find
 from course.lessons import time_limit
 
 SECONDS = 10  # the limit for one rule; all rules of one exercise take less than a second
-torch.set_num_threads(1)  # the tensors are tiny, and sums must not depend on the number of cores
+torch.set_num_threads(1)  # sums must not depend on the number of cores
 replaced = patch.multiple  # replaces names of a module in a `with` block: one exercise is tested
 
 

@@ -67,7 +67,7 @@ def test_lines_and_task_of_an_exercise(name):
 
 # ---- right solutions ----------------------------------------------------------------------------
 
-# the other three return a number or a mask: their rules compare all of it, however it is computed
+# the other three return a number or a mask, which their rules compare completely
 RIGHT = lessons.TESTS / "course" / "right.py"
 UNUSUAL = [name for name in NAMES if name not in ("causal_mask", "reach", "attention_mask")]
 
