@@ -9,10 +9,10 @@ each of them.  mistakes_01.py ... mistakes_train.py contain the mistakes themsel
         ("test_the_memory_has_the_dtype_of_h", (".detach()", ".detach().float()")),
     )
 
-An edit is an incorrect line, which replaces the line that begins with the same word or `name =`, or
-a short part of a line and its replacement; `...` is any text, also up to the line's end.  So the
-edits still fit if a line is changed elsewhere.  The second mistake gives no wrong values to
-compare: the rule of that name is the diagnosis.
+An edit is a line or a pair.  A line replaces the line that begins with the same word or `name =`.
+A pair is a short part of a line and its replacement, where `...` is any text, also up to the line's
+end.  So an edit still fits if the lesson's line is changed elsewhere.  The second mistake gives no
+wrong values to compare: the rule of that name is the diagnosis.
 """
 import linecache
 import re

@@ -112,8 +112,9 @@ def relative_score(q, k, k_R, u, v):
 
 
 def attend(q, keys, u, v):
-    """Return what one query q (..., C) of one head reads from its keys, [(k, k_R, value), ...]."""
-    weights, values = [], []
+    """Attend from one query q (..., C) of one head to its keys, [(k, k_R, value), ...]."""
+    weights = []
+    values = []
     for k, k_R, value in keys:
         score = q * k + q * k_R + u * k + v * k_R  # (a) + (b) + (c) + (d)
         weights.append((score.sum(-1, keepdim=True) / math.sqrt(q.shape[-1])).exp())
@@ -123,7 +124,8 @@ def attend(q, keys, u, v):
 
 def attention(q, k, value, k_R, u, v, mask):
     """Return (B, T, H * C).  Row n of k_R is distance K - 1 - n, and query i is key K - T + i."""
-    heads, (T, K) = [], mask.shape
+    T, K = mask.shape
+    heads = []
     for a in range(len(u)):
         keys = [[(k[:, a, j], k_R[a, T - 1 - i + j], value[:, a, j]) for j in range(K)
                  if not mask[i, j]] for i in range(T)]

@@ -34,7 +34,8 @@ def diagnosis_of(name, function):
 @each
 def test_each_mistake_is_rejected_and_diagnosed(name):
     """Each known mistake breaks a rule and is named by its sentence; each rule is broken by one."""
-    known, tried = mistakes.mistakes_for(name), rules_of(name)
+    known = mistakes.mistakes_for(name)
+    tried = rules_of(name)
     sentences = {rule.function.__name__: sentence_of(rule) for rule in tried}
     assert [diagnosis_of(name, mistake.function()) for mistake in known] == [
         mistake.sentence or sentences[mistake.name] for mistake in known]

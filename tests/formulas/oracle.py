@@ -21,10 +21,13 @@ from course.oracles import factor, unit_circle
 def attended(part, rows, R, u, v):
     """Attend from the last of the rows (B, D) to all of them -> (B, D).  R[d] (D,) encodes distance
     d, and u and v are (H, C).  In lessons 1 and 2 there is no W_kR: distances have no keys."""
-    heads, W_k, W_kR = [], getattr(part, "W_kE", None) or part.W_k, getattr(part, "W_kR", None)
+    W_k = getattr(part, "W_kE", None) or part.W_k
+    W_kR = getattr(part, "W_kR", None)
+    heads = []
     for a in range(part.H):
         own = slice(a * part.C, (a + 1) * part.C)  # the head's rows of each weight
-        q, keys = rows[-1] @ part.W_q.weight[own].T, []
+        q = rows[-1] @ part.W_q.weight[own].T
+        keys = []
         for distance, row in zip(range(len(rows))[::-1], rows):
             k_R = R[distance] @ W_kR.weight[own].T if W_kR else 0
             keys.append((row @ W_k.weight[own].T, k_R, row @ part.W_v.weight[own].T))
