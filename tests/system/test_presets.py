@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from training import estimate, machine, presets
-from training.flags import Flags, adapt_to_vocabulary, choose_model
+from training.flags import Flags, adapt_to_vocabulary, choose_folder, choose_model
 
 train = import_module("train")
 lesson_5 = import_module("05_full_model")
@@ -66,6 +66,11 @@ def test_a_model_fits_its_device_and_its_vocabulary(typed, device, V, name, cuto
     found, config, _ = choose_model(flags, device)
     config = adapt_to_vocabulary(config, V, flags)
     assert (found, config.vocab_size, config.cutoffs, config.div_val) == (name, V, cutoffs, div_val)
+
+
+def test_a_run_has_a_folder_of_its_text_and_model():
+    recipe = Recipe(steps=1, text="texts/notes.txt")
+    assert choose_folder(Flags(), "laptop", recipe).parts[-2:] == ("runs", "notes-laptop")
 
 
 def test_help_shows_choices_and_defaults(capsys):
