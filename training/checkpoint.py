@@ -26,10 +26,7 @@ FORMAT = "transformer-xl-from-scratch 9"  # identifies our checkpoints
 
 
 def save(path, content, backup=None):
-    """Write a checkpoint; the one that it replaces is renamed to `backup`, if given.
-
-    OSError, with the path, if that fails.
-    """
+    """Write a checkpoint; `backup` keeps the one before.  OSError, with the path, if that fails."""
     try:
         write_atomically(path, lambda file: torch.save(content, file), backup=backup)
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError

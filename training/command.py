@@ -1,7 +1,5 @@
-"""All command lines: their flags, the parser, and one line for every mistake.
-
-It imports neither torch, which takes seconds, nor a lesson, which may be broken.
-"""
+"""All command lines: their flags, the parser, and one line for every mistake.  It imports neither
+torch, which takes seconds, nor a lesson, which may be broken."""
 import argparse
 import os
 import sys

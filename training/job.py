@@ -126,10 +126,7 @@ class Job:
                 "model": self.model.state_dict(), "state": vars(self.state) | {"memory": None}})
 
     def save(self):
-        """Write checkpoint.pt, everything that resuming needs; keep the one before as previous.pt.
-
-        The memory of all B lanes is saved, for any number of ranks.
-        """
+        """Write checkpoint.pt, with all lanes' memory; keep the one before as previous.pt."""
         memory = self.state.memory and [ranks.gather(past) for past in self.state.memory]
         content = self.identity | {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),

@@ -43,9 +43,7 @@ def join(device):
 
 
 def end(status):
-    """Exit.  One of several ranks exits at once, since closing its connections while Python shuts
-    down may hang or abort (seen once in six runs; torchrun reported a failure).
-    """
+    """Exit; one of several ranks at once, since closing its connections may hang or abort."""
     if COUNT > 1:
         sys.stdout.flush()
         sys.stderr.flush()

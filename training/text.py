@@ -61,9 +61,7 @@ def in_vocabulary(corpus, saved, recipe):
 
 def lanes(corpus, recipe, epoch, device):
     """Return the training text as B lanes, (B, L + 1); ValueError if it has too few tokens.
-
-    Independent sentences (lm1b's) are in a new order in each epoch, and stay on the CPU.
-    """
+    Independent sentences (lm1b's) are in a new order in each epoch, and stay on the CPU."""
     if corpus.separator is not None:
         return sentence_lanes(corpus.train, recipe.batch, corpus.separator, recipe.seed, epoch)
     try:
