@@ -69,11 +69,9 @@ def test_drawings(needs_shipped_solutions):
     """Lesson 4 draws the steps of its shift, lessons 3 and 5 tables of distances."""
     x = torch.tensor([[10 * i + 5 - n for n in range(5)] for i in range(3)])  # 1 + what is drawn
     padded = torch.cat([torch.zeros(3, 1), x], 1)  # 0 is drawn as a dot
-    rows = padded.view(6, 3)
-    shifted = lesson_4.rel_shift(x)
+    rows, shifted = padded.view(6, 3), lesson_4.rel_shift(x)
     steps = [step[i] for i in range(3) for step in (x, padded, rows, shifted)]
-    distance = lesson_4.rel_shift(x[:1].expand(3, 5))
-    mask = lesson_5.attention_mask
+    distance, mask = lesson_4.rel_shift(x[:1].expand(3, 5)), lesson_5.attention_mask
     left, right = (distance.masked_fill(mask(3, 2, 2, on), 0) for on in (False, True))
     for lesson, lines in ((lesson_3, left), (lesson_4, [*steps, *rows[3:]]),
                           (lesson_5, torch.cat([left, right], 1))):
