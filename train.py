@@ -77,7 +77,7 @@ def train_step(model, optimizer, x, y, memory, recipe):
     The model reads recipe.micro_batch lanes at a time.  Gradients accumulate, so the
     update uses all lanes, but only one micro-batch's activations are in memory.
 
-    Return the mean loss over the lanes (nats), the gradient norm before clipping, and
+    Return the mean loss over all tokens (nats), the gradient norm before clipping, and
     the new memory.  If the norm is not finite, update nothing (one such number would
     corrupt every weight) and return the old memory.
     """

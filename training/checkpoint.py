@@ -134,6 +134,6 @@ def locked(folder):
             yield
         finally:
             if fcntl:  # Windows cannot remove an open file
-                lock.unlink()
+                lock.unlink(missing_ok=True)
             if is_new and not any(folder.iterdir()):
                 folder.rmdir()

@@ -35,7 +35,7 @@ def join(device):
         # rank 0 fetches a corpus or evaluates
         dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
                                 timeout=timedelta(hours=2))
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, KeyError) as error:
         raise ValueError(f"rank {RANK} cannot join the ranks (WORLD_SIZE {os.environ['WORLD_SIZE']}"
                          f"): start one for each GPU, or unset WORLD_SIZE: {error}") from None
     if RANK > 0:

@@ -19,13 +19,13 @@ class Stop:
 
     def __enter__(self):
         self.received = self.number = 0
+        self.terminals = [name for n, name in ((1, "stdout"), (2, "stderr")) if os.isatty(n)]
         numbers = (signal.SIGINT, signal.SIGTERM, HANG_UP)
         if threading.current_thread() is not threading.main_thread():  # as in a web server
             numbers = ()  # only the main thread may set handlers
         self.handlers = {number: signal.signal(number, self.handle) for number in numbers if number}
         if self.handlers.get(HANG_UP) == signal.SIG_IGN:  # as under nohup
             signal.signal(HANG_UP, signal.SIG_IGN)
-        self.terminals = [name for n, name in ((1, "stdout"), (2, "stderr")) if os.isatty(n)]
         return self
 
     def handle(self, signal_number, frame):
