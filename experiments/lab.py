@@ -71,8 +71,9 @@ def train_row(name, seed, scale, corpus, flags):
         torch.manual_seed(seed)
         model = make(row, scale, recipe.segment, len(corpus.vocab)).to(flags.device)
         job = Job(path, name, model, recipe, corpus)
+        job.identity["machine"] = machine.name(flags.device)  # threads too change the last digits
         if saved:
-            other = [key for key, value in job.identity.items() if saved[key] != value]
+            other = [key for key, value in job.identity.items() if saved.get(key) != value]
             if other:
                 raise ValueError(f"{path} was trained with other settings ({', '.join(other)}); "
                                  "name another folder with --out")
@@ -158,9 +159,9 @@ def run(argv=None):
     scale = SCALES[flags.scale]
     scale = replace(scale, recipe=replace(scale.recipe, steps=flags.steps or scale.recipe.steps))
     corpus = corpora.load(scale.dataset, root=flags.data_dir)
-    setting = {"steps": str(scale.recipe.steps), "dtype": flags.dtype}
-    shared = setting | {"commit": log.commit(), "machine": machine.name(flags.device),
-                        "torch": torch.__version__}
+    setting = {"steps": str(scale.recipe.steps), "dtype": flags.dtype,
+               "machine": machine.name(flags.device)}
+    shared = setting | {"commit": log.commit(), "torch": torch.__version__}
 
     def is_there(**key):
         return any(key.items() <= line.items() for line in read_results(flags.results))

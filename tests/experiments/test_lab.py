@@ -47,6 +47,10 @@ def test_a_row_and_seed_are_trained_once_and_measured_completely(tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr(lab, "train_row", lambda *given: pytest.fail("trained again"))
         assert run(tmp_path, "--rows", "ours", "--seeds", "0", "3") == (0, lines)
+    with monkeypatch.context() as patch:  # another machine: neither its numbers nor its weights
+        patch.setattr(lab.machine, "name", lambda device: "another")
+        assert run(tmp_path, "--rows", "ours", "--seeds", "0") == (1, lines)
+    assert "other settings (machine)" in capsys.readouterr().err
     _, after = run(tmp_path, "--rows", "rope", "--seeds", "3")
     recl = [line for line in after if line["measure"] == "recl"]
     assert {(line["row"], line["seed"], line["value"]) for line in recl} == {
