@@ -3,6 +3,7 @@
     python -m experiments.lab --dtype bf16                    every row that is missing, five seeds
     python -m experiments.lab --rows ours ours-none --seeds 0 1 2
     python -m experiments.lab --rows pretrained               the model in pretrained/
+    python -m experiments.lab --scale words                   Penn Treebank
     python -m experiments.lab --scale paper --dtype bf16      WikiText-103; GPUs
     python -m experiments.report --write                      the pages, from results.tsv
 
@@ -24,7 +25,7 @@ import torch
 
 import train
 from experiments import measures
-from experiments.variants import ROWS, SCALES, make, recipe_of, text_of
+from experiments.variants import ROWS, SCALES, make, optimizer_of, recipe_of, text_of
 from support import corpora
 from training import checkpoint, log, machine
 from training.command import Parser, exit_status
@@ -37,7 +38,7 @@ from training.text import read_corpus
 lesson_1 = import_module("01_vanilla_segments")
 RESULT_COLUMNS = ("row", "seed", "steps", "dtype", "measure", "length", "value", "commit",
                   "machine", "torch", "minutes")
-GROUP = "ours", "ours-none", "rope", "alibi"  # RECL compares these
+GROUPS = {"recl": ("ours", "ours-none", "rope", "alibi"), "recl beside lstm": ("ours", "lstm")}
 
 
 # ---- the table ----------------------------------------------------------------------------------
@@ -70,7 +71,8 @@ def train_row(name, seed, scale, corpus, flags):
         saved = checkpoint.find(path, resume=any(path.glob("*.pt")))
         torch.manual_seed(seed)
         model = make(row, scale, recipe.segment, len(corpus.vocab)).to(flags.device)
-        job = Job(path, name, model, recipe, corpus)
+        optimizer = optimizer_of(row, model, recipe)
+        job = Job(path, name, model, recipe, corpus, optimizer)
         job.identity["machine"] = machine.name(flags.device)  # threads too change the last digits
         if saved:
             other = [key for key, value in job.identity.items() if saved.get(key) != value]
@@ -92,14 +94,19 @@ def measure_row(job, row, scale):
                      test=job.corpus.test.to(job.device))
     found = {("parameters", ""): sum(
         weight.numel() for weight in model.parameters() if weight.requires_grad)}
+    if row.averaged:
+        for W, mean in zip(model.parameters(), model.average.module):
+            W.data.copy_(mean)
     reader = Reader(model) if row.has_reader else model
+    if scale.dataset == "ptb":
+        return found | measures.losses_of_splits(reader, scale.lengths, corpus, job.recipe)
     n = scale.recipe.segment // 2
-    found["copying", n] = measures.copying_score(reader, n)
+    found["copying", n] = measures.copying_score(reader, n, job.device)
     found |= measures.losses_by_length(reader, row, scale, corpus)
     if row.encoding == "ours":
         found |= measures.attention(model, corpus, 2 * T, scale.n // 4)
-    if job.name in GROUP:
-        L = min(scale.lengths, key=lambda L: found["valid memory", L]) if row.recurrence else T
+    if any(job.name in group for group in GROUPS.values()):
+        L = min(scale.lengths, key=lambda L: found.get(("valid memory", L), abs(L - T)))
         losses = measures.context_losses(reader, scale, corpus, L)
         torch.save(losses, job.path / "contexts.pt")
     return found
@@ -119,14 +126,11 @@ def measure_pretrained(scale, flags):
             "dtype": recipe.dtype, "minutes": minutes}, found
 
 
-def measure_group(seed, scale, flags):
-    """Return {row: its RECL} for the models of a seed; nothing until all of GROUP are measured."""
-    paths = [flags.out / f"{name}-{seed}" / "contexts.pt" for name in GROUP]
-    if not all(path.exists() for path in paths):
-        return {}
+def measure_group(measure, paths, scale):
+    """Return [{(measure, r): RECL}] of models whose losses by context are in `paths`."""
     losses = torch.stack([torch.load(path) for path in paths])
     lengths = {r: measures.recl(losses, scale.contexts, r) for r in (0.1, 0.5, 1.0)}  # the paper's
-    return {name: {("recl", r): lengths[r][i] for r in lengths} for i, name in enumerate(GROUP)}
+    return [{(measure, r): lengths[r][i] for r in lengths} for i in range(len(paths))]
 
 
 # ---- the command --------------------------------------------------------------------------------
@@ -134,7 +138,8 @@ def measure_group(seed, scale, flags):
 def parse(argv):
     """Return the flags.  ValueError for impossible ones."""
     parser = Parser(prog="python -m experiments.lab", description=__doc__)
-    parser.add_argument("--rows", nargs="+", choices=(*ROWS, "pretrained"), default=[*ROWS])
+    parser.add_argument("--rows", nargs="+", choices=(*ROWS, "pretrained"),
+                        help="default: the scale's")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, help="default: the scale's; small: 4300")
     parser.add_argument("--scale", choices=SCALES, default="small")
@@ -143,10 +148,11 @@ def parse(argv):
     parser.add_argument("--device", choices=("cpu", "cuda"), default="")
     parser.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
     parser.add_argument("--out", type=Path, help="where models and results.tsv are kept (default: "
-                        "runs/lab-SCALE; results.tsv of the scale small: experiments/)")
+                        "runs/lab-SCALE; results.tsv of small and words: experiments/)")
     flags = parser.parse_args(argv)
     flags.device = machine.choose(flags.device)
-    is_default = flags.scale == "small" and not flags.out
+    flags.rows = flags.rows or SCALES[flags.scale].rows
+    is_default = flags.scale in ("small", "words") and not flags.out
     flags.out = flags.out or lesson_1.RUNS / f"lab-{flags.scale}"
     flags.results = (Path(__file__).parent if is_default else flags.out) / "results.tsv"
     flags.out.mkdir(parents=True, exist_ok=True)
@@ -169,20 +175,29 @@ def run(argv=None):
     if "pretrained" in flags.rows and not is_there(row="pretrained"):
         own, found = measure_pretrained(scale, flags)
         append(flags.results, shared | own, found)
+    def contexts(name, seed):
+        return flags.out / f"{name}-{seed}" / "contexts.pt"
+
     for seed in map(str, flags.seeds):
         for name in (name for name in flags.rows if name in ROWS):
-            own = {"row": name, "seed": seed}
-            if not is_there(**setting, **own):
+            own = setting | {"row": name, "seed": seed}
+            is_needed = any(name in group and not is_there(**own, measure=measure)
+                            for measure, group in GROUPS.items())  # for RECL, on this machine
+            if not is_there(**own) or is_needed and not contexts(name, seed).exists():
                 job = train_row(name, int(seed), scale, corpus, flags)
                 minutes = f"{job.state.seconds / 60:.1f}"
                 print(f"{name}, seed {seed}: trained {job.state.step:,} steps in {minutes} "
                       "minutes; measuring", flush=True)
-                append(flags.results, shared | own | {"minutes": minutes},
-                       measure_row(job, ROWS[name], scale))
-        if (all(is_there(**setting, row=name, seed=seed) for name in GROUP)
-                and not is_there(**setting, row=GROUP[0], seed=seed, measure="recl")):
-            for name, found in measure_group(seed, scale, flags).items():
-                append(flags.results, shared | {"row": name, "seed": seed, "minutes": "0"}, found)
+                found = measure_row(job, ROWS[name], scale)
+                if not is_there(**own):
+                    append(flags.results, shared | own | {"minutes": minutes}, found)
+        for measure, group in GROUPS.items():
+            paths = [contexts(name, seed) for name in group]
+            if (all(path.exists() for path in paths)
+                    and not is_there(**setting, row=group[0], seed=seed, measure=measure)):
+                for name, found in zip(group, measure_group(measure, paths, scale)):
+                    own = {"row": name, "seed": seed, "minutes": "0"}
+                    append(flags.results, shared | own, found)
 
 
 main = partial(exit_status, "lab.py", run)

@@ -16,6 +16,7 @@ Start with a small c; if a context of c' = c + step gains less than 1 percent, g
 of model i is c; otherwise continue from c'.  The paper does not say which step.
 """
 import math
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
@@ -84,6 +85,10 @@ def losses_by_length(reader, row, scale, corpus):
     found, before = {}, scale.lengths[-1]
     for split, tokens, n in (("valid", corpus.valid, scale.n // 2), ("test", corpus.test, scale.n)):
         tokens = excerpts(tokens, before, scale.count, n)
+        if row.encoding == "lstm":  # its state has no length
+            losses = memory_losses(reader, tokens, before, 128, mem_len=0)
+            found[f"{split} memory", ""] = losses.mean().item()
+            continue
         for L in scale.lengths:
             if row.recurrence:
                 losses = memory_losses(reader, tokens, before, 128, mem_len=L - 1,
@@ -94,8 +99,15 @@ def losses_by_length(reader, row, scale, corpus):
     return found
 
 
+def losses_of_splits(reader, lengths, corpus, recipe):
+    """Return the mean losses of the whole validation and test splits for each attention length."""
+    return {(f"{split} memory", L): train.evaluate(
+        reader, getattr(corpus, split), replace(recipe, eval_mem_len=L - 1, dtype="float32"))
+        for L in lengths for split in ("valid", "test")}
+
+
 @torch.no_grad()
-def copying_score(reader, n):
+def copying_score(reader, n, device="cpu"):
     """Return the mean loss on 32 strings of n random tokens, each read after a copy of itself,
     minus the mean loss on the same strings, each read after its reverse.
 
@@ -106,7 +118,7 @@ def copying_score(reader, n):
     means = []
     with train.evaluating(reader, mem_len=2 * n, same_length=True, clamp_len=0):
         for before in string, string.flip(1):
-            tokens = torch.cat([before, string], dim=1).to(reader.u.device)
+            tokens = torch.cat([before, string], dim=1).to(device)
             losses, _ = reader(tokens[:, :-1], None, tokens[:, 1:])
             means.append(losses[:, n:].mean().item())  # without the string's first token
     return means[0] - means[1]

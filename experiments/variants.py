@@ -7,6 +7,7 @@
                 the distance, without weights
     alibi       the score falls linearly with the distance (Press et al. 2021), for each head with
                 its own slope
+    lstm        two layers with a state instead of a memory, as wide as the parameters of ours allow
 """
 import math
 from dataclasses import dataclass, replace
@@ -15,8 +16,11 @@ from importlib import import_module
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.optim.swa_utils import AveragedModel
 
+import train
 from training import presets
+from training.optimizers import OPTIMIZERS, set_rate
 from training.text import sentence_lanes
 
 lesson_1 = import_module("01_vanilla_segments")
@@ -37,14 +41,17 @@ class Row:
     longer: float = 1.0
     shuffled: bool = False  # lines in random order
     optimizer: str = "muon"
+    lr: float = 0.003  # Adam's
+    locked: bool = False  # dropout with one mask for all time steps
+    averaged: bool = False  # evaluate the mean weights of the last 30 percent
 
     @property
     def has_reader(self):
         """Return whether a Reader gives the same losses: it calls no hook, as Vaswani's needs."""
-        return self.encoding != "vaswani"
+        return self.encoding not in ("vaswani", "lstm")
 
 
-ROWS = {
+BYTES = {
     "ours": Row(),
     "ours-half": Row(half_loss=True),
     "ours-none-half": Row(recurrence=False, half_loss=True),
@@ -62,8 +69,16 @@ ROWS = {
     "shuffled-none": Row(shuffled=True, recurrence=False),
     "ours-none-176": Row(recurrence=False, longer=11 / 8),  # table 10's ratio
     "adam": Row(optimizer="adam"),
+    "lstm": Row("lstm", optimizer="adam"),
 }
-ADAM = {"optimizer": "adam", "lr": 0.003, "schedule": "cosine", "warmup": 100, "clip": 0.25}
+WORDS = {  # the two parts that the paper names for Penn Treebank (section 4.1)
+    "words": Row(),
+    "words-both": Row(locked=True, averaged=True),
+    "words-locked": Row(locked=True),
+    "words-averaged": Row(averaged=True),
+}
+ROWS = BYTES | WORDS
+ADAM = {"optimizer": "adam", "schedule": "cosine", "warmup": 100, "clip": 0.25}
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,7 @@ class Scale:
     n: int  # ... and predictions in each; half as many on the validation split
     contexts: range  # of RECL
     windows: int  # in each of eight places of the test split, for RECL
+    rows: tuple = tuple(BYTES)
 
 
 # 128M parameters as in the paper's table 6, which names no dimensions: these are ours
@@ -98,6 +114,12 @@ SCALES = {
     "paper": Scale("wt103", WT103, replace(presets.RECIPES["wt103-standard"], segment=128),
                    (60, 120, 180, 256, 300, 360, 400, 450, 500, 560, 640), count=16, n=12_000,
                    contexts=range(100, 1601, 100), windows=250),
+    # splits of Penn Treebank are read whole; 3,800 steps are eight epochs
+    "words": Scale("ptb", presets.CONFIGS["laptop-words"],
+                   replace(presets.RECIPES["laptop-words"], minutes=0.0, steps=3800),
+                   (64, 128, 256), 0, 0, range(0), 0, tuple(WORDS)),
+    "words-paper": Scale("ptb", presets.CONFIGS["ptb"], presets.RECIPES["ptb"],
+                         (140, 280, 560), 0, 0, range(0), 0, tuple(WORDS)),
 }
 
 
@@ -166,15 +188,30 @@ def add_sinusoid(dropout, arguments, h):
 
 # ---- the models ---------------------------------------------------------------------------------
 
+LOCKED = "dropout_embedding", "dropout_output", "dropout_ff", "dropout_final"
+
+
+class LockedDropout(nn.Dropout1d):
+    """Variational dropout: one mask for all time steps of a segment (Gal & Ghahramani 2016)."""
+
+    def forward(self, z):
+        """Return z (B, T, D) with some features of each lane set to 0, and the same mean."""
+        return super().forward(z.mT).mT
+
+
 class Variant(lesson_5.TransformerXL):
     """Lesson 5's model with another encoding; T is the segment length of training.
 
     In training half_loss counts the later half of each segment twice, the earlier not at all.
+    locked: the dropout of inputs and outputs of layers is variational, as in Merity et al. (2017).
     """
 
-    def __init__(self, config, T=128, encoding="ours", half_loss=False):
+    def __init__(self, config, T=128, encoding="ours", half_loss=False, locked=False):
         super().__init__(config)
         self.half_loss = half_loss
+        for name, module in self.named_modules():
+            if locked and name.endswith(LOCKED):
+                module.__class__ = LockedDropout
         if encoding != "ours":  # only ours has u and v
             for bias in self.u, self.v:
                 nn.init.zeros_(bias).requires_grad_(False)
@@ -198,17 +235,63 @@ class Variant(lesson_5.TransformerXL):
         return out, memory
 
 
+class LSTM(nn.Module):
+    """Two layers of torch's with a state instead of a memory, as wide as `parameters` allow."""
+
+    def __init__(self, config, parameters):
+        super().__init__()
+        self.config, D = config, config.d_model
+        width = max(w for w in range(8, 4096, 8)  # two layers, and a matrix back to D
+                    if 4 * w * (D + 3 * w + 4) + w * D <= parameters)
+        self.embedding = lesson_5.TransformerXL(replace(config, n_layer=1)).embedding
+        self.layers = nn.LSTM(D, width, num_layers=2, batch_first=True)
+        self.out = nn.Linear(width, D, bias=False)
+
+    def forward(self, x, memory, y):
+        """As lesson 5's; the memory is the state (2, B, width) and the cell (2, B, width)."""
+        h, state = self.layers(self.embedding(x) * math.sqrt(self.config.d_model), memory)
+        return self.embedding.losses(self.out(h), y), [part.detach() for part in state]
+
+
 def make(row, scale, T, vocab_size):
     """Return the untrained model of a row, for the segment length T of its recipe."""
     config = replace(scale.config, vocab_size=vocab_size, mem_len=T if row.recurrence else 0,
                      n_layer=row.n_layer or scale.config.n_layer)
-    return Variant(config, T, row.encoding, row.half_loss)
+    model = Variant(config, T, row.encoding, row.half_loss, row.locked)
+    if row.encoding == "lstm":
+        return LSTM(config, sum(weight.numel() for weight in model.layers.parameters()))
+    return model
 
 
 def recipe_of(row, scale, seed, dtype):
     """Return the Recipe that a row is trained with."""
     return replace(scale.recipe, segment=int(row.longer * scale.recipe.segment), seed=seed,
-                   dtype=dtype, save_minutes=1.0, **(ADAM if row.optimizer == "adam" else {}))
+                   dtype=dtype, save_minutes=1.0,
+                   **(ADAM | {"lr": row.lr} if row.optimizer == "adam" else {}))
+
+
+def optimizer_of(row, model, recipe):
+    """Return the optimizer of a row.
+
+    With row.averaged it also averages the weights in model.average, after each step of the last 30
+    percent, at the learning rate of their first.
+    """
+    optimizer = OPTIMIZERS[recipe.optimizer](model, recipe)
+    if not row.averaged:
+        return optimizer
+    step, first, weights = optimizer.step, 0.7, nn.ParameterList(model.parameters())
+    model.average = AveragedModel(weights).requires_grad_(False)  # so that a checkpoint has it
+
+    def step_and_average():
+        done = int(optimizer.state[model.u].get("step", 0)) / recipe.steps
+        if done >= first:
+            set_rate(optimizer, train.learning_rate(recipe, recipe.warmup, first))
+        step()
+        if done >= first:
+            model.average.update_parameters(weights)
+
+    optimizer.step = step_and_average
+    return optimizer
 
 
 # ---- texts --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from course.exercises import ROOT
 from experiments import lab, measures, variants
+from helpers import assert_close
 from support import corpora
 
 TINY = ["--scale", "tiny", "--device", "cpu"]
@@ -31,7 +33,7 @@ def run(out, *flags):
 def test_a_row_and_seed_are_trained_once_and_measured_completely(tmp_path, monkeypatch, capsys):
     """Every line has all columns; a second call does nothing; RECL comes with the last of its
     group."""
-    monkeypatch.setattr(lab, "GROUP", ("ours", "rope"))
+    monkeypatch.setattr(lab, "GROUPS", {"recl": ("ours", "lstm")})
     monkeypatch.setattr(measures, "recl", lambda *given: (1, 2))
     status, lines = run(tmp_path, "--rows", "ours", "ours-none-176", "--seeds", "0", "3")
     assert status == 0
@@ -51,12 +53,20 @@ def test_a_row_and_seed_are_trained_once_and_measured_completely(tmp_path, monke
         patch.setattr(lab.machine, "name", lambda device: "another")
         assert run(tmp_path, "--rows", "ours", "--seeds", "0") == (1, lines)
     assert "other settings (machine)" in capsys.readouterr().err
-    _, after = run(tmp_path, "--rows", "rope", "--seeds", "3")
+    _, after = run(tmp_path, "--rows", "lstm", "--seeds", "3")
     recl = [line for line in after if line["measure"] == "recl"]
     assert {(line["row"], line["seed"], line["value"]) for line in recl} == {
-        ("ours", "3", "1"), ("rope", "3", "2")}
+        ("ours", "3", "1"), ("lstm", "3", "2")}
+    assert ("lstm", "test memory", "") in {
+        (line["row"], line["measure"], line["length"]) for line in after}
     assert {line["length"] for line in recl} == {"0.1", "0.5", "1.0"}
     assert after[: len(lines)] == lines
+    # another group needs the losses by context again, and nothing else is written twice
+    (tmp_path / "ours-3" / "contexts.pt").unlink()
+    monkeypatch.setattr(lab, "GROUPS", {"recl": ("ours", "lstm"), "other": ("lstm", "ours")})
+    _, again = run(tmp_path, "--rows", "ours", "lstm", "--seeds", "3")
+    assert again[: len(after)] == after
+    assert {line["measure"] for line in again[len(after) :]} == {"other"}
 
 
 def test_a_killed_row_resumes_and_leaves_no_line(tmp_path, monkeypatch, capsys):
@@ -89,6 +99,38 @@ def test_vaswanis_row_is_measured_without_a_reader(tmp_path, monkeypatch):
     assert run(tmp_path, "--rows", "vaswani", "--seeds", "0")[0] == 0
     with pytest.raises(TypeError):
         run(tmp_path, "--rows", "alibi", "--seeds", "0")
+
+
+def test_words_are_averaged_at_one_rate_and_both_splits_read_whole(tmp_path, monkeypatch):
+    """The mean of the weights after the last three of ten steps is evaluated, also after a resume."""
+    tiny = variants.SCALES["tiny"]
+    words = replace(tiny, dataset="ptb", recipe=replace(tiny.recipe, steps=10), lengths=(4, 8))
+    monkeypatch.setitem(variants.SCALES, "tiny", words)
+    seen, step, rates = [], lab.train.train_step, []
+
+    def watch(model, optimizer, *given):
+        found = step(model, optimizer, *given)
+        seen.append([weight.detach().clone() for weight in model.parameters()])
+        rates.append(optimizer.param_groups[0]["lr"])
+        if len(seen) == 8:
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    def evaluate(model, tokens, recipe):
+        for i, weight in enumerate(model.parameters() if recipe.eval_mem_len == 7 else ()):
+            if i < len(seen[0]) // 2:
+                mean = sum(weights[i] for weights in seen[-3:]) / 3
+                assert_close(weight.detach(), mean, f"weight {i}", 1e-6)
+        return float(len(tokens))
+
+    monkeypatch.setattr(lab.train, "train_step", watch)
+    monkeypatch.setattr(lab, "Reader", lambda model: model)
+    monkeypatch.setattr(measures.train, "evaluate", evaluate)
+    assert run(tmp_path, "--rows", "words-both", "--seeds", "0") == (130, [])
+    status, lines = run(tmp_path, "--rows", "words-both", "--seeds", "0")
+    assert status == 0 and len(seen) == 10 and rates[7] == rates[8] == rates[9] != rates[6]
+    assert {(line["measure"], line["length"]) for line in lines[1:]} == {
+        (f"{split} memory", L) for split in ("valid", "test") for L in ("4", "8")}
 
 
 @pytest.mark.parametrize("name, kinds", [

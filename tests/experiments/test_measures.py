@@ -164,8 +164,10 @@ def test_the_gain_of_a_context_is_that_of_the_formula(r):
                 formula(losses.tolist(), i, c, r))
 
 
-def test_losses_have_exact_contexts(model):
+@pytest.mark.parametrize("kind", ["ours", "lstm"])
+def test_losses_have_exact_contexts(model, kind):
     """Each loss equals that of its own window, cut out by hand."""
+    model = randomized(variants.LSTM(CONFIG, 2000)).eval() if kind == "lstm" else model
     tokens, contexts = torch.randint(7, (400,)), [40, 80, 120]  # in segments of 64, with a state
     found = measures.losses_by_context(model, tokens, contexts, 30)
     model.config = replace(CONFIG, mem_len=29, same_length=True)

@@ -111,6 +111,13 @@ def test_a_row_has_its_settings(name):
     T = 11 if name.endswith("176") else 8
     assert model.config.mem_len == (0 if "none" in name else T)
     assert recipe.segment == T
+    if name == "lstm":
+        most = variants.make(variants.ROWS["ours"], scale, 8, 11)
+        sizes = [sum(weight.numel() for weight in each.parameters()) for each in (model, most)]
+        assert sizes[1] / 3 < sizes[0] <= sizes[1]
+        return
+    locked = [module for module in model.modules() if isinstance(module, variants.LockedDropout)]
+    assert len(locked) == (6 if row.locked else 0)  # two, and two of each layer
     assert model.half_loss == ("half" in name)
     assert len(model.layers) == (int(name[7]) if name.startswith("layers") else 2)
     frozen = {name: weight for name, weight in model.named_parameters()
@@ -118,6 +125,15 @@ def test_a_row_has_its_settings(name):
     assert not any(weight.any() for weight in frozen.values())
     assert ("u" in frozen) == ("v" in frozen) == (row.encoding != "ours")
     assert any("W_kR" in name for name in frozen) == (row.encoding not in ("ours", "shaw"))
+
+
+def test_locked_dropout_has_one_mask_for_a_segment():
+    """It differs by lane and by call, and keeps half of the features, doubled."""
+    dropout, z = variants.LockedDropout(0.5), torch.ones(9, 7, 20)
+    first, other = dropout(z), dropout(z)
+    assert first.equal(first[:, :1].expand(9, 7, 20)) and not first.equal(other)
+    assert {*first.unique().tolist()} == {0, 2} and first[0, 0].ne(first[1, 0]).any()
+    assert dropout.eval()(z).equal(z)
 
 
 def test_the_text_begins_elsewhere_for_each_seed_and_may_be_shuffled(tmp_path):
