@@ -38,7 +38,7 @@ from training.text import read_corpus
 lesson_1 = import_module("01_vanilla_segments")
 RESULT_COLUMNS = ("row", "seed", "steps", "dtype", "measure", "length", "value", "commit",
                   "machine", "torch", "minutes")
-GROUPS = {"recl": ("ours", "ours-none", "rope", "alibi"), "recl beside lstm": ("ours", "lstm")}
+GROUPS = {"recl": ("ours", "ours-none", "rope", "alibi"), "second recl": ("ours", "lstm")}
 
 
 # ---- the table ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from fnmatch import filter as select
 from itertools import zip_longest
-from math import inf, sqrt
+from math import exp, inf, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -56,6 +56,9 @@ CLAIMS = [
     Claim("no recurrence, shuffled lines", "shuffled-none", "shuffled", "27.1 − 25.2 ppl"),
     Claim("no recurrence, one layer", "layers-1-none", "layers-1"),
     Claim("no recurrence, two layers", "layers-2-none", "layers-2"),
+    Claim("words: no variational dropout", "words-averaged", "words-both", "section 4.1", "ppl"),
+    Claim("words: no averaged weights", "words-locked", "words-both", "section 4.1", "ppl"),
+    Claim("words: neither", "words", "words-both", "section 4.1", "ppl"),
     Claim("Shaw's encoding instead", "shaw", "ours", "27.94 − 26.77 ppl"),
     Claim("Vaswani's encoding instead", "vaswani-none-half", "ours-none-half", "30.97 − 30.10 ppl"),
     Claim("Vaswani's, half loss", "vaswani-none-half", "ours-none", "30.97 − 29.02 ppl"),
@@ -73,10 +76,19 @@ CLAIMS = [
           ("rope", 512, 256, 0), ("alibi", 512, 256, 0), ("ours", 1024, 256, 0))),
     *(Claim("RECL 0.1 (bytes) is longer", "ours", other, paper, "recl 0.1")
       for other, paper in (("ours-none", "700 − 300 words"), ("rope", ""), ("alibi", ""))),
+    Claim("RECL 0.1 (bytes) is longer", "ours", "lstm", "900 − 400 words",
+          "second recl 0.1"),
     *(Claim(f"figure 7: {text}", "adam", "adam", "yes", *keys) for text, *keys in (
         ("(a) is flatter than the whole", "entropy a", "entropy whole"),
         ("(d) is less like the whole than (b)", "apart d", "apart b"),
         ("(d) is flatter than (b)", "entropy d", "entropy b")))]
+PAPER = (  # its seven claims and four open questions: where, what was measured here, its CLAIMS
+    ("longer context than RNNs and plain transformers", "table 8", "RECL of 0.9M", "RECL"),
+    ("both parts are necessary", "tables 6, 10", "loss of 0.9M",
+     "no recurrence, [feh]|Shaw|Vasw|abs"),
+    ("recurrence helps also where context is short", "table 7", "loss of 0.9M", ".* shuffled"),
+    ("variational dropout, averaged weights", "section 4.1", "loss of 2.1M on PTB", "words"),
+    ("*open:* memory length and depth", "", "loss of 0.3M, 0.6M", ".* layer"))
 FRONT = {  # the claims of the front page, in its words
     ("ours-none-half", "ours-half"): "without − with recurrence, trained on segments' later halves",
     ("vaswani", "ours"): "absolute − relative positions, with recurrence",
@@ -89,6 +101,8 @@ TABLES = {  # name: the rows (none: all), the patterns of the columns
     "lengths": (("ours", "shaw", "ours-half", "ours-none", "ours-none-half", "rope", "alibi"),
                 tuple(f"loss {L}" for L in (128, 256, 512, 1024))),
     "recl": ((), ("recl *",)),
+    "second recl": ((), ("second recl *",)),
+    "words": (("words", "words-both", "words-locked", "words-averaged"), ("ppl", "length")),
     "terms": (("ours", "adam"), ("entropy *", "apart *", "norm *")),
     "memory": ((), ("memory *",)),
     "gradient": ((), ("gradient *",))}
@@ -118,7 +132,9 @@ class Run:
         self.values.update({f"loss {L}": loss for L, loss in test.items()})
         if valid:
             L = min(L for L, loss in valid.items() if loss <= min(valid.values()) + 0.001)
-            self.values.update({"length": L, "loss": test[L]})
+            self.values.update({"length": L, "loss": test[L], "ppl": exp(test[L])})
+        elif "test memory" in self.values:  # an LSTM's, which has no length
+            self.values["loss"] = self.values["test memory"]
 
 
 def read_runs(path):
@@ -205,6 +221,20 @@ def claims_tables(runs):
             table(("models compared", "here", "seeds", "paper", "status"), front))
 
 
+def paper_table(runs):
+    """Return the lines of PAPER with the worst status of their claims; reversed ones by name."""
+    lines = []
+    for text, place, here, pattern in PAPER:
+        claims = [claim for claim in CLAIMS if re.match(pattern, claim.text)]
+        found = [compare(claim, runs)[0] for claim in claims]
+        against = [claim.text for claim, status in zip(claims, found) if status == "reversed"]
+        worst = max(found, key=("not in the paper", "as in the paper", "not run", "undecided",
+                                "reversed").index)
+        counts = ", ".join(f"{found.count(status)} {status}" for status in STATUS if status in found)
+        lines.append((text, place, here, counts + "".join(f" ({text})" for text in against), worst))
+    return table(("the paper says", "where", "here", "rows", "worst"), lines)
+
+
 def spread(values):
     """Return the mean of the values that are there ± half their range; nothing without any."""
     values = [value for value in values if value is not None]
@@ -223,7 +253,7 @@ def values_table(runs, rows, patterns):
     for row, setting, group in groups(runs):
         cells = [spread([run.values.get(key) for run in group]) for key in keys]
         if "length" in keys and cells[0]:
-            chosen = sorted({int(run.values["length"]) for run in group})
+            chosen = sorted({int(run.values["length"]) for run in group if "length" in run.values})
             cells[keys.index("length")] = ", ".join(map(str, chosen))
         if row in (rows or (row,)) and any(cells):
             lines.append((f"`{row}`", f"{len(group)} {letters(runs)[setting]}", *cells))
@@ -325,7 +355,7 @@ def make_blocks(runs):
     """Return {name: text} of all tables and figures, and {name: figure}."""
     missing = " ".join(row for row in ROW_ORDER if not groups(runs, row))
     claims, front = claims_tables(runs)
-    blocks = {"claims": claims, "front": front,
+    blocks = {"claims": claims, "front": front, "paper": paper_table(runs),
               **{name: values_table(runs, *of) for name, of in TABLES.items()},
               "settings": settings_table(runs),
               "not run": f"`python -m experiments.lab --dtype bf16 --rows {missing or 'none'}`"}
