@@ -353,12 +353,15 @@ def make_figures(runs):
 
 def make_blocks(runs):
     """Return {name: text} of all tables and figures, and {name: figure}."""
-    missing = " ".join(row for row in ROW_ORDER if not groups(runs, row))
+    missing = [row for row in ROW_ORDER if not groups(runs, row)]
+    commands = {"--dtype bf16": [row for row in missing if not row.startswith("words")],
+                "--scale words": [row for row in missing if row.startswith("words")]}
     claims, front = claims_tables(runs)
     blocks = {"claims": claims, "front": front, "paper": paper_table(runs),
               **{name: values_table(runs, *of) for name, of in TABLES.items()},
               "settings": settings_table(runs),
-              "not run": f"`python -m experiments.lab --dtype bf16 --rows {missing or 'none'}`"}
+              "not run": "\n".join(f"`python -m experiments.lab {flags} --rows {' '.join(rows)}`"
+                                    for flags, rows in commands.items() if rows) or "Nothing."}
     figures = {}
     for name, about, figures[name] in make_figures(runs):
         blocks[f"figure {name}"] = (f"![{about}](../figures/{name}.png)" if figures[name]
