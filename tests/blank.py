@@ -167,13 +167,6 @@ def show_list():
     print(*lessons.broken.values(), rules.progress_line(), sep="\n")
 
 
-def is_shipped(exercise):
-    """Return whether an exercise was never blanked, or has the shipped body again."""
-    kept = lessons.kept_file(exercise.file, ROOT)
-    text = (ROOT / f"{exercise.file}.py").read_text(encoding="utf-8", errors="replace")
-    return not kept.exists() or Lesson(exercise, kept).body in text
-
-
 def submit(name):
     """Pack the lesson files of this folder into NAME.zip, which grade.py reads.  Raises ValueError
     if one of them imports a file that would be missing there."""
@@ -193,10 +186,6 @@ def submit(name):
 
     write_atomically(path, pack)
     print(f"{path} holds your {len(LESSONS)} lesson files: hand it in as it is")
-    ours = [exercise.name for exercise in EXERCISES if is_shipped(exercise)]
-    if ours and not is_student_edition():
-        print(*textwrap.wrap(f"{len(ours)} of {len(EXERCISES)} exercises hold the shipped solution "
-                             f"or were never blanked here: {', '.join(ours)}", WIDTH), sep="\n")
 
 
 def imports_of(path):

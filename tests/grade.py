@@ -3,12 +3,11 @@
     python tests/grade.py submissions/                     a table
     python tests/grade.py submissions/ --only lanes,reach  this week's exercises
     python tests/grade.py submissions/ --csv grades.csv    also a file, with all sentences
+    python tests/grade.py submissions/ --feedback texts/   also a text for each student
     python tests/grade.py anna/ --gradescope results.json  one student, in Gradescope's form
 
-submissions/ contains a folder or a .zip archive for each student, or it is the flat download of
-Canvas, Moodle or Blackboard.  If file names do not tell two students apart, nothing is graded; one
-folder for each student always works.  If a process hangs or dies, only the exercise that it was
-testing gets no point.
+submissions/ contains one .zip archive per student, as blank.py --submit packs it, or one folder per
+student.  If a process hangs or dies, only the exercise that it was testing gets no point.
 This guards against accidents, not against a determined attacker: read what looks odd.
 """
 import asyncio
@@ -17,6 +16,7 @@ import io
 import json
 import os
 import re
+import stat
 import sys
 import tempfile
 import zipfile
@@ -24,7 +24,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePath
-from textwrap import shorten
 
 from blank import Parser, exercises_called, write_whole
 from course import lessons
@@ -32,142 +31,183 @@ from course.exercises import BY_NAME, LESSONS, ROOT
 
 SECONDS = 60  # a process without a new result in this time is killed; a rule has ten of CPU time
 MARKS = {"solved": "1", "blank": "b", "failing": "0", "missing": "-", "refused": "-"}
-REMEDY = "put the files of each student into a folder"
+# a name that could be a lesson's: train (1).py, but no test and no folder
+LIKE = re.compile(rf"(?<!test_)(?<!mistakes_)({'|'.join(LESSONS)}).*\.", re.IGNORECASE)
+REMEDY = "hand in one .zip per student, as blank.py --submit packs it"
 
+
+# ---- the files of a class -----------------------------------------------------------------------
 
 @dataclass
 class Row:
     """One submission and its result."""
 
-    name: str
-    files: dict = field(default_factory=dict)  # path, as lessons.choose_lessons needs it -> place
-    handed_in: list = field(default_factory=list)  # the names of all files
-    graded: list = field(default_factory=list)  # the names of those that count
-    found: dict = field(default_factory=dict)  # exercise -> (a key of MARKS, a message)
+    place: Path  # a folder or an archive; all else is refused
+    graded: list = field(default_factory=list)  # the lesson files that count
+    left_out: list = field(default_factory=list)  # what could be taken for one, but does not count
+    found: dict = field(default_factory=dict)  # exercise -> (a key of MARKS, a message, its body)
+    remark: str = ""  # for the teacher only
 
     def cells(self):
         """Return the cells of a table: the name, the points, one letter per exercise, the
-        sentences, the files.  Exercises with the same cause share a sentence."""
-        marks = [MARKS[state] for state, _ in self.found.values()]
-        found = {}
-        for state, message in self.found.values():
+        sentences, the files, a remark.  Exercises with the same cause share a sentence."""
+        marks, sentences = [MARKS[state] for state, *_ in self.found.values()], {}
+        for state, message, _ in self.found.values():
             if state in ("failing", "refused"):
                 sentence = message.split("\n  ")[0]  # without the lines below it
-                found.setdefault(sentence.split(": ", 1)[-1], sentence)
-        if blank := [name for name, (state, _) in self.found.items() if state == "blank"]:
-            found["blank"] = f"blank: {', '.join(blank)}"
-        found = found or {"": f"{marks.count('1')} of {len(marks)} exercises solved"}
-        left_out = ", ".join(name for name in self.handed_in if name not in self.graded) or "none"
-        used = (f"graded: {', '.join(self.graded) or 'none'}; left out: "
-                + shorten(left_out, 300, placeholder=" ..."))
-        cells = self.name, str(marks.count("1")), *marks, " | ".join(found.values()), used
+                sentences.setdefault(sentence.split(": ", 1)[-1], sentence)
+        if blank := [name for name, (state, *_) in self.found.items() if state == "blank"]:
+            sentences["blank"] = f"blank: {', '.join(blank)}"
+        points = str(marks.count("1"))
+        sentences = sentences or {"": f"{points} of {len(marks)} exercises solved"}
+        graded, left_out = (", ".join(map(str, paths))[:300] or "none"
+                            for paths in (self.graded, self.left_out))
+        cells = [self.place.name, points, *marks, " | ".join(sentences.values()),
+                 f"graded: {graded}; left out: {left_out}", self.remark]
         return ["".join(c if c.isprintable() else " " for c in cell) for cell in cells]
 
 
-def by_student(paths):
-    """Return {student: Row} of files and folders; student "" has the files of nobody."""
-    rows = {}
-    for (who, copy, name), path in sorted((lessons.parsed(path), path) for path in paths):
-        row = rows.setdefault(who, Row(who))
-        earlier, folder = row.files.get(name), path.parent / who
-        has_folder = who and path.is_file() and folder.is_dir()
-        if has_folder or earlier and lessons.parsed(earlier)[1] == copy:
-            twin = folder.name if has_folder else earlier.name
-            raise ValueError(f"{twin} and {path.name} may be of two students; {REMEDY}")
-        row.handed_in += [earlier.name] if earlier else []
-        row.files |= lessons.visible_files(path) if path.is_dir() else {name: path}
-    return rows
-
-
 def find_submissions(folder):
-    """Return the rows of a class by name.  Raises ValueError if it is unclear whose a file is."""
+    """Return the rows of a class by name: all that is visible except the files of a platform.
+    Raises ValueError if it is not the folder of a class."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is a file or does not exist; name the folder of the class")
-    rows = by_student(path for path in folder.iterdir()
-                      if not lessons.is_hidden(PurePath(path.name)))
-    for path in rows.pop("", Row("")).files.values():
-        if re.search(r"\.(py|ipynb|tar|t?gz|xz|bz2|rar|7z)(\.txt)?$", path.name.lower()):
-            raise ValueError(f"it is unclear whose file {path.name} is; {REMEDY}, and name the "
-                             "folder that holds all of them, not the folder of one student")
-        print(f"{path.name} is not a submission", file=sys.stderr)
-    if not rows:
-        raise ValueError(f"{folder} holds no submission; {REMEDY}")
-    return [*rows.values()]
+    paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "__"))
+             and path.name != "index.html" and path.suffix not in (".txt", ".yml", ".csv")]
+    loose = [path.name for path in paths if path.suffix == ".py" and not path.is_dir()]
+    if len(loose) == len(paths):
+        raise ValueError(f"{folder} has no folder, no .zip archive and {len(loose)} .py files "
+                         f"({', '.join(loose[:5])}); {REMEDY}, or name the folder of the class")
+    return [Row(path) for path in paths]
+
+
+def content(place):
+    """Yield (path, kind of file, a function that opens it) for all in a folder or an archive."""
+    if isinstance(place, Path) and place.is_dir():
+        for path in sorted(place.rglob("*")):
+            kind = stat.S_IFMT(path.lstat().st_mode)
+            yield path.relative_to(place), kind, partial(open, path, "rb")
+        return
+    archive = zipfile.ZipFile(place)
+    for info in archive.infolist():
+        kind = stat.S_IFDIR if info.is_dir() else stat.S_IFMT(info.external_attr >> 16)
+        yield PurePath(info.filename), kind or stat.S_IFREG, partial(archive.open, info)
+
+
+def copied(opens):
+    """Return a temporary copy of a file."""
+    copy = tempfile.TemporaryFile()
+    with opens() as file:
+        copy.write(file.read())
+    copy.seek(0)
+    return copy
 
 
 def take_lessons(row):
-    """Return {lesson: its bytes}, and note in the row which files there are and which count."""
-    files = {}  # path -> its name, a function that reads it
-    for path, place in row.files.items():
-        name, members = path.with_name(place.name), {}
-        if zipfile.is_zipfile(place):
-            archive = zipfile.ZipFile(place)
-            members = {path / member: (str(name / member), partial(archive.read, member))
-                       for member in archive.namelist()}
-        files |= {path: members[path] for path in members if lessons.NAME.fullmatch(path.name)
-                  and not lessons.is_hidden(path)} or {path: (str(name), place.read_bytes)}
-    row.handed_in += [name for name, _ in files.values()]
-    chosen = lessons.choose_lessons(files, row.name)
-    row.graded = [files[path][0] for path in chosen.values()]
-    return {lesson: files[path][1]() for lesson, path in chosen.items()}
+    """Return {lesson: its bytes}, of several copies the one nearest to the top, and note in the row
+    which files count.  Archives are opened if there is no lesson file yet, and those in an archive
+    once.  Raises ValueError with one sentence."""
+    name, mode, chosen = row.place.name, row.place.lstat().st_mode, {}
+    if not stat.S_ISDIR(mode) and not (stat.S_ISREG(mode) and name.lower().endswith(".zip")):
+        raise ValueError(f"{name} is not a folder or a .zip archive (a link is neither); {REMEDY}")
+    found, archives = [], {PurePath(): row.place}
+    for _ in range(2 + stat.S_ISDIR(mode)):
+        places, archives = archives, {}
+        for folder, place in places.items():
+            for path, kind, opens in content(place):
+                if any(part.startswith((".", "__")) or part == lessons.PRISTINE.name
+                       for part in path.parts):
+                    continue  # .git, ._notes.py, __pycache__, __MACOSX and our solutions
+                if kind == stat.S_IFREG and path.stem in LESSONS and path.suffix == ".py":
+                    found.append((folder / path, opens))
+                elif kind == stat.S_IFREG and path.suffix.lower() == ".zip":
+                    archives[folder / path] = opens
+                elif LIKE.search(path.name) or kind not in (stat.S_IFREG, stat.S_IFDIR):
+                    row.left_out.append(folder / path)
+        if found:
+            break
+        archives = {path: copied(opens) for path, opens in archives.items()}
+    row.left_out += archives
+    if not found:
+        raise ValueError(f"{name} holds no lesson file ({LESSONS[0]}.py, ..., {LESSONS[-1]}.py); "
+                         + REMEDY)
+    for path, opens in sorted(found, key=lambda pair: len(pair[0].parts)):
+        first, _ = chosen.setdefault(path.stem, (path, opens))
+        if first is not path and len(first.parts) == len(path.parts):
+            raise ValueError(f"{name} holds {first} and {path}; leave one of them")
+        (row.graded if first is path else row.left_out).append(path)
+    return {lesson: copied(opens).read() for lesson, (path, opens) in chosen.items()}
 
 
-async def run_rules(folder, names):
-    """Run these rules on folder/lessons; return the notes of the process and how it ended."""
-    report, output = folder / "report", folder / "output"
-    report.write_text('{"importing": null}\n')
-    environment = os.environ | {
-        "XL_CODE": str(folder / "lessons"), "XL_REPORT": str(report), "TMPDIR": str(folder),
-        "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    with open(output, "w") as stdout:
+# ---- the rules of one student, in processes of their own ----------------------------------------
+
+async def run_rules(files, names):
+    """Run these rules on lesson files; return what read_report returns, and how the process ended."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary, (
+            tempfile.TemporaryFile()) as output:
+        folder = Path(temporary).resolve()
+        report = folder / "report"
+        report.touch()
+        (folder / "lessons").mkdir()
+        for lesson, data in files.items():
+            (folder / "lessons" / f"{lesson}.py").write_bytes(data)
+        environment = os.environ | {
+            "XL_CODE": str(folder / "lessons"), "XL_REPORT": str(report), "TMPDIR": str(folder),
+            "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-Bm", "pytest", "-c", ROOT / "pytest.ini", "--confcutdir", ROOT,
             "-k", " or ".join(names), "--continue-on-collection-errors",  # a lesson lacks a name
             ROOT / "tests", cwd=folder, env=environment,
-            stdin=asyncio.subprocess.DEVNULL, stdout=stdout, stderr=stdout, start_new_session=True)
-    size, how = 0, f"still running after {SECONDS} seconds"
-    try:
-        while process.returncode is None and size < (size := report.stat().st_size):
-            with suppress(asyncio.TimeoutError):
-                status = await asyncio.wait_for(process.wait(), SECONDS)
-                how = f"ended the process (status {status})"
-    finally:
-        with suppress(OSError):  # with every process that it has started
-            getattr(os, "killpg", os.kill)(process.pid, 9)
-        await process.wait()
-    notes = [json.loads(line) for line in report.read_text("utf-8").splitlines()]
-    if "importing" in notes[-1]:  # pytest says why
-        how = ": ".join([how, *output.read_text(errors="replace").strip().splitlines()[-1:]])
-    return notes, how
+            stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+        size, how = -1, f"still running after {SECONDS} seconds"
+        try:
+            while process.returncode is None and size < (size := report.stat().st_size):
+                with suppress(asyncio.TimeoutError):
+                    status = await asyncio.wait_for(process.wait(), SECONDS)
+                    how = f"ended the process (status {status})"
+        finally:
+            with suppress(OSError):  # with every process that it has started
+                getattr(os, "killpg", os.kill)(process.pid, 9)
+            await process.wait()
+        importing, found = read_report(report.read_bytes(), names)
+        output.seek(0)
+        if importing and (last := output.read().decode(errors="replace").strip().splitlines()):
+            how = f"{how}: {last[-1]}"  # pytest says why
+    return importing, found, how
+
+
+def read_report(data, names):
+    """Return the lesson whose import a report ends in, or "", and {exercise: (state, message,
+    body)}."""
+    notes = [{"importing": "the tests"}, *map(json.loads, data.splitlines())]
+    found = {note["exercise"]: (note["state"], note["message"], note["body"]) for note in notes
+             if "exercise" in note}
+    return notes[-1].get("importing", ""), found
 
 
 async def judged(files, names):
-    """Return {exercise: (state, message)} for lesson files, {lesson: bytes}."""
+    """Return {exercise: (state, message, body)} for lesson files, {lesson: bytes}."""
     found = {}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-        folder = Path(temporary).resolve()
-        (folder / "lessons").mkdir()
-        for lesson, data in files.items():
-            (folder / "lessons" / f"{lesson}.py").write_bytes(data)
-        while todo := [n for n in names if n not in found and BY_NAME[n].file in files]:
-            notes, how = await run_rules(folder, todo)
-            found |= {n["exercise"]: (n["state"], n["message"]) for n in notes if "exercise" in n}
-            at_fault = [name for name in todo if name not in found]
-            if "importing" not in notes[-1]:
-                at_fault = at_fault[:1]
-            elif (place := folder / "lessons" / f"{notes[-1]['importing']}.py").exists():
-                place.unlink()
-                at_fault = [name for name in at_fault if BY_NAME[name].file == place.stem]
-                how = f"{place.name}: {how}"
-            found |= {name: ("failing", f"{name}: {how}") for name in at_fault}
+    while todo := [name for name in names if name not in found and BY_NAME[name].file in files]:
+        importing, noted, how = await run_rules(files, todo)
+        found |= noted
+        at_fault = [name for name in todo if name not in found]
+        if not importing:
+            at_fault = at_fault[:1]
+        elif importing in files:
+            at_fault = [name for name in at_fault if BY_NAME[name].file == importing]
+            files = {lesson: data for lesson, data in files.items() if lesson != importing}
+            how = f"{importing}.py: {how}"
+        found |= {name: ("failing", f"{name}: {how}", "") for name in at_fault}
     return found
 
 
 async def grade_all(rows, names):
     """Grade these submissions, as many at a time as there are cores; print progress on stderr.
-    Raises OSError if our own lessons do not pass here, because then no student's could."""
-    ours = {file: lessons.pristine(file).encode() for file in LESSONS}
-    for state, message in (await judged(ours, names)).values():
+    Raises OSError if our own lessons do not pass here,
+    because then no student's could."""
+    ours = await judged({file: lessons.pristine(file).encode() for file in LESSONS}, names)
+    for state, message, _ in ours.values():
         if state != "solved":
             raise OSError("nothing was graded, because our own solutions fail; are all packages of "
                           f"requirements.txt installed for {sys.executable}? {message}")
@@ -175,42 +215,69 @@ async def grade_all(rows, names):
 
     async def grade(row):
         async with free:
-            row.found = {name: ("missing", f"{name}: not handed in") for name in names}
+            found = {name: ("missing", f"{name}: not handed in", "") for name in names}
             try:
-                row.found |= await judged(take_lessons(row), names)
+                found |= await judged(take_lessons(row), names)
             except Exception as error:  # of any kind: the other students must be graded
-                row.found = dict.fromkeys(names, ("refused", str(error) or repr(error)))
-        print(row.name, file=sys.stderr, flush=True)
+                why = "a .zip archive is damaged: " * isinstance(error, zipfile.BadZipFile)
+                found = dict.fromkeys(names, ("refused", why + (str(error) or repr(error)), ""))
+        row.found = found
+        for known in rows:
+            known.remark = remark(known, rows, ours)
+        print(row.place.name, file=sys.stderr, flush=True)
     await asyncio.gather(*map(grade, rows))
 
 
+# ---- what is written ----------------------------------------------------------------------------
+
+def remark(row, rows, shipped):
+    """Return which bodies of a row equal the shipped ones, and which those of others: of nine
+    statements or more, because shorter ones are equal by chance."""
+    equal = {}
+    for name, (*_, body) in row.found.items():
+        others = [other.place.name for other in rows if other is not row and other.found
+                  and other.found[name][-1] == body > "009"]
+        if names := ["shipped"] if body and body == shipped[name][-1] else others:
+            equal.setdefault(", ".join(names), []).append(name)
+    return " | ".join(f"as {who}: {', '.join(names)}" for who, names in equal.items())[:300]
+
+
 def table(rows):
-    """Return the table as text: marks and two sentences per submission, then the legend."""
+    """Return the table as text: marks, a sentence and files per submission, then the legend."""
     numbers = "".join(f"{number:>3}" for number in range(1, len(rows[0].found) + 1))
     lines = [f"{'submission':<30} points {numbers}"]
-    for name, points, *marks, sentences, used in (row.cells() for row in rows):
-        lines += [f"{name:<30} {points:>6} " + "".join(f"{mark:>3}" for mark in marks),
-                  f"    {sentences.split(' | ')[0]}", f"    {used}"]
+    for name, points, *marks, sentences, files, remark in (row.cells() for row in rows):
+        lines += [f"{name:<30} {points:>6} " + "".join(f"{mark:>3}" for mark in marks)]
+        lines += [f"    {text}" for text in (sentences.split(" | ")[0], files, remark) if text]
     legend = ", ".join(f"{i}={name}" for i, name in enumerate(rows[0].found, 1))
     return "\n".join([*lines, "", "1 solved, 0 incorrect, b blank, - not handed in", legend,
                       __doc__.splitlines()[-1]])
 
 
-def as_csv(rows):
+def as_csv(rows, names):
     """Return the rows as CSV; a text that a spreadsheet would run as a formula begins with '."""
+    header = ["submission", "points", *names, "sentences", "files", "remark"]
     file = io.StringIO(newline="")
-    header = ["submission", "points", *rows[0].found, "sentences", "files"]
-    csv.writer(file).writerows([header, *(
-        [re.sub(r"^(?=[=+@-].)", "'", cell) for cell in row.cells()] for row in rows)])
+    out = csv.DictWriter(file, header)
+    out.writeheader()
+    for row in rows:
+        cells = [re.sub("^(?=[-=+@].)", "'", cell) for cell in row.cells()]
+        out.writerow(dict(zip(header, cells)))
     return file.getvalue()
 
 
-def gradescope(rows):
-    """Return Gradescope's results.json of the only row: one test of one point per exercise."""
+def gradescope(row):
+    """Return Gradescope's results.json of a row: one test of one point per exercise."""
     tests = [{"name": name, "score": float(state == "solved"), "max_score": 1.0,
               "output": message or "solved", "visibility": "visible"}
-             for name, (state, message) in rows[0].found.items()]
-    return json.dumps({"output": rows[0].cells()[-1], "visibility": "visible", "tests": tests})
+             for name, (state, message, _) in row.found.items()]
+    return json.dumps({"output": row.cells()[-2], "visibility": "visible", "tests": tests})
+
+
+def feedback(row):
+    """Return the text for a student: what pytest would show, without the remark."""
+    texts = [message or f"{name} is solved" for name, (_, message, _) in row.found.items()]
+    return "\n\n".join([*dict.fromkeys(texts), row.cells()[-2]]) + "\n"
 
 
 def main(argv=None):
@@ -220,18 +287,23 @@ def main(argv=None):
         parser.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="folder of the class")
         parser.add_argument("--only", metavar="NAME,NAME", help="grade only these exercises")
         parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table to FILE")
+        parser.add_argument("--feedback", type=Path, metavar="FOLDER", help="also write texts there")
         parser.add_argument("--gradescope", type=Path, metavar="FILE", help="grade one student")
         given = parser.parse_args(argv)
         names = [exercise.name for exercise in exercises_called(given.only)]
         if given.csv and (given.csv.is_dir() or not given.csv.parent.is_dir()):
             raise ValueError(f"--csv {given.csv} is a folder or in no folder; choose another file")
-        rows = find_submissions(given.folder) if not given.gradescope else [
-            *by_student([given.folder]).values()]
+        if (path := given.feedback) and (any(path.glob("*")) or path.exists() > path.is_dir()):
+            raise ValueError(f"--feedback {path} is not an empty folder; choose a new one")
+        rows = [Row(given.folder)] if given.gradescope else find_submissions(given.folder)
         asyncio.run(grade_all(rows, names))
         print(table(rows))
-        for path, text in (given.gradescope, gradescope), (given.csv, as_csv):
-            if path:
-                write_whole(path, text(rows))
+        for row in rows if given.feedback else ():
+            write_whole(given.feedback / f"{row.place.name}.txt", feedback(row))
+        if given.gradescope:
+            write_whole(given.gradescope, gradescope(rows[0]))
+        if given.csv:
+            write_whole(given.csv, as_csv(rows, names))
         return 0
     except (ValueError, OSError) as error:
         print(f"grade.py: {error}", file=sys.stderr)

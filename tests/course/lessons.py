@@ -3,21 +3,22 @@
 They come from this folder or, with XL_CODE, from a student's submission.  A shipped lesson replaces
 one that is missing or broken, but only so that the others can be imported.
 """
+import ast
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
 import threading
 import traceback
-from contextlib import contextmanager
+import zlib
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path, PurePath
+from pathlib import Path
 
-from course.exercises import EXERCISES, LESSONS, ROOT, find
+from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
 from support.files import write_atomically
 
 TESTS = ROOT / "tests"
@@ -28,71 +29,10 @@ missing = set()  # names of exercises without a function
 home = None  # the temporary folder in which a submission runs, if one is under test
 MEMORY = 4 << 30  # bytes that a submission may use, beyond those of torch itself
 FILE_SIZE = 100 << 20  # the largest file that it may write, in bytes
-COPY = r"(?:-\d+| ?\(\d+\))*"  # numbers added to a name by a browser or a learning platform
-NAME = re.compile(  # of a lesson file, not of its tests
-    rf"(?P<prefix>(?!test_).*[\W_])?(?P<lesson>{'|'.join(LESSONS)}){COPY}\.py", re.IGNORECASE)
-FORMS = (  # file names of Canvas, Moodle and Blackboard, of a student's archive, and others
-    r"(?P<who>[^_\s]+_(LATE_)?\d+|anon_(LATE_)?[^_]+)_\d{3,}_(?P<date>)(?P<file>.+)",
-    r"(?P<who>.+_\d+)_assignsubmission_[a-z]+_(?P<date>)(?P<file>.+)",
-    r"(?P<who>.+)_attempt_(?P<date>\d+(-\d+){5})_(?P<file>.+)",
-    r"(?P<who>(?P<date>)(?P<file>.+\.(?i:zip)))", r"(?P<who>)(?P<date>)(?P<file>.+)")
+REPORT = os.environ.pop("XL_REPORT", None)  # the file in which grade.py reads the results
 
 
 # ---- the lessons of a submission ----------------------------------------------------------------
-
-def is_hidden(path):
-    """Return whether this relative path is not a student's work: .git, ._notes.py, __pycache__,
-    __MACOSX, or our solutions in pristine."""
-    return any(part.startswith((".", "__")) or part == PRISTINE.name for part in path.parts)
-
-
-def visible_files(place):
-    """Return {path relative to this folder: path} of its files, except hidden ones."""
-    found = {path.relative_to(place): path for path in sorted(place.rglob("*")) if path.is_file()}
-    return {name: path for name, path in found.items() if not is_hidden(name)}
-
-
-def split_copy(name):
-    """Return x.py and the key (2, 1) for x (1)-2.py, the second copy on a learning platform and
-    the first one of a browser."""
-    copy, end = re.search(rf"({COPY})(\.\w+)?$", name).group(1, 0)
-    number = [re.findall(form, copy)[-1:] for form in (r"-(\d+)", r"\((\d+)")]
-    return name.removesuffix(end) + end.removeprefix(copy), tuple(int(*n) for n in number)
-
-
-def parsed(path):
-    """Return the student, the copy (a sort key) and the name of a file, or of a folder."""
-    if path.is_dir():
-        return path.name, ("", ()), PurePath(path.name)
-    match = next(filter(None, (re.fullmatch(form, path.name, re.DOTALL) for form in FORMS)))
-    name, copy = split_copy(match["file"])
-    return match["who"].replace("_LATE", ""), (match["date"], copy), PurePath(name)
-
-
-def choose_lessons(paths, where):
-    """Return {lesson: path} of the lesson files among these relative paths: those in the only
-    folder that has some, without folders below it.  The last of several copies counts.  If no
-    name is exact, all may have the same prefix.  Raises ValueError with one sentence."""
-    matches = {path: match for path in paths if (match := NAME.fullmatch(path.name))}
-    if not matches:
-        raise ValueError(
-            f"{where} holds no lesson file ({LESSONS[0]}.py, ..., {LESSONS[-1]}.py); hand in the "
-            "lesson's whole file, under its own name, or a .zip archive with it")
-    found = [path for path in matches if not matches[path]["prefix"]] or list(matches)
-    # a platform's prefix ends with the number or the date of each upload
-    prefixes = {re.sub(r"LATE_|[\d-]+_$", "", matches[path]["prefix"] or "") for path in found}
-    if len(prefixes) > 1:
-        raise ValueError(f"{where} holds files of {' and of '.join(sorted(prefixes))}; put the "
-                         "files of each student into a folder")
-    depth = min(len(path.parts) for path in found)
-    folders = sorted({path.parent.as_posix() for path in found if len(path.parts) == depth})
-    if len(folders) > 1:
-        raise ValueError(f"{where} holds lesson files in {folders[0]}/ and in {folders[1]}/; leave "
-                         "one of them")
-    found = [path for path in found if len(path.parts) == depth]
-    found.sort(key=lambda path: (split_copy(path.name)[1], path.name))
-    return {matches[path]["lesson"].lower(): path for path in found}
-
 
 def take_lessons_from(place):
     """Test the lessons of a submission, which run and write their files in a temporary folder.
@@ -101,9 +41,10 @@ def take_lessons_from(place):
     if not Path(place).is_dir():
         raise ValueError(f"{place} is not a folder; unpack archives, and give the folder with the "
                          "files of one student")
-    files = visible_files(Path(place))
-    under_test = {lesson: files[path].resolve()
-                  for lesson, path in choose_lessons(files, place).items()}
+    paths = {lesson: Path(place, f"{lesson}.py").resolve() for lesson in LESSONS}
+    under_test = {lesson: path for lesson, path in paths.items() if path.is_file()}
+    if not under_test:
+        raise ValueError(f"{place} holds no lesson file ({LESSONS[0]}.py, ..., {LESSONS[-1]}.py)")
     home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     sys.dont_write_bytecode = True
     limit_resources()
@@ -128,10 +69,22 @@ def limit_resources():
 
 
 def note(**facts):
-    """Add a line to the file XL_REPORT, which can be read even if this process dies."""
-    if path := os.environ.get("XL_REPORT"):
-        with open(path, "a", encoding="utf-8") as file:
+    """Add a line to the report of grade.py, which can be read even if this process dies."""
+    if REPORT:
+        if "exercise" in facts:
+            facts["body"] = body_of(BY_NAME[facts["exercise"]])
+        with open(REPORT, "a", encoding="utf-8") as file:
             file.write(json.dumps(facts) + "\n")
+
+
+def body_of(exercise):
+    """Return the number of statements and a checksum of the function under test, without its
+    docstring, comments and layout; "" if there is none."""
+    with suppress(Exception):  # of any kind: it is a student's text
+        tree = ast.parse(solution(exercise, under_test[exercise.file]))
+        count = sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) - 1
+        return f"{count:03} {zlib.crc32(ast.dump(tree).encode())}"
+    return ""
 
 
 # ---- the lessons, imported in order -------------------------------------------------------------

@@ -4,14 +4,18 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from functools import partial
+from pathlib import Path, PurePath
 
 import pytest
 
+import blank
 import grade
 from course import lessons
 from course.exercises import BY_NAME, LESSONS
@@ -91,6 +95,7 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
         wait_until(mark.exists, "the first loop", 400)
         stopped.send_signal(signal.SIGINT)
     assert stopped.returncode == -signal.SIGINT and not list(tmp_path.glob("grades.csv*"))
+    assert not list(tmp_path.glob("tmp*"))
     with process() as done:
         out, error = done.communicate(timeout=900)
     size = mark.stat().st_size
@@ -134,59 +139,85 @@ def test_the_autograder_writes_gradescopes_form(tmp_path, monkeypatch, capsys):
     assert "No module named 'of mine'" in capsys.readouterr().err.splitlines()[-1]
 
 
-# ---- file names ---------------------------------------------------------------------------------
+# ---- what is handed in, and what is written ------------------------------------------------------
 
 OURS = "tests/course/pristine/04_rel_shift.py"
-ZIPPED = zipped({"hw/train.py": b"", f"hw/{OURS}": b"", "x.txt": b""})
-UNCLEAR, UNKNOWN = "may be of two students", "whose file"
-A, B, MOODLE = "smithanna_123_", "smithanna_124_", "A Smith_657{}_assignsubmission_file_a.zip"
-BOARD = "Week 1_{}_attempt_2024-0{}-31-12-00-00{}"
+ONE_ZIP = zipped({"hw/train.py": b"", f"hw/{OURS}": b"", "__MACOSX/train.py": b"", "x.txt": b""})
+LINK = zipfile.ZipInfo("train.py")
+LINK.external_attr = stat.S_IFLNK << 16
+MADE = {  # the content of files with these names
+    "2.zip": zipped({"1.zip": ONE_ZIP}), "3.zip": zipped({"2.zip": zipped({"1.zip": ONE_ZIP})}),
+    "odd.zip": zipped({LINK: b"", f"{FOUR}.py/": b"", f"{ONE}.py": b""})}
 
 
 @pytest.mark.parametrize("files, wanted", [
-    # a star: this file is left out; the numbers of a copy are a browser's and Canvas's
-    ([A + "456_train (1)-2.py", "*smithanna_LATE_123_457_train (7)-1.py", "*" + A + "999_all-2.zip",
-      A + "1001_all-10.zip", B + "457_train.py"], [A[:-1], B[:-1]]),
-    (["anon_aB3x9_46792_train.py", "anon_LATE_c9Dx9_46793_train.py"], ["anon_aB3x9", "anon_c9Dx9"]),
-    ([MOODLE.format(737), MOODLE.format(999)], ["A Smith_657737", "A Smith_657999"]),
-    (["*" + BOARD.format("b_smith", 1, "_train (2).py"), BOARD.format("b_smith", 3, "_train.py"),
-      BOARD.format("smith", 1, "_train.py"), "*" + BOARD.format("smith", 1, ".txt")],
-     ["Week 1_b_smith", "Week 1_smith"]),
-    (["*index.html", "*metadata.yml", "anna.ZIP", "anna (1).zip"], ["anna (1).zip", "anna.ZIP"]),
-    (["hw_3_12345_train.py", "hw_3_12346_train.py"], UNCLEAR), (["train.py"], UNKNOWN),
-    ([A + "456_train.py", A[:-1] + "/04_rel_shift.py"], UNCLEAR),
-    (["smith_123_04_rel_shift.py"], UNKNOWN), (["anna.tar.gz"], UNKNOWN), (["a.ipynb"], UNKNOWN),
-    (["1-2 - Anna Smith - Jan 31, 2024 1200 PM - train.py"], UNKNOWN),
+    (["b.zip", "a/x", "c.7z", "train.py", "=1\n.zip", "index.html", "x.txt", "m.yml", "g.csv",
+      ".git/x", "__MACOSX/x"], ["=1\n.zip", "a", "b.zip", "c.7z", "train.py"]),
+    ([*"a.py b.py c.py d.py e.py f.py x.txt".split()], "no folder, no .zip archive and 6 .py files "
+     "(a.py, b.py, c.py, d.py, e.py); hand in"),
     # the files of one student
-    (["train.py", "train (2).py", "train-1.py", "train copy.py", "train.py.txt", "old.zip"],
-     "graded: train-1.py; left out: old.zip/hw/train.py, train (2).py, train copy.py, train.py, "
-     "train.py.txt"),
-    (["hw/me/b/c/d/train.py", f"hw/me/{OURS}", "__MACOSX/train.py", "hw/.venv/train.py", OURS],
-     "graded: hw/me/b/c/d/train.py"),
-    ([OURS], "holds no lesson file"), (["reach.py"], "the lesson's whole file"),
-    (["train (2).py", "train (10).py"], "graded: train (10).py; left out: train (2).py"),
-    (["a.ZIP"], "graded: a.ZIP/hw/train.py"), (["a/train.py", "b/train.py"], "in a/ and in b/"),
-    (["a.zip", "b.zip"], "in a.zip/hw/ and in b.zip/hw/; leave one of them"),
-    ([A + "456_train.py", A + "457_04_rel_shift.py", "essay.pdf"],
-     f"graded: {A}456_train.py, {A}457_04_rel_shift.py; left out: essay.pdf"),
-    ([A + "456_train.py", B + "457_04_rel_shift.py"], f"files of {A} and of {B}"),
-    (["Anna - train.py"], "graded: Anna - train.py"),
+    (["a.ZIP"], "graded: hw/train.py; left out: none"), (["2.zip"], "graded: 1.zip/hw/train.py; "
+                                                         "left out: none"),
+    (["a/2.zip"], "graded: 2.zip/1.zip/hw/train.py; left out: none"), (["3.zip"], "no lesson file"),
+    (["a/b/train.py", f"a/b/{OURS}", "a/.venv/train.py", "a/b/backup/train.py", "a/1.zip",
+      "a/train (1).py", "a/b/train.ipynb", "a/tests/test_train.py", "a/training/x.py", f"a/{OURS}"],
+     "graded: b/train.py; left out: b/train.ipynb, train (1).py, 1.zip, b/backup/train.py"),
+    (["a/b/train.py", "a/c/train.py"], "a holds b/train.py and c/train.py; leave one of them"),
+    (["a/1.zip", "a/4.zip"], "a holds 1.zip/hw/train.py and 4.zip/hw/train.py; leave one"),
+    ([f"a/{OURS}"], "a holds no lesson file"), (["a.7z"], "a.7z is not a folder or a .zip archive"),
+    (["@a"], "a link is neither"), (["|a.zip"], "a.zip is not a"),
+    (["a/@train.py", "a/|train", f"a/{TWO}.py"], f"graded: {TWO}.py; left out: train, train.py"),
+    (["odd.zip"], f"graded: {ONE}.py; left out: train.py, {FOUR}.py"),
+    ([f"a/{'n' * 200}/{'n' * 200}/train.py"], f"graded: {'n' * 200}/{'n' * 99}; left out: none"),
 ], ids=str)
-def test_no_two_students_share_a_row(files, wanted, tmp_path):
-    """A list has the rows of a class; a text is the row of one student, or why there is none."""
-    for file in (file.strip("*") for file in files):
-        data = ZIPPED if file.lower().endswith("zip") else b""
-        write_atomically(tmp_path / file, lambda out: out.write(data))
-    (row,) = grade.by_student([tmp_path]).values()
+def test_each_entry_of_the_class_is_one_student(files, wanted, tmp_path):
+    """A list has the rows of a class, a text is the row of a student, or why there is none.  @ is a
+    link and | a pipe."""
+    for file in files:
+        path = tmp_path / re.sub("[@|]", "", file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make = {"@": lambda: path.symlink_to(tmp_path), "|": lambda: os.mkfifo(path)}
+        make.get(PurePath(file).name[0], lambda: path.write_bytes(MADE.get(path.name, ONE_ZIP)))()
     if isinstance(wanted, list):
-        rows = grade.find_submissions(tmp_path)
-        assert [row.name for row in rows] == wanted
-        assert sorted(place.name for row in rows for place in row.files.values()) == sorted(
-            file for file in files if file[0] != "*")
-    elif wanted.startswith("graded: "):
-        grade.take_lessons(row)
-        assert row.cells()[-1] == wanted + "; left out: none" * ("left out" not in wanted)
+        assert [row.place.name for row in grade.find_submissions(tmp_path)] == wanted
+    elif "no folder" in wanted:
+        assert wanted in refusal(grade.find_submissions, tmp_path)
     else:
-        is_class = wanted in (UNCLEAR, UNKNOWN)
-        act = grade.find_submissions if is_class else grade.take_lessons
-        assert wanted in refusal(act, tmp_path if is_class else row)
+        (row,) = grade.find_submissions(tmp_path)
+        if wanted.startswith("graded: "):
+            grade.take_lessons(row)
+            assert row.cells()[-2] == wanted
+        else:
+            assert wanted in refusal(grade.take_lessons, row)
+
+
+def test_a_table_and_texts_are_written(tmp_path, monkeypatch):
+    """Equal bodies are remarked, short ones
+    if they are ours.  A long message ends, and no name or message controls the terminal."""
+    async def judged(files, names):
+        state, body = files["train"].decode().split(",") if len(files) == 1 else ("solved", "003 x")
+        return {"lanes": (state, f"lanes: {'y' * 400}\n  " * (state == "failing"), body)}
+
+    monkeypatch.setattr(grade, "judged", judged)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.chdir(tmp_path)
+    argv = ["class", "--only", "lanes", "--csv", "x.csv", "--feedback", "texts"]
+    for name, text in {"c": "solved,010 y", "d": "solved,003 z", "e": "failing,003 z",
+                       "f": "blank,", "b": "solved,010 y", "=a\x1b": "solved,003 x"}.items():
+        blank.write_whole(tmp_path / "class" / name / "train.py", text)
+    Path("class/g.zip").touch()
+    assert grade.main(argv) == 0
+    used = "graded: train.py; left out: none"
+    rows = {row[0]: row[1:] for row in csv.reader(Path("x.csv").read_text("utf-8").splitlines())}
+    assert rows == {
+        "submission": ["points", "lanes", "sentences", "files", "remark"],
+        "b": ["1", "1", "1 of 1 exercises solved", used, "as c: lanes"],
+        "c": ["1", "1", "1 of 1 exercises solved", used, "as b: lanes"],
+        "d": ["1", "1", "1 of 1 exercises solved", used, ""],
+        "e": ["0", "0", f"lanes: {'y' * 400}", used, ""], "f": ["0", "b", "blank: lanes", used, ""],
+        "g.zip": ["0", "-", "a .zip archive is damaged: File is not a zip file",
+                  "graded: none; left out: none", ""],
+        "'=a ": ["1", "1", "1 of 1 exercises solved", used, "as shipped: lanes"]}
+    assert Path("texts/e.txt").read_text("utf-8") == f"lanes: {'y' * 400}\n  \n\n{used}\n"
+    assert len(os.listdir("texts")) == 7 and Path("texts/b.txt").read_text("utf-8") == (
+        f"lanes is solved\n\n{used}\n")

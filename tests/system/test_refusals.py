@@ -75,9 +75,12 @@ REFUSED = {  # program: command line, words of the sentence
         ("--all short.txt", "there already"), ("--all short.txt/below", "short.txt")],
     "grade": [
         ("nowhere", "does not exist"), ("short.txt", "is a file"),
-        ("none", "holds no submission"), ("project", "the folder of one student"),
+        ("none", "and 0 .py files"), (". --feedback short.txt", "not an empty folder"),
+        ("project/tests", "1 .py files (grade.py); hand in one .zip per student, as blank.py "
+         "--submit packs it, or name the folder of the class"),
         (". --cvs x", "--cvs"), ("", "SUBMISSIONS"),
         (". --only lanes,raech", "did you mean reach?"),
+        (". --feedback none", "not an empty folder"), 
         (". --csv nowhere/a.csv", "--csv nowhere/a.csv"), (". --csv none", "is a folder")],
     "experiments.lab": [
         ("--rows our", "invalid choice"), ("--device cuda", "no CUDA device"),
