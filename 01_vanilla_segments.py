@@ -269,7 +269,7 @@ if __name__ == "__main__":
 
 # Ask yourself (answers: tests/course/answers.md; not in a student edition)
 #   1. Why does the loss fall within a segment, although all positions share weights?
-#   2. Position 0 predicts from one byte.  Could it beat a table of byte-pair counts?
+#   2. Position 0 sees one byte.  Could it beat byte-pair counts of the same text?
 # Change and watch
 #   1. Set T to 8, then 128, in BUDGET: how do both losses and both costs change?
 #   2. Remove U from h = E + U: which positions get worse, and why not all?

@@ -198,7 +198,7 @@ def show_segments_against_one_pass():
 
 @torch.no_grad()
 def draw_terms(model, tokens, vocab, T):
-    """Plot layer 1's four terms in head 1: T queries after T memory tokens."""
+    """Plot layer 1's terms in head 1: red is positive, · is a space, ¶ a newline."""
     attention = model.layers[0].attention
     h = model.embedding(tokens.long()[None]) * math.sqrt(model.D)  # layer 1's input
     terms = attention.terms(h[:, T:], h[:, :T], model.u, model.v)[:, 0, 0]  # (4, T, K)
