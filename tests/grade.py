@@ -291,8 +291,9 @@ def main(argv=None):
         parser.add_argument("--gradescope", type=Path, metavar="FILE", help="grade one student")
         given = parser.parse_args(argv)
         names = [exercise.name for exercise in exercises_called(given.only)]
-        if given.csv and (given.csv.is_dir() or not given.csv.parent.is_dir()):
-            raise ValueError(f"--csv {given.csv} is a folder or in no folder; choose another file")
+        for path in filter(None, (given.csv, given.gradescope)):
+            if path.is_symlink() or path.exists() > path.is_file() or not path.parent.is_dir():
+                raise ValueError(f"{path} is no regular file, or is in no folder; choose another")
         if (path := given.feedback) and (any(path.glob("*")) or path.exists() > path.is_dir()):
             raise ValueError(f"--feedback {path} is not an empty folder; choose a new one")
         rows = [Row(given.folder)] if given.gradescope else find_submissions(given.folder)

@@ -125,6 +125,7 @@ def test_the_autograder_writes_gradescopes_form(tmp_path, monkeypatch, capsys):
     archive = zipped({f"{FOUR}.py": lesson(FOUR, rel_shift="return given[0]")})
     write_atomically(tmp_path / "submission" / "a.zip", lambda file: file.write(archive))
     results = tmp_path / "results" / "results.json"
+    results.parent.mkdir()
     assert grade.main(argv) == 0
     found = json.loads(results.read_text())
     assert re.search("the rule: (.|\n)* got", said := found["tests"][1]["output"])

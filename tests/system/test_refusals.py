@@ -80,8 +80,9 @@ REFUSED = {  # program: command line, words of the sentence
          "--submit packs it, or name the folder of the class"),
         (". --cvs x", "--cvs"), ("", "SUBMISSIONS"),
         (". --only lanes,raech", "did you mean reach?"),
-        (". --feedback none", "not an empty folder"), 
-        (". --csv nowhere/a.csv", "--csv nowhere/a.csv"), (". --csv none", "is a folder")],
+        (". --feedback none", "not an empty folder"), *((f". {flag} {name}", f"{name} is no regular")
+         for name in ("nowhere/a.csv", "none", "/dev/null", "/dev/stdout")  # a device, a link
+         for flag in ("--csv", "--gradescope"))],
     "experiments.lab": [
         ("--rows our", "invalid choice"), ("--device cuda", "no CUDA device"),
         ("--out short.txt", "another folder with --out")],
