@@ -142,11 +142,11 @@ def take_lessons(row):
 # ---- the rules of one student, in processes of their own ----------------------------------------
 
 async def run_rules(files, names):
-    """Run these rules on lesson files; return what read_report returns, and how the process ended."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary, (
-            tempfile.TemporaryFile()) as output:
-        folder = Path(temporary).resolve()
-        report = folder / "report"
+    """Run these rules on lesson files; return what read_report returns, and how the process ended.
+    The report is in another folder than the student's lessons and temporary files."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as theirs, (
+            tempfile.TemporaryDirectory()) as ours, tempfile.TemporaryFile() as output:
+        folder, report = Path(theirs).resolve(), Path(ours).resolve() / "report"
         report.touch()
         (folder / "lessons").mkdir()
         for lesson, data in files.items():
@@ -178,11 +178,27 @@ async def run_rules(files, names):
 
 def read_report(data, names):
     """Return the lesson whose import a report ends in, or "", and {exercise: (state, message,
-    body)}."""
-    notes = [{"importing": "the tests"}, *map(json.loads, data.splitlines())]
-    found = {note["exercise"]: (note["state"], note["message"], note["body"]) for note in notes
-             if "exercise" in note}
-    return notes[-1].get("importing", ""), found
+    body)} as noted after the imports.  Results that contradict each other fail the exercise.
+    Raises ValueError for a line that the tests of these exercises do not write."""
+    importing, found = "the tests", {}
+    try:
+        for line in data.split(b"\n")[:-1]:  # the complete ones
+            match json.loads(line):
+                case {"importing": str(lesson)}:
+                    importing, found = lesson, {}
+                case {"imported": _}:
+                    importing, found = "", {}
+                case {"exercise": name, "state": "solved" | "blank" | "failing" as state,
+                      "message": str(message), "body": str(body)} if name in names:
+                    result = state, message, body
+                    if not importing and found.setdefault(name, result) != result:
+                        found[name] = "failing", f"{name}: its results contradict each other", ""
+                case _:
+                    raise ValueError(line)
+    except (ValueError, RecursionError):
+        raise ValueError("the report of the tests has a line that they do not write; read this "
+                         "student's code") from None
+    return importing, found
 
 
 async def judged(files, names):
@@ -202,9 +218,9 @@ async def judged(files, names):
     return found
 
 
-async def grade_all(rows, names):
-    """Grade these submissions, as many at a time as there are cores; print progress on stderr.
-    Raises OSError if our own lessons do not pass here,
+async def grade_all(rows, names, path):
+    """Grade these submissions, as many at a time as there are cores; after each, write what is
+    known as CSV, and print progress on stderr.  Raises OSError if our own lessons do not pass here,
     because then no student's could."""
     ours = await judged({file: lessons.pristine(file).encode() for file in LESSONS}, names)
     for state, message, _ in ours.values():
@@ -224,6 +240,8 @@ async def grade_all(rows, names):
         row.found = found
         for known in rows:
             known.remark = remark(known, rows, ours)
+        if path:
+            write_whole(path, as_csv(rows, names))
         print(row.place.name, file=sys.stderr, flush=True)
     await asyncio.gather(*map(grade, rows))
 
@@ -255,14 +273,15 @@ def table(rows):
 
 
 def as_csv(rows, names):
-    """Return the rows as CSV; a text that a spreadsheet would run as a formula begins with '."""
+    """Return the rows as CSV, with empty cells for those that are not graded yet; a text that a
+    spreadsheet would run as a formula begins with '."""
     header = ["submission", "points", *names, "sentences", "files", "remark"]
     file = io.StringIO(newline="")
     out = csv.DictWriter(file, header)
     out.writeheader()
     for row in rows:
         cells = [re.sub("^(?=[-=+@].)", "'", cell) for cell in row.cells()]
-        out.writerow(dict(zip(header, cells)))
+        out.writerow(dict(zip(header, cells if row.found else cells[:1])))
     return file.getvalue()
 
 
@@ -297,14 +316,12 @@ def main(argv=None):
         if (path := given.feedback) and (any(path.glob("*")) or path.exists() > path.is_dir()):
             raise ValueError(f"--feedback {path} is not an empty folder; choose a new one")
         rows = [Row(given.folder)] if given.gradescope else find_submissions(given.folder)
-        asyncio.run(grade_all(rows, names))
+        asyncio.run(grade_all(rows, names, given.csv))
         print(table(rows))
         for row in rows if given.feedback else ():
             write_whole(given.feedback / f"{row.place.name}.txt", feedback(row))
         if given.gradescope:
             write_whole(given.gradescope, gradescope(rows[0]))
-        if given.csv:
-            write_whole(given.csv, as_csv(rows, names))
         return 0
     except (ValueError, OSError) as error:
         print(f"grade.py: {error}", file=sys.stderr)

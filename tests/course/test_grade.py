@@ -1,4 +1,5 @@
 """Test the grading of a class: every student has a row, and no mistake costs another's point."""
+import asyncio
 import csv
 import json
 import os
@@ -41,6 +42,11 @@ while True:
 """
 CHILD = f"import os\nif os.fork() == 0:\n{textwrap.indent(LOOP, '    ')}"
 CHEATS = "import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call(): return True\n"
+FORGED = """import atexit, functools
+from course import lessons
+solved = functools.partial(lessons.note, exercise="rel_shift", state="solved", message="")
+solved(), atexit.register(solved)
+"""
 # name of the submission -> its files; exercises, or all of a lesson, without a point; its sentences
 CLASS = {
     "anna": ({f"{file}.py": lesson(file) for file in LESSONS}, "", "exercises solved"),
@@ -65,6 +71,8 @@ CLASS = {
     "dies": ({f"{ONE}.py": lesson(ONE, sinusoid="import os; os._exit(0)"),
               f"{TWO}.py": lesson(TWO, update_memory=LOOP)}, "sinusoid update_memory",
              "sinusoid: ended the process (status 0) | update_memory: still running"),
+    "forges": ({f"{FOUR}.py": lesson(FOUR, FORGED, rel_shift="return given[0]")}, "rel_shift",
+               "rel_shift: its results contradict each other"),
     # other files do neither good nor harm
     "cheats": ({f"{FOUR}.py": lesson(FOUR, rel_shift="return given[0]"), "conftest.py": CHEATS,
                 "sitecustomize.py": CHEATS, "random.py": "", "train.py": "", "test_me.py": "x = (",
@@ -94,7 +102,7 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
     with process() as stopped:
         wait_until(mark.exists, "the first loop", 400)
         stopped.send_signal(signal.SIGINT)
-    assert stopped.returncode == -signal.SIGINT and not list(tmp_path.glob("grades.csv*"))
+    assert stopped.returncode == -signal.SIGINT and not list(tmp_path.glob("*.part"))
     assert not list(tmp_path.glob("tmp*"))
     with process() as done:
         out, error = done.communicate(timeout=900)
@@ -192,11 +200,32 @@ def test_each_entry_of_the_class_is_one_student(files, wanted, tmp_path):
             assert wanted in refusal(grade.take_lessons, row)
 
 
-def test_a_table_and_texts_are_written(tmp_path, monkeypatch):
-    """Equal bodies are remarked, short ones
+def test_a_report_has_only_lines_of_the_tests():
+    """Results from before the imports do not count.  Two results fail the exercise, and any other
+    line, such as the result of a lesson that was not handed in, fails the student."""
+    def read(*lines):
+        return grade.read_report("".join(f"{json.dumps(line)}\n" for line in lines).encode(), ["a"])
+
+    solved = {"exercise": "a", "state": "solved", "message": "", "body": ""}
+    begin, end = {"importing": "train"}, {"imported": "train"}
+    assert read(begin, solved) == ("train", {}) and read(solved, begin, end) == ("", {})
+    assert read(begin, end, solved, solved) == ("", {"a": ("solved", "", "")})
+    twice = read(begin, end, solved | {"state": "failing"}, solved)[1]["a"]
+    assert twice[:2] == ("failing", "a: its results contradict each other")
+    for odd in ({"exercise": "b"}, {"state": "paid"}, {"message": 1}, {"body": None}):
+        assert "read this student's code" in refusal(read, begin, end, solved | odd)
+    for odd in (b"1", b"{", b"\xff"):
+        assert "read this student's code" in refusal(grade.read_report, odd + b"\n", ["a"])
+    assert grade.read_report(b'{"importing": "train"}\n{"impo', ["a"]) == ("train", {})
+
+
+def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch):
+    """Grading stops at the last student, then it does not.  Equal bodies are remarked, short ones
     if they are ours.  A long message ends, and no name or message controls the terminal."""
     async def judged(files, names):
         state, body = files["train"].decode().split(",") if len(files) == 1 else ("solved", "003 x")
+        if state == "stops":
+            raise asyncio.CancelledError
         return {"lanes": (state, f"lanes: {'y' * 400}\n  " * (state == "failing"), body)}
 
     monkeypatch.setattr(grade, "judged", judged)
@@ -204,9 +233,13 @@ def test_a_table_and_texts_are_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     argv = ["class", "--only", "lanes", "--csv", "x.csv", "--feedback", "texts"]
     for name, text in {"c": "solved,010 y", "d": "solved,003 z", "e": "failing,003 z",
-                       "f": "blank,", "b": "solved,010 y", "=a\x1b": "solved,003 x"}.items():
+                       "f": "stops,", "b": "solved,010 y", "=a\x1b": "solved,003 x"}.items():
         blank.write_whole(tmp_path / "class" / name / "train.py", text)
     Path("class/g.zip").touch()
+    with pytest.raises(asyncio.CancelledError):
+        grade.main(argv)
+    blank.write_whole(tmp_path / "class" / "f" / "train.py", "blank,")
+    before = Path("x.csv").read_text("utf-8")
     assert grade.main(argv) == 0
     used = "graded: train.py; left out: none"
     rows = {row[0]: row[1:] for row in csv.reader(Path("x.csv").read_text("utf-8").splitlines())}
@@ -219,6 +252,7 @@ def test_a_table_and_texts_are_written(tmp_path, monkeypatch):
         "g.zip": ["0", "-", "a .zip archive is damaged: File is not a zip file",
                   "graded: none; left out: none", ""],
         "'=a ": ["1", "1", "1 of 1 exercises solved", used, "as shipped: lanes"]}
+    assert "\ne,0,0," in before and "\nf,,,,," in before
     assert Path("texts/e.txt").read_text("utf-8") == f"lanes: {'y' * 400}\n  \n\n{used}\n"
     assert len(os.listdir("texts")) == 7 and Path("texts/b.txt").read_text("utf-8") == (
         f"lanes is solved\n\n{used}\n")
