@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from support.names import did_you_mean
+from support.names import did_you_mean, printable, visible
 from support.download import SOURCES, unpack
 from support.files import write_atomically
 from support.progress import progress
@@ -92,7 +92,7 @@ def read(name, root):
         texts = [path.read_bytes() for path in unpack(SOURCES[name], root)]
         return texts if len(texts) == 3 else split(*texts, name), name
     if Path(name).is_file():
-        data, label = Path(name).read_bytes(), Path(name).name
+        data, label = Path(name).read_bytes(), printable(Path(name).name)
         for start, kind in FORMATS.items():
             if data.startswith(start):
                 print(f"{label} is {kind}, read byte by byte: save it as UTF-8 text instead")
@@ -298,11 +298,11 @@ def decode(tokens, vocab):
     either end is left out, separators end a line.
     """
     if isinstance(vocab[0], int):
-        text = as_bytes(tokens, vocab).lstrip(bytes(range(0x80, 0xC0)))  # none begins a character
-        return codecs.getincrementaldecoder("utf-8")("replace").decode(text)
+        data = as_bytes(tokens, vocab).lstrip(bytes(range(0x80, 0xC0)))  # none begins a character
+        return visible(codecs.getincrementaldecoder("utf-8")("replace").decode(data))
     words = (vocab[token] for token in tokens.tolist())
     text = "".join("\n" if word in SEPARATORS else f"{word} " for word in words)
-    return text.replace(" \n", "\n").removesuffix(" ")
+    return visible(text.replace(" \n", "\n").removesuffix(" "))
 
 
 def xz_size(data):

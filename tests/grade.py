@@ -28,6 +28,7 @@ from pathlib import Path, PurePath
 from blank import Parser, exercises_called, write_whole
 from course import lessons
 from course.exercises import BY_NAME, LESSONS, ROOT
+from support.names import printable, visible
 
 SECONDS = 60  # a process without a new result in this time is killed; a rule has ten of CPU time
 MARKS = {"solved": "1", "blank": "b", "failing": "0", "missing": "-", "refused": "-"}
@@ -62,9 +63,8 @@ class Row:
         sentences = sentences or {"": f"{points} of {len(marks)} exercises solved"}
         graded, left_out = (", ".join(map(str, paths))[:300] or "none"
                             for paths in (self.graded, self.left_out))
-        cells = [self.place.name, points, *marks, " | ".join(sentences.values()),
-                 f"graded: {graded}; left out: {left_out}", self.remark]
-        return ["".join(c if c.isprintable() else " " for c in cell) for cell in cells]
+        return [*map(printable, [self.place.name, points, *marks, " | ".join(sentences.values()),
+                                 f"graded: {graded}; left out: {left_out}", self.remark])]
 
 
 def find_submissions(folder):
@@ -242,7 +242,7 @@ async def grade_all(rows, names, path):
             known.remark = remark(known, rows, ours)
         if path:
             write_whole(path, as_csv(rows, names))
-        print(row.place.name, file=sys.stderr, flush=True)
+        print(printable(row.place.name), file=sys.stderr, flush=True)
     await asyncio.gather(*map(grade, rows))
 
 
@@ -296,7 +296,7 @@ def gradescope(row):
 def feedback(row):
     """Return the text for a student: what pytest would show, without the remark."""
     texts = [message or f"{name} is solved" for name, (_, message, _) in row.found.items()]
-    return "\n\n".join([*dict.fromkeys(texts), row.cells()[-2]]) + "\n"
+    return visible("\n\n".join([*dict.fromkeys(texts), row.cells()[-2]])) + "\n"
 
 
 def main(argv=None):
@@ -324,7 +324,7 @@ def main(argv=None):
             write_whole(given.gradescope, gradescope(rows[0]))
         return 0
     except (ValueError, OSError) as error:
-        print(f"grade.py: {error}", file=sys.stderr)
+        print(f"grade.py: {printable(str(error))}", file=sys.stderr)
         return 1
 
 

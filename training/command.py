@@ -5,7 +5,7 @@ import os
 import sys
 from dataclasses import field
 
-from support.names import did_you_mean
+from support.names import did_you_mean, printable
 
 
 def flag(name):
@@ -37,7 +37,7 @@ def report(program, sentence):
     rank = os.environ.get("RANK", "0")
     if rank != "0" and os.environ.get("WORLD_SIZE", "1") != "1":
         sentence = f"rank {rank}: {sentence}"
-    print(f"{program}: " + " ".join(str(sentence).split()), file=sys.stderr)
+    print(f"{program}: " + printable(" ".join(str(sentence).split())), file=sys.stderr)
     return 1
 
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from support.corpora import decode
 from support.files import write_atomically
+from support.names import printable
 from training import machine, ranks
 
 # train, train_max: the mean and the largest loss since the last line; skipped: steps, so far
@@ -48,7 +49,7 @@ def open_metrics(job):
         print(f"resuming at step {state.step:,}, {state.seconds:,.0f} seconds of training")
     if ranks.RANK:
         return open(os.devnull, "w")
-    command = " ".join(join(["python", *sys.argv]).split())  # in one line
+    command = printable(join(["python", *sys.argv]))  # in one line
     lines = [f"# {command}\n# commit {commit()}, Python {platform.python_version()}, "
              f"torch {torch.__version__}, {machine.name(job.device.type)}\n"
              f"# {parameters:,} parameters, {job.corpus.name}\n", "\t".join(COLUMNS) + "\n"]

@@ -219,14 +219,14 @@ def test_a_report_has_only_lines_of_the_tests():
     assert grade.read_report(b'{"importing": "train"}\n{"impo', ["a"]) == ("train", {})
 
 
-def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch):
+def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch, capsys):
     """Grading stops at the last student, then it does not.  Equal bodies are remarked, short ones
     if they are ours.  A long message ends, and no name or message controls the terminal."""
     async def judged(files, names):
         state, body = files["train"].decode().split(",") if len(files) == 1 else ("solved", "003 x")
         if state == "stops":
             raise asyncio.CancelledError
-        return {"lanes": (state, f"lanes: {'y' * 400}\n  " * (state == "failing"), body)}
+        return {"lanes": (state, f"lanes: {'y' * 400}\n  \x1b" * (state == "failing"), body)}
 
     monkeypatch.setattr(grade, "judged", judged)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
@@ -240,7 +240,7 @@ def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch):
         grade.main(argv)
     blank.write_whole(tmp_path / "class" / "f" / "train.py", "blank,")
     before = Path("x.csv").read_text("utf-8")
-    assert grade.main(argv) == 0
+    assert grade.main(argv) == 0 and "\x1b" not in "".join(capsys.readouterr())
     used = "graded: train.py; left out: none"
     rows = {row[0]: row[1:] for row in csv.reader(Path("x.csv").read_text("utf-8").splitlines())}
     assert rows == {
@@ -253,6 +253,6 @@ def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch):
                   "graded: none; left out: none", ""],
         "'=a ": ["1", "1", "1 of 1 exercises solved", used, "as shipped: lanes"]}
     assert "\ne,0,0," in before and "\nf,,,,," in before
-    assert Path("texts/e.txt").read_text("utf-8") == f"lanes: {'y' * 400}\n  \n\n{used}\n"
+    assert Path("texts/e.txt").read_text("utf-8") == f"lanes: {'y' * 400}\n  \ufffd\n\n{used}\n"
     assert len(os.listdir("texts")) == 7 and Path("texts/b.txt").read_text("utf-8") == (
         f"lanes is solved\n\n{used}\n")

@@ -134,12 +134,14 @@ def test_encode_and_decode_are_inverse(text, vocab, wanted):
 
 @pytest.mark.parametrize("letter", ["é", "記", "😀"], ids=ascii)
 def test_the_bytes_of_half_a_letter_are_not_printed(letter):
-    """A prompt may end, and what continues it begin, within a letter.  Other bytes are visible."""
+    """A prompt may end, and what continues it begin, within a letter.  Other bytes are visible, and
+    no text controls the terminal."""
     whole, vocab = letter.encode(), list(range(256))
-    tokens = torch.tensor(list(whole + b"a\xffb" + whole))
+    tokens = torch.tensor(list(whole + b"a\xff\t\x1bb" + whole))
     for cut in range(1, len(whole)):
-        assert decode(tokens[:-cut], vocab) == f"{letter}a\ufffdb"
-        assert decode(tokens[cut:], vocab) == f"a\ufffdb{letter}"
+        assert decode(tokens[:-cut], vocab) == f"{letter}a\ufffd\t\ufffdb"
+        assert decode(tokens[cut:], vocab) == f"a\ufffd\t\ufffdb{letter}"
+    assert decode(torch.tensor([1, 0]), ["<eos>", "\x9b1m"]) == "\ufffd1m\n"
 
 
 VOCABULARY = "</S> 9\n<UNK> 3\na\n<S> 2\nb\nc\nd\x85x 8\n".encode()
