@@ -35,6 +35,7 @@ MARKS = {"solved": "1", "blank": "b", "failing": "0", "missing": "-", "refused":
 # a name that could be a lesson's: train (1).py, but no test and no folder
 LIKE = re.compile(rf"(?<!test_)(?<!mistakes_)({'|'.join(LESSONS)}).*\.", re.IGNORECASE)
 REMEDY = "hand in one .zip per student, as blank.py --submit packs it"
+MB = 1 << 20
 
 
 # ---- the files of a class -----------------------------------------------------------------------
@@ -55,7 +56,7 @@ class Row:
         marks, sentences = [MARKS[state] for state, *_ in self.found.values()], {}
         for state, message, _ in self.found.values():
             if state in ("failing", "refused"):
-                sentence = message.split("\n  ")[0]  # without the lines below it
+                sentence = message.split("\n  ")[0][:300]  # without the lines below it
                 sentences.setdefault(sentence.split(": ", 1)[-1], sentence)
         if blank := [name for name, (state, *_) in self.found.items() if state == "blank"]:
             sentences["blank"] = f"blank: {', '.join(blank)}"
@@ -94,11 +95,13 @@ def content(place):
         yield PurePath(info.filename), kind or stat.S_IFREG, partial(archive.open, info)
 
 
-def copied(opens):
-    """Return a temporary copy of a file."""
+def copied(path, opens, most):
+    """Return a temporary copy of a file.  Raises ValueError if it is larger than `most` MB."""
     copy = tempfile.TemporaryFile()
     with opens() as file:
-        copy.write(file.read())
+        for part in iter(partial(file.read, 4096), b""):  # 1 MB of an archive may expand to 1 GB
+            if copy.write(part) and copy.tell() > most * MB:
+                raise ValueError(f"{path} has more than {most} MB; {REMEDY}")
     copy.seek(0)
     return copy
 
@@ -126,7 +129,7 @@ def take_lessons(row):
                     row.left_out.append(folder / path)
         if found:
             break
-        archives = {path: copied(opens) for path, opens in archives.items()}
+        archives = {path: copied(path, opens, 100) for path, opens in archives.items()}
     row.left_out += archives
     if not found:
         raise ValueError(f"{name} holds no lesson file ({LESSONS[0]}.py, ..., {LESSONS[-1]}.py); "
@@ -136,7 +139,7 @@ def take_lessons(row):
         if first is not path and len(first.parts) == len(path.parts):
             raise ValueError(f"{name} holds {first} and {path}; leave one of them")
         (row.graded if first is path else row.left_out).append(path)
-    return {lesson: copied(opens).read() for lesson, (path, opens) in chosen.items()}
+    return {lesson: copied(path, opens, 1).read() for lesson, (path, opens) in chosen.items()}
 
 
 # ---- the rules of one student, in processes of their own ----------------------------------------
@@ -169,8 +172,9 @@ async def run_rules(files, names):
             with suppress(OSError):  # with every process that it has started
                 getattr(os, "killpg", os.kill)(process.pid, 9)
             await process.wait()
-        importing, found = read_report(report.read_bytes(), names)
-        output.seek(0)
+        with open(report, "rb") as file:
+            importing, found = read_report(file.read(MB), names)
+        output.seek(max(0, output.seek(0, os.SEEK_END) - 1000))
         if importing and (last := output.read().decode(errors="replace").strip().splitlines()):
             how = f"{how}: {last[-1]}"  # pytest says why
     return importing, found, how

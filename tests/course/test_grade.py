@@ -156,7 +156,9 @@ LINK = zipfile.ZipInfo("train.py")
 LINK.external_attr = stat.S_IFLNK << 16
 MADE = {  # the content of files with these names
     "2.zip": zipped({"1.zip": ONE_ZIP}), "3.zip": zipped({"2.zip": zipped({"1.zip": ONE_ZIP})}),
-    "odd.zip": zipped({LINK: b"", f"{FOUR}.py/": b"", f"{ONE}.py": b""})}
+    "large.zip": zipped({"train.py": bytes(1001)}), "train.py": bytes(1000),
+    "odd.zip": zipped({LINK: b"", f"{FOUR}.py/": b"", f"{ONE}.py": b""}),
+    "bomb.zip": zipped({"1.zip": bytes(100_001)})}
 
 
 @pytest.mark.parametrize("files, wanted", [
@@ -177,11 +179,13 @@ MADE = {  # the content of files with these names
     (["@a"], "a link is neither"), (["|a.zip"], "a.zip is not a"),
     (["a/@train.py", "a/|train", f"a/{TWO}.py"], f"graded: {TWO}.py; left out: train, train.py"),
     (["odd.zip"], f"graded: {ONE}.py; left out: train.py, {FOUR}.py"),
+    (["large.zip"], "train.py has more than 1 MB; hand in"), (["bomb.zip"], "more than 100 MB"),
     ([f"a/{'n' * 200}/{'n' * 200}/train.py"], f"graded: {'n' * 200}/{'n' * 99}; left out: none"),
 ], ids=str)
-def test_each_entry_of_the_class_is_one_student(files, wanted, tmp_path):
+def test_each_entry_of_the_class_is_one_student(files, wanted, tmp_path, monkeypatch):
     """A list has the rows of a class, a text is the row of a student, or why there is none.  @ is a
-    link and | a pipe."""
+    link and | a pipe; a megabyte has 1000 bytes."""
+    monkeypatch.setattr(grade, "MB", 1000)
     for file in files:
         path = tmp_path / re.sub("[@|]", "", file)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +252,7 @@ def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch, caps
         "b": ["1", "1", "1 of 1 exercises solved", used, "as c: lanes"],
         "c": ["1", "1", "1 of 1 exercises solved", used, "as b: lanes"],
         "d": ["1", "1", "1 of 1 exercises solved", used, ""],
-        "e": ["0", "0", f"lanes: {'y' * 400}", used, ""], "f": ["0", "b", "blank: lanes", used, ""],
+        "e": ["0", "0", f"lanes: {'y' * 293}", used, ""], "f": ["0", "b", "blank: lanes", used, ""],
         "g.zip": ["0", "-", "a .zip archive is damaged: File is not a zip file",
                   "graded: none; left out: none", ""],
         "'=a ": ["1", "1", "1 of 1 exercises solved", used, "as shipped: lanes"]}
