@@ -281,10 +281,10 @@ def as_csv(rows, names):
     spreadsheet would run as a formula begins with '."""
     header = ["submission", "points", *names, "sentences", "files", "remark"]
     file = io.StringIO(newline="")
-    out = csv.DictWriter(file, header)
+    out = csv.DictWriter(file, header, quoting=csv.QUOTE_ALL)
     out.writeheader()
     for row in rows:
-        cells = [re.sub("^(?=[-=+@].)", "'", cell) for cell in row.cells()]
+        cells = [re.sub("^(?=[-=+@－＝＋＠].)", "'", cell) for cell in row.cells()]
         out.writerow(dict(zip(header, cells if row.found else cells[:1])))
     return file.getvalue()
 

@@ -237,7 +237,7 @@ def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     argv = ["class", "--only", "lanes", "--csv", "x.csv", "--feedback", "texts"]
     for name, text in {"c": "solved,010 y", "d": "solved,003 z", "e": "failing,003 z",
-                       "f": "stops,", "b": "solved,010 y", "=a\x1b": "solved,003 x"}.items():
+                       "f": "stops,", "b": "solved,010 y", "＝a\x1b": "solved,003 x"}.items():
         blank.write_whole(tmp_path / "class" / name / "train.py", text)
     Path("class/g.zip").touch()
     with pytest.raises(asyncio.CancelledError):
@@ -255,8 +255,8 @@ def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch, caps
         "e": ["0", "0", f"lanes: {'y' * 293}", used, ""], "f": ["0", "b", "blank: lanes", used, ""],
         "g.zip": ["0", "-", "a .zip archive is damaged: File is not a zip file",
                   "graded: none; left out: none", ""],
-        "'=a ": ["1", "1", "1 of 1 exercises solved", used, "as shipped: lanes"]}
-    assert "\ne,0,0," in before and "\nf,,,,," in before
+        "'＝a ": ["1", "1", "1 of 1 exercises solved", used, "as shipped: lanes"]}
+    assert '"e","0","0",' in before and '"f","","","","",""' in before
     assert Path("texts/e.txt").read_text("utf-8") == f"lanes: {'y' * 400}\n  \ufffd\n\n{used}\n"
     assert len(os.listdir("texts")) == 7 and Path("texts/b.txt").read_text("utf-8") == (
         f"lanes is solved\n\n{used}\n")
