@@ -38,8 +38,6 @@ REMEDY = "hand in one .zip per student, as blank.py --submit packs it"
 MB = 1 << 20
 
 
-# ---- the files of a class -----------------------------------------------------------------------
-
 @dataclass
 class Row:
     """One submission and its result."""
@@ -112,7 +110,7 @@ def take_lessons(row):
     once.  Raises ValueError with one sentence."""
     name, mode, chosen = row.place.name, row.place.lstat().st_mode, {}
     if not stat.S_ISDIR(mode) and not (stat.S_ISREG(mode) and name.lower().endswith(".zip")):
-        raise ValueError(f"{name} is not a folder or a .zip archive (a link is neither); {REMEDY}")
+        raise ValueError(f"{name} is not a folder or .zip archive (a link is neither); {REMEDY}")
     found, archives = [], {PurePath(): row.place}
     for _ in range(2 + stat.S_ISDIR(mode)):
         places, archives = archives, {}
@@ -141,8 +139,6 @@ def take_lessons(row):
         (row.graded if first is path else row.left_out).append(path)
     return {lesson: copied(path, opens, 1).read() for lesson, (path, opens) in chosen.items()}
 
-
-# ---- the rules of one student, in processes of their own ----------------------------------------
 
 async def run_rules(files, names):
     """Run these rules on lesson files; return what read_report returns, and how the process ended.
@@ -250,8 +246,6 @@ async def grade_all(rows, names, path):
     await asyncio.gather(*map(grade, rows))
 
 
-# ---- what is written ----------------------------------------------------------------------------
-
 def remark(row, rows, shipped):
     """Return which bodies of a row equal the shipped ones, and which those of others: of nine
     statements or more, because shorter ones are equal by chance."""
@@ -310,7 +304,7 @@ def main(argv=None):
         parser.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="folder of the class")
         parser.add_argument("--only", metavar="NAME,NAME", help="grade only these exercises")
         parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table to FILE")
-        parser.add_argument("--feedback", type=Path, metavar="FOLDER", help="also write texts there")
+        parser.add_argument("--feedback", type=Path, metavar="FOLDER", help="write a text for each")
         parser.add_argument("--gradescope", type=Path, metavar="FILE", help="grade one student")
         given = parser.parse_args(argv)
         names = [exercise.name for exercise in exercises_called(given.only)]

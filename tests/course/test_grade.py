@@ -42,11 +42,6 @@ while True:
 """
 CHILD = f"import os\nif os.fork() == 0:\n{textwrap.indent(LOOP, '    ')}"
 CHEATS = "import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call(): return True\n"
-FORGED = """import atexit, functools
-from course import lessons
-solved = functools.partial(lessons.note, exercise="rel_shift", state="solved", message="")
-solved(), atexit.register(solved)
-"""
 # name of the submission -> its files; exercises, or all of a lesson, without a point; its sentences
 CLASS = {
     "anna": ({f"{file}.py": lesson(file) for file in LESSONS}, "", "exercises solved"),
@@ -71,8 +66,6 @@ CLASS = {
     "dies": ({f"{ONE}.py": lesson(ONE, sinusoid="import os; os._exit(0)"),
               f"{TWO}.py": lesson(TWO, update_memory=LOOP)}, "sinusoid update_memory",
              "sinusoid: ended the process (status 0) | update_memory: still running"),
-    "forges": ({f"{FOUR}.py": lesson(FOUR, FORGED, rel_shift="return given[0]")}, "rel_shift",
-               "rel_shift: its results contradict each other"),
     # other files do neither good nor harm
     "cheats": ({f"{FOUR}.py": lesson(FOUR, rel_shift="return given[0]"), "conftest.py": CHEATS,
                 "sitecustomize.py": CHEATS, "random.py": "", "train.py": "", "test_me.py": "x = (",
@@ -124,27 +117,15 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_autograder_writes_gradescopes_form(tmp_path, monkeypatch, capsys):
-    """Its output has the fields and types that Gradescope documents.  In a broken environment it
-    grades nobody, because that would look like thirty students who failed."""
+def test_a_broken_environment_grades_nobody(tmp_path, monkeypatch, capsys):
+    """That would look like thirty students who failed.  The command is Gradescope's."""
     monkeypatch.chdir(tmp_path)
     command = (lessons.TESTS / "classroom" / "run_autograder").read_text()
-    argv = [*re.search(r"grade.py (.*) \\\n", command)[1].split(), "--only", "reach, rel_shift"]
-    archive = zipped({f"{FOUR}.py": lesson(FOUR, rel_shift="return given[0]")})
-    write_atomically(tmp_path / "submission" / "a.zip", lambda file: file.write(archive))
-    results = tmp_path / "results" / "results.json"
-    results.parent.mkdir()
-    assert grade.main(argv) == 0
-    found = json.loads(results.read_text())
-    assert re.search("the rule: (.|\n)* got", said := found["tests"][1]["output"])
-    test = {"name": "reach", "score": 0.0, "max_score": 1.0, "visibility": "visible",
-            "output": "reach: not handed in"}
-    assert found == {"output": f"graded: a.zip/{FOUR}.py; left out: none", "visibility": "visible",
-                     "tests": [test, test | {"name": "rel_shift", "output": said}]}
-    results.unlink()
+    argv = re.search(r"grade.py (.*) \\\n", command)[1].split()
+    (tmp_path / "results").mkdir()
     (tmp_path / "matplotlib.py").write_text("raise ImportError(\"No module named 'of mine'\")")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert grade.main(argv) == 1 and not results.exists()
+    assert grade.main(argv) == 1 and not os.listdir("results")
     assert "No module named 'of mine'" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -175,7 +156,7 @@ MADE = {  # the content of files with these names
      "graded: b/train.py; left out: b/train.ipynb, train (1).py, 1.zip, b/backup/train.py"),
     (["a/b/train.py", "a/c/train.py"], "a holds b/train.py and c/train.py; leave one of them"),
     (["a/1.zip", "a/4.zip"], "a holds 1.zip/hw/train.py and 4.zip/hw/train.py; leave one"),
-    ([f"a/{OURS}"], "a holds no lesson file"), (["a.7z"], "a.7z is not a folder or a .zip archive"),
+    ([f"a/{OURS}"], "a holds no lesson file"), (["a.7z"], "a.7z is not a folder or .zip archive"),
     (["@a"], "a link is neither"), (["|a.zip"], "a.zip is not a"),
     (["a/@train.py", "a/|train", f"a/{TWO}.py"], f"graded: {TWO}.py; left out: train, train.py"),
     (["odd.zip"], f"graded: {ONE}.py; left out: train.py, {FOUR}.py"),
@@ -258,5 +239,10 @@ def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch, caps
         "'＝a ": ["1", "1", "1 of 1 exercises solved", used, "as shipped: lanes"]}
     assert '"e","0","0",' in before and '"f","","","","",""' in before
     assert Path("texts/e.txt").read_text("utf-8") == f"lanes: {'y' * 400}\n  \ufffd\n\n{used}\n"
+    assert grade.main(["class/e", "--only", "lanes", "--gradescope", "x.json"]) == 0
+    assert json.loads(Path("x.json").read_text()) == {  # the fields that Gradescope documents
+        "output": used, "visibility": "visible", "tests": [
+            {"name": "lanes", "score": 0.0, "max_score": 1.0, "visibility": "visible",
+             "output": f"lanes: {'y' * 400}\n  \x1b"}]}
     assert len(os.listdir("texts")) == 7 and Path("texts/b.txt").read_text("utf-8") == (
         f"lanes is solved\n\n{used}\n")

@@ -78,11 +78,10 @@ REFUSED = {  # program: command line, words of the sentence
         ("none", "and 0 .py files"), (". --feedback short.txt", "not an empty folder"),
         ("project/tests", "1 .py files (grade.py); hand in one .zip per student, as blank.py "
          "--submit packs it, or name the folder of the class"),
-        (". --cvs x", "--cvs"), ("", "SUBMISSIONS"),
+        (". --cvs x", "--cvs"), ("", "SUBMISSIONS"), (". --feedback none", "not an empty folder"),
         (". --only lanes,raech", "did you mean reach?"),
-        (". --feedback none", "not an empty folder"), *((f". {flag} {name}", f"{name} is no regular")
-         for name in ("nowhere/a.csv", "none", "/dev/null", "/dev/stdout")  # a device, a link
-         for flag in ("--csv", "--gradescope"))],
+        *((f". {flag} {name}", f"{name} is no regular file") for flag in ("--csv", "--gradescope")
+          for name in ("nowhere/a.csv", "none", "/dev/null", "/dev/stdout"))],  # a device, a link
     "experiments.lab": [
         ("--rows our", "invalid choice"), ("--device cuda", "no CUDA device"),
         ("--out short.txt", "another folder with --out")],
