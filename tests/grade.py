@@ -237,6 +237,7 @@ async def grade_all(rows, names, path):
             except Exception as error:  # of any kind: the other students must be graded
                 why = "a .zip archive is damaged: " * isinstance(error, zipfile.BadZipFile)
                 found = dict.fromkeys(names, ("refused", why + (str(error) or repr(error)), ""))
+                row.graded = []
         row.found = found
         for known in rows:
             known.remark = remark(known, rows, ours)

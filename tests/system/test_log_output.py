@@ -1,6 +1,7 @@
 """Test the lines and plots of a run against its steps."""
 import math
 import os
+import re
 from importlib import import_module
 from pathlib import Path
 from shutil import copy
@@ -59,12 +60,14 @@ def test_a_checkpoint_is_used_in_the_form_that_was_trained(flags, text, tmp_path
     """The same form is used at the end and later; a run continues the start of the test split.  No
     name controls the terminal or adds a line of metrics.tsv."""
     text = Path(copy(text, tmp_path / "a\n9\x1b.txt"))
+    monkeypatch.setattr("sys.argv", ["train.py", "--text", str(text)])
     make = Mock(wraps=train.reader_of)
     out = str(tmp_path / "my run")
     monkeypatch.setattr(train, "reader_of", make)
     assert run(text, out, "--steps", "3", *flags) == 0
     said = capsys.readouterr().out
-    assert "on a 9 .txt\n" in said and "\n9" not in Path(out, "metrics.tsv").read_text("utf-8")
+    metrics = Path(out, "metrics.tsv").read_text("utf-8")
+    assert "on a 9 .txt\n" in said and not re.search("\n9|\x1b", metrics)
     assert f"\n{text.read_text()[-12:]}>>>" in said and f"--sample TEXT --out '{out}'" in said
     assert train.main(["--eval-only", "--out", out, "--device", "cpu"]) == 0
     assert [call.args[1] for call in make.call_args_list] == [bool(flags)] * 3

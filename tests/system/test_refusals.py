@@ -27,7 +27,7 @@ REFUSED = {  # program: command line, words of the sentence
         (NO_TEXT + "--dataset enwik9", "; did you mean enwik8?"),
         (NEW + "--model wt103-lage", "did you mean wt103-large?"),
         (NEW + "--smaple=x", "did you mean --sample?"),
-        ([*NEW.split(), "a\nb"], "unrecognized arguments: a b"),
+        ([*NEW.split(), "a\n\x1bb"], "unrecognized arguments: a  b"),
         (NEW + "--optimizer lion", "adam or muon, got 'lion'"),
         (NEW + "--device cuda", "no CUDA device"),
         (NEW + "--dataset stdlib", "give one of them"),

@@ -29,7 +29,7 @@ def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
         "best.pt", "checkpoint.pt", "metrics.tsv", "previous.pt"]
     assert saved(out, "best")["memory"] is None
     head = (out / "metrics.tsv").read_text()
-    assert head.startswith(f"# python {' '.join(shlex.join(sys.argv).split())}\n")
+    assert head.startswith(f"# python {shlex.join(sys.argv)}\n")
     assert "commit" in head and f"torch {torch.__version__}" in head and "parameters" in head
 
 
