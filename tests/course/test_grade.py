@@ -111,6 +111,7 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
         assert row["points"] == str(len(solved)) and "the rule: " not in row["sentences"], row
         assert words in row["sentences"] and tmp_path.name not in row["sentences"], row
     assert "stream_losses: OSError" in rows["calls"]["sentences"]
+    assert rows["anna"]["remark"] == f"as shipped: {', '.join(BY_NAME)}"
     assert re.search(r"=1\+1 +1( +-)+ +1 +b( +-)+", out)
     time.sleep(1)
     assert mark.stat().st_size == size, "a child still writes"
@@ -184,6 +185,15 @@ def test_each_entry_of_the_class_is_one_student(files, wanted, tmp_path, monkeyp
             assert row.cells()[-2] == wanted
         else:
             assert wanted in refusal(grade.take_lessons, row)
+
+
+def test_equal_functions_may_differ_in_docstrings_and_comments(tmp_path, monkeypatch):
+    bodies = []
+    for i, text in enumerate(('"""x"""\n    return x', "# y\n    return (x)", "return y", "return (")):
+        monkeypatch.setitem(lessons.under_test, FOUR, tmp_path / f"{i}.py")
+        lessons.under_test[FOUR].write_text(f"def rel_shift(x):\n    {text}\n")
+        bodies.append(lessons.body_of(BY_NAME["rel_shift"]))
+    assert bodies[0] == bodies[1] != bodies[2] and bodies[2][:4] == "001 " and bodies[3] == ""
 
 
 def test_a_report_has_only_lines_of_the_tests():
