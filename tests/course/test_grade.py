@@ -189,7 +189,7 @@ def test_each_entry_of_the_class_is_one_student(files, wanted, tmp_path, monkeyp
 
 def test_equal_functions_may_differ_in_docstrings_and_comments(tmp_path, monkeypatch):
     bodies = []
-    for i, text in enumerate(('"""x"""\n    return x', "# y\n    return (x)", "return y", "return (")):
+    for i, text in enumerate(("'x'\n    return x", "# y\n    return (x)", "return y", "return (")):
         monkeypatch.setitem(lessons.under_test, FOUR, tmp_path / f"{i}.py")
         lessons.under_test[FOUR].write_text(f"def rel_shift(x):\n    {text}\n")
         bodies.append(lessons.body_of(BY_NAME["rel_shift"]))
