@@ -38,13 +38,11 @@ def take_lessons_from(place):
     """Test the lessons of a submission, which run and write their files in a temporary folder.
     Raises ValueError: one sentence."""
     global under_test, home
-    if not Path(place).is_dir():
-        raise ValueError(f"{place} is not a folder; unpack archives, and give the folder with the "
-                         "files of one student")
     paths = {lesson: Path(place, f"{lesson}.py").resolve() for lesson in LESSONS}
     under_test = {lesson: path for lesson, path in paths.items() if path.is_file()}
     if not under_test:
-        raise ValueError(f"{place} holds no lesson file ({LESSONS[0]}.py, ..., {LESSONS[-1]}.py)")
+        raise ValueError(f"{place} is not a folder with lesson files ({LESSONS[0]}.py, ..., "
+                         f"{LESSONS[-1]}.py); unpack archives first")
     home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     sys.dont_write_bytecode = True
     limit_resources()

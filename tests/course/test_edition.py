@@ -230,4 +230,4 @@ def test_xl_code_tests_a_students_files(tmp_path):
     assert (content_of(project), content_of(theirs)) == before
     assert not [path for path in other.iterdir() if "torch" not in path.name]  # torch's cache
     status, _, last = pytest_in(project / "tests", XL_CODE="../support")
-    assert status == 4 and last.startswith("ERROR: XL_CODE: ../support holds no lesson")
+    assert status == 4 and last.startswith("ERROR: XL_CODE: ../support is not a folder with lesson")
