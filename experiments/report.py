@@ -230,8 +230,8 @@ def paper_table(runs):
         against = [claim.text for claim, status in zip(claims, found) if status == "reversed"]
         worst = max(found, key=("not in the paper", "as in the paper", "not run", "undecided",
                                 "reversed").index)
-        counts = ", ".join(f"{found.count(status)} {status}" for status in STATUS if status in found)
-        lines.append((text, place, here, counts + "".join(f" ({text})" for text in against), worst))
+        counts = [f"{found.count(status)} {status}" for status in STATUS if status in found]
+        lines.append((text, place, here, ", ".join(counts), "; ".join([worst, *against])))
     return table(("the paper says", "where", "here", "rows", "worst"), lines)
 
 

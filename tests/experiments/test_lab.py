@@ -102,7 +102,7 @@ def test_vaswanis_row_is_measured_without_a_reader(tmp_path, monkeypatch):
 
 
 def test_words_are_averaged_at_one_rate_and_both_splits_read_whole(tmp_path, monkeypatch):
-    """The mean of the weights after the last three of ten steps is evaluated, after a resume too."""
+    """The mean of the weights after the last three of ten steps counts, after a resume too."""
     tiny, step, seen = variants.SCALES["tiny"], lab.train.train_step, []
     monkeypatch.setitem(variants.SCALES, "tiny", replace(
         tiny, dataset="ptb", recipe=replace(tiny.recipe, steps=10), lengths=(4,)))
