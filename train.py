@@ -171,7 +171,8 @@ def validate_and_save(job, stop):
         job.save()  # nothing is lost if the run is killed while validating
         count = recipe.eval_tokens or len(job.corpus.valid)  # predictions
         tokens = job.corpus.valid[: count + 1]
-        loss = ranks.on_rank_0(evaluate, job.reader, tokens, recipe, "validating")
+        with torch.compiler.set_stance("force_eager"):  # as written
+            loss = ranks.on_rank_0(evaluate, job.reader, tokens, recipe, "validating")
         log.record_validation(job, loss)
         state.validated_at = state.step
         state.tenths_validated = int(10 * fraction_done(recipe, state))
@@ -211,9 +212,8 @@ def fit(job):
 
 
 def make_job(flags, device, chosen, path):
-    """Build the Job of a new run from what was chosen, or resume a checkpoint."""
-    saved = checkpoint.find(path, flags.resume)
-    if saved:
+    """Build the Job of a new run, or resume a checkpoint."""
+    if saved := checkpoint.find(path, flags.resume):
         name, config, recipe = restore_settings(flags, saved)
         corpus = read_corpus(recipe, flags.data_dir, saved)
     else:
@@ -221,20 +221,21 @@ def make_job(flags, device, chosen, path):
         corpus = read_corpus(recipe, flags.data_dir)
         corpus = in_vocabulary(corpus, flags.start, recipe)
         config = adapt_to_vocabulary(config, len(corpus.vocab), flags)
-        dtype = ranks.on_rank_0(machine.choose_dtype, recipe, config, device)
-        recipe = replace(recipe, dtype=dtype)
+        recipe = ranks.on_rank_0(machine.choose_dtype, recipe, config, device)
     torch.manual_seed(recipe.seed)
     model = lesson_5.TransformerXL(config).to(device)
     if flags.start:
         model.load_state_dict(flags.start["model"])
     job = Job(path, name, model, recipe, corpus, reader=reader_of(model, recipe.plain))
+    if flags.compile:
+        machine.compile_layers(model)
     if saved:
         job.restore(saved)
     return job
 
 
 def train(flags, device):
-    """Train a new run or resume one, then test, sample and plot -> exit status."""
+    """Train or resume a run, then test, sample and plot -> exit status."""
     name, _, recipe = chosen = choose_model(flags, device)
     path = choose_folder(flags, name, recipe)
     with checkpoint.locked(path):  # until the end no other run uses it
@@ -274,7 +275,7 @@ def finish(job, flags):
 
 
 def evaluate_or_sample(flags, device):
-    """Run --eval-only and --sample: use a checkpoint without further training."""
+    """Run --eval-only and --sample: use a checkpoint, train nothing."""
     saved = checkpoint.to_evaluate(find_folder(flags, device))
     _, _, recipe = restore_settings(flags, saved)
     reader = reader_of(load_model(saved, device), recipe.plain)
@@ -285,8 +286,7 @@ def evaluate_or_sample(flags, device):
         print(corpora.decode(tokens, saved["vocab"]))
     if flags.eval_only:
         corpus = read_corpus(recipe, flags.data_dir, saved, is_evaluated=True)
-        dtype = machine.choose_dtype(recipe, reader.config, device)
-        recipe = replace(recipe, dtype=dtype)
+        recipe = machine.choose_dtype(recipe, reader.config, device)
         print(score_line(reader, corpus, recipe))
     return 0
 
@@ -294,7 +294,7 @@ def evaluate_or_sample(flags, device):
 def run_command(argv):
     """Run the command line -> exit status."""
     flags = parse(argv, __doc__)
-    device = machine.choose(flags.device)
+    device = machine.choose(flags.device, flags.compile)
     if flags.dry_run:
         return estimate.dry_run(flags, device)
     ranks.join(device)  # from here on only rank 0 prints

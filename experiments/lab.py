@@ -18,9 +18,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-if not __package__:
-    sys.exit("run it as python -m experiments.lab, in the project's folder")
-
 import torch
 
 import train

@@ -39,9 +39,8 @@ def excerpts(tokens, before, count, n):
     need = before + count * n + 1
     if len(tokens) < need:
         raise ValueError(f"the split to evaluate has {len(tokens):,} tokens, {need:,} are needed")
-    last = len(tokens) - (before + n + 1)  # start of the last excerpt
-    starts = (last * i // max(1, count - 1) for i in range(count))
-    return torch.stack([tokens[start : start + before + n + 1] for start in starts]).long()
+    every = tokens.unfold(0, before + n + 1, 1)  # views
+    return every[[(len(every) - 1) * i // max(1, count - 1) for i in range(count)]].long()
 
 
 @torch.no_grad()
@@ -51,9 +50,8 @@ def memory_losses(model, tokens, before, T, **changes):
     changes are those of the config, such as mem_len=512.  The model may be a Reader.
     """
     memory, losses = None, []
-    parts = math.ceil((tokens.shape[1] - 1) / T)
     with train.evaluating(model, **changes):
-        for x, y in train.progress(lesson_1.segments(tokens, T), "evaluating", parts):
+        for x, y in train.progress(lesson_1.segments(tokens, T), "evaluating segment"):
             loss, memory = model(x, memory, y)
             losses.append(loss)
     return torch.cat(losses, dim=1)[:, before:].cpu()
@@ -69,13 +67,13 @@ def window_losses(model, tokens, before, L):
     ends = [*range(before + stride, before + n, stride), before + n]
     windows = torch.stack([tokens[:, end - L : end + 1] for end in ends], 1)  # (B, W, L + 1)
     at_once = max(1, min(8192, 2**27 // model.config.vocab_size) // L)  # their logits fit
-    losses, parts = [], windows.flatten(0, 1).split(at_once)
+    parts = windows.flatten(0, 1).split(at_once)
     with train.evaluating(model, mem_len=0):
-        for part in train.progress(parts, "evaluating windows", len(parts)):
-            losses.append(model(part[:, :-1], None, part[:, 1:])[0][:, L - stride :].cpu())
+        losses = [model(part[:, :-1], None, part[:, 1:])[0][:, L - stride :].cpu()
+                  for part in train.progress(parts, "evaluating windows", len(parts))]
     losses = torch.cat(losses).view(len(tokens), len(ends), stride)
-    last = n - (len(ends) - 1) * stride  # the last window shares tokens with the one before
-    return torch.cat([losses[:, :-1].flatten(1), losses[:, -1, stride - last :]], dim=1)
+    shared = len(ends) * stride - n  # tokens of the last two windows
+    return torch.cat([losses[:, :-1].flatten(1), losses[:, -1, shared:]], dim=1)
 
 
 def losses_by_length(reader, row, scale, corpus):
@@ -175,17 +173,14 @@ def attention(model, corpus, M, n=512, each_head=False):
     found, distances = {}, [2**i for i in range(20) if 2**i <= M]
     for part, heads in zip(("whole", "a", "b", "d"), by_head):  # the paper leaves out (c)
         found |= {(f"attention {part}", d): heads[:, d].mean().item() for d in (0, *distances)}
-        entropy = torch.special.entr(heads).sum(-1) / math.log(2)
-        found[f"entropy {part}", ""] = entropy.mean().item()
+        found[f"entropy {part}", ""] = torch.special.entr(heads).sum(-1).mean().item() / math.log(2)
         if part != "whole":
-            apart = (heads - by_head[0]).abs().sum(-1) / 2
-            found[f"apart {part}", ""] = apart.mean().item()
+            found[f"apart {part}", ""] = (heads - by_head[0]).abs().sum(-1).mean().item() / 2
     if each_head:
         found |= {(f"head {i}", d): head[d].item() for i, head in enumerate(by_head[0])
                   for d in (0, *distances)}
-    for name in "u", "v":
-        found[f"norm {name}", ""] = getattr(model, name).norm(dim=-1).mean().item()
-    return found
+    return found | {(f"norm {name}", ""): getattr(model, name).norm(dim=-1).mean().item()
+                    for name in ("u", "v")}
 
 
 # ---- the memory: of which layers, and with a gradient -------------------------------------------

@@ -16,9 +16,6 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
-if not __package__:
-    sys.exit("run it as python -m experiments.official_weights, in the project's folder")
-
 import torch
 
 import train
@@ -28,8 +25,8 @@ from training.reader import reader_of
 from training.text import read_corpus
 
 lesson_1, lesson_5 = import_module("01_vanilla_segments"), import_module("05_full_model")
-PUBLISHED = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 bpc",
-             "wt103-standard": "24.0 ppl", "wt103-large": "18.3 ppl", "lm1b-large": "21.8 ppl"}
+PAPER = {"enwik8-12L": "1.06 bpc", "enwik8-24L": "0.99 bpc", "text8-24L": "1.08 bpc",
+         "wt103-standard": "24.0 ppl", "wt103-large": "18.3 ppl", "lm1b-large": "21.8 ppl"}
 
 
 def parts_by_name(model):
@@ -107,13 +104,12 @@ def read_state_dict(path):
 def run(argv=None):
     """Evaluate a file of official weights beside the published number: one line."""
     parser = Parser(prog="python -m experiments.official_weights", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="")
     parser.add_argument("--data-dir", default=lesson_1.RUNS.parent / "data", metavar="FOLDER")
     parser.add_argument("file", help="a state dict in the official layout")
     parser.add_argument("--model", choices=presets.CONFIGS, metavar="NAME", required=True,
                         help="its sizes: " + ", ".join(presets.CONFIGS))
     flags = parser.parse_args(argv)
-    device, state = machine.choose(flags.device), read_state_dict(flags.file)
+    device, state = machine.choose(), read_state_dict(flags.file)
     config, recipe = presets.CONFIGS[flags.model], presets.RECIPES[flags.model]
     is_shared = {"r_w_bias", "transformer.r_w_bias"} & state.keys()  # one u, v for all layers
     model = lesson_5.TransformerXL(replace(config, untie_r=not is_shared))
@@ -123,8 +119,7 @@ def run(argv=None):
     if len(corpus.vocab) != config.vocab_size:
         raise ValueError(f"{flags.model} has {config.vocab_size:,} words, {corpus.name} has "
                          f"{len(corpus.vocab):,}: other data, or another vocabulary")
-    score = train.score_line(reader, corpus, recipe)
-    print(f"{score}; published: {PUBLISHED.get(flags.model, '-')}")
+    print(f"{train.score_line(reader, corpus, recipe)}; published: {PAPER.get(flags.model, '-')}")
 
 
 main = partial(exit_status, "official_weights.py", run)

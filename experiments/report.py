@@ -20,9 +20,6 @@ from math import exp, inf, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
-if not __package__:
-    sys.exit("run it as python -m experiments.report, in the project's folder")
-
 from matplotlib.figure import Figure
 from matplotlib.scale import SymmetricalLogScale
 

@@ -49,6 +49,7 @@ def dry_run(flags, device):
           f"bytes            {4 * parameters:,} of weights, as many of gradients\n"
           f"                 {4 * moments:,} of {recipe.optimizer.title()}'s moments\n"
           f"                 {4 * memory:,} of the full memory, besides activations\n"
+          f"                 {16 * parameters + 12 * (moments + memory):,} on disk during a save\n"
           f"tokens per step  {B * T:,} ({B} lanes of {T})\n"
           f"FLOPs            {flops:.3g} per step, {flops / (B * T):.3g} per token\n"
           f"steps            {length}")

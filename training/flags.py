@@ -33,6 +33,8 @@ class Flags:
     top_k: int = option(40, "most candidates for each token of it; 1: always the best", least=1)
     temperature: float = option(1.0, "below 1 more peaked, above 1 flatter", least=1e-30)
     dry_run: bool = option(False, "print the resources that the run needs, and stop")
+    compile: bool = option(False, "fewer kernels on a GPU, an estimated 2.2 to 3 times as fast; "
+                           "python -m experiments.speed --scale gpu measures it")
     typed: dict = field(default_factory=dict)  # {setting: value} of those on the command line
 
     def __post_init__(self):
@@ -41,6 +43,8 @@ class Flags:
         if bool(is_new) + self.resume + is_trained > 1:
             raise ValueError("--init and --dry-run are for a new run, --resume for one that was "
                              "stopped, --eval-only and --sample for a trained model: give one")
+        if self.compile and (is_trained or self.typed.get("plain")):
+            raise ValueError("--compile is for training without --plain; leave one out")
 
     @cached_property
     def start(self):
@@ -198,6 +202,8 @@ def restore_settings(flags, saved):
 def check_kept(flags, saved, free):
     """Raise ValueError for a typed setting that is not free and differs from the saved one."""
     known = saved["config"] | saved["recipe"] | {"model": saved["name"]}
+    if flags.compile and known["plain"]:
+        raise ValueError("the run has --plain; leave --compile out")
     typed = flags.typed | ({"model": flags.model} if flags.model else {})
     for key in typed.keys() - free:
         if typed[key] != known[key] and (key, typed[key]) != ("dtype", "auto"):

@@ -72,6 +72,7 @@ class Job:
         self.device = next(model.parameters()).device
         self.state, self.saved_at, self.printed_at = State(), 0.0, time.monotonic()
         self.step_seconds = deque(maxlen=99)
+        self.graphs = self.untimed = 0  # of compiled layers; such steps, not yet counted
         self.identity = {  # the part of all checkpoints that never changes
             "format": checkpoint.FORMAT, "name": name, "config": asdict(model.config),
             "recipe": asdict(recipe), "vocab": corpus.vocab, "text": checksum(corpus)}
@@ -114,10 +115,17 @@ class Job:
         return x, y
 
     def without_pause(self, seconds):
-        """Return the seconds of a step; the median step's, if the process was suspended in it."""
+        """Return the seconds of a step; the median step's, if the process was suspended in it.
+        A step that compiled layers counts as the median, together with the next one."""
+        graphs, before = torch._dynamo.utils.counters["stats"]["unique_graphs"], self.graphs
+        self.graphs, self.is_compiling = graphs, bool(ranks.largest(graphs > before))
+        if self.is_compiling:
+            self.untimed += 1
+            return 0.0
         usual = sorted(self.step_seconds or [seconds])[len(self.step_seconds) // 2]
         self.step_seconds.append(seconds)
-        return usual if seconds > max(10, 10 * usual) else seconds
+        untimed, self.untimed = self.untimed, 0
+        return untimed * usual + (usual if seconds > max(10, 10 * usual) else seconds)
 
     def save_best(self):
         """Write best.pt: everything that evaluation and sampling need."""

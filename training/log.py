@@ -88,8 +88,10 @@ def record_training(job, rate, loss, norm, done):
         left = state.seconds * (1 / done - 1) if done else 0
         took, left = (timedelta(seconds=int(min(seconds, 1e13)))  # more would overflow
                       for seconds in (state.seconds, left))
+        speed = ("compiling the layers" if job.is_compiling else
+                 f"{state.tokens / state.seconds:,.0f} tok/s | {took}, {left} left")
         print(f"step {state.step:,} | {done:.0%} | loss of this step {in_unit(loss, unit):.3f} "
-              f"{unit} | {state.tokens / state.seconds:,.0f} tok/s | {took}, {left} left"
+              f"{unit} | {speed}"
               + (f" | {state.skipped} steps skipped" if state.skipped else ""), flush=True)
 
 

@@ -71,7 +71,7 @@ def parallel(model, x, y, micro_batch):
         return model
     cuda = [torch.cuda.current_device()] if x.is_cuda else []
     model = DistributedDataParallel(model, cuda or None, gradient_as_bucket_view=True)
-    with torch.random.fork_rng(cuda):
+    with torch.random.fork_rng(cuda), torch.compiler.set_stance("force_eager"):
         model(x[:1], None, y[:1])[0].sum().backward()
     model.zero_grad()
     parts, calls = math.ceil(len(x) / (micro_batch or len(x))), count(1)

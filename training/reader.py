@@ -38,7 +38,7 @@ def reader_of(model, plain=False):
     if type(model) is lesson_5.TransformerXL and agrees(*parts):
         return Reader(model)
     say_once("the model runs as it is written, since training/reader.py would not give its "
-             "numbers: slower to evaluate, several times slower to sample")
+             "numbers: slower to evaluate, several times slower to sample on a CPU")
     return model
 
 
@@ -70,7 +70,7 @@ def agrees(untie_r, bands, div_val, tie_projections):
     return True
 
 
-BLOCK = 64  # queries that attend at a time
+BLOCK, GPU_BLOCK = 64, 512  # queries that attend at a time
 # the memory of a Reader: past is N pairs (k, value), each (B, H, m, C); k_R is N tensors (H, n, C)
 Memory = namedtuple("Memory", "model lanes past k_R clamp_len")  # k_R was made with this clamp_len
 
@@ -123,9 +123,10 @@ class Reader:
         """Yield, for each block of queries, its slice, the slice of the keys that it may see, and
         the mask: with same_length 64 queries see M + 64 keys, not M + T.
         """
+        block = BLOCK if device.type == "cpu" else GPU_BLOCK
         M, same_length = self.config.mem_len, self.config.same_length
-        for start in range(0, T, BLOCK):
-            t, end = min(BLOCK, T - start), m + min(start + BLOCK, T)
+        for start in range(0, T, block):
+            t, end = min(block, T - start), m + min(start + block, T)
             first = max(0, m + start - M) if same_length else 0
             mask = lesson_5.attention_mask(t, end - first - t, M, same_length, device)
             yield slice(start, start + t), slice(first, end), mask

@@ -1,4 +1,5 @@
-"""Table 9: a small run prints each length, and a window sees all of its tokens."""
+"""Table 9: a small run prints each length, and a window sees all of its tokens.  A GPU's table."""
+from functools import partial
 from importlib import import_module
 
 import torch
@@ -14,10 +15,24 @@ def test_a_small_run(monkeypatch, capsys):
     """It prints a line for each length; the window predicts a token per lane, from all of it."""
     monkeypatch.setattr(speed, "PAPER_SLOWDOWN", {5: 3, 300: 7})
     monkeypatch.setitem(speed.SIZES, "small", CONFIG)
-    assert speed.main(["--dtype", "bf16", "--device", "cpu"]) == 0
+    assert speed.main(["--dtype", "bf16"]) == 0
     _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == ["5:", "300:"] and lines[1].endswith("paper 7")
     predict = speed.make_window(CONFIG)
     x = torch.arange(10).view(2, 5)
     before, x[0, 0] = predict(x), 10
     assert (predict(x) != before).any(-1).tolist() == [[True], [False]]
+
+
+def test_the_table_of_a_gpu(monkeypatch, capsys):
+    """Here each call takes two seconds, and the product is not made."""
+    monkeypatch.setattr(speed, "seconds", lambda call: (
+        "square" in call.__code__.co_freevars or call() is None or 2))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(speed.machine, "choose", lambda device: "cpu")
+    monkeypatch.setitem(speed.presets.MODELS, "enwik8-12L", speed.presets.MODELS["tiny"])
+    assert speed.main(["--scale", "gpu"]) == 0
+    _, plain, _, compiled = capsys.readouterr().out.splitlines()
+    for row, form in (plain, "plain"), (compiled, "compiled"):
+        assert row.endswith(f"|{form}|2000.0|32|0|0%|0.0|0.1|256|0|")

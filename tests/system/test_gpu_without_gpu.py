@@ -67,6 +67,8 @@ def test_every_tensor_is_on_the_models_device(name, plain, monkeypatch):
         train.evaluate(reader, text, recipe)
         with train.evaluating(reader, recipe):
             assert lesson_5.generate(reader, prompt, 3).shape == (2, 3)
+    if not plain:  # the blocks of a long prompt
+        assert [len(mask) for *_, mask in reader.in_blocks(1100, 0, x.device)] == [512, 512, 76]
     words = {"forward", "losses"} if model.config.cutoffs else set()
     assert set(watch.reads) == {"train_step", "evaluate", *words}
     if not lessons.in_work():  # a correct solution may wait for loss and norm separately

@@ -49,11 +49,6 @@ def test_a_run_from_other_weights_has_their_loss_sizes_and_vocabulary(
     assert last_line(capsys).startswith("abc")
 
 
-def test_a_dry_run_counts_the_parameters_of_the_run(text, tmp_path, capsys):
-    assert start(flags.PRETRAINED, text, tmp_path / "new", "--dry-run") == 0
-    assert "laptop on " in (said := capsys.readouterr().out) and "2,918,954\n" in said
-
-
 def test_settings_are_those_of_the_run_or_typed(finished):
     """Another corpus or length replaces the run's; the dtype is chosen again for this machine.  A
     size may be typed as it is, and changes no other."""
@@ -68,6 +63,8 @@ def test_settings_are_those_of_the_run_or_typed(finished):
     given = flags.Flags(eval_only=True, typed={"text": "notes.txt"})
     *_, found = flags.restore_settings(given, saved)
     assert (found.text, found.drop_newlines, found.dtype) == ("notes.txt", False, "auto")
+    saved["recipe"]["plain"] = True
+    assert "the run has --plain" in refusal(flags.check_kept, flags.Flags(compile=True), saved, ())
     assert (recipe.steps, recipe.optimizer, recipe.eval_every) == (0, "muon", 3)
 
 

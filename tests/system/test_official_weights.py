@@ -90,7 +90,7 @@ def test_a_file_is_evaluated_or_rejected_in_one_line(tmp_path, monkeypatch, caps
     monkeypatch.setitem(presets.CONFIGS, "small", replace(config, untie_r=False))
     monkeypatch.setitem(presets.RECIPES, "small", recipe)
     model = random_model(config)
-    argv = [str(path), "--model", "small", "--device", "cpu"]
+    argv = [str(path), "--model", "small"]
     state = official_state(model, port=True)
     torch.save(state, path)
     assert official.main(argv) == 0

@@ -22,7 +22,7 @@ from helpers import refusal
 from support import progress
 from system.kills import differences, runs_differ
 from system.conftest import TINY, again
-from training import checkpoint, log, presets, ranks
+from training import checkpoint, log, machine, presets, ranks
 
 train, lesson_1, lesson_5 = map(import_module, (
     "train", "01_vanilla_segments", "05_full_model"))
@@ -108,9 +108,12 @@ def prepared():
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
-def four_steps(path, micro_batch):
-    """Make four steps; rank 0 saves everything that is compared."""
+def four_steps(path, micro_batch, is_compiled=False):
+    """Make four steps, maybe compiled (a trial, for 0 and 6 tokens); rank 0 saves the results."""
     model, optimizer = prepared()
+    if is_compiled:
+        torch.compile = partial(torch.compile, backend="aot_eager")  # needs no compiler
+        machine.compile_layers(model)
     stream = torch.randint(11, (4, 25))
     mine = ranks.my_lanes(4)
     wrapped = ranks.parallel(model, stream[mine, :6], stream[mine, :6], micro_batch)
@@ -127,6 +130,7 @@ def four_steps(path, micro_batch):
         loss = ranks.mean(loss)
         found += [torch.tensor([loss, norm]), *(p.grad.clone() for p in model.parameters())]
     assert ranks.COUNT == 1 or sent == [0] * 4, "gradients were not sent once per step"
+    assert not is_compiled or torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
     found += [ranks.gather(past) for past in memory] + [*model.state_dict().values()]
     found.append(torch.tensor(ranks.on_rank_0(train.evaluate, model, stream.flatten(), RECIPE)))
     if ranks.RANK == 0:
@@ -134,12 +138,12 @@ def four_steps(path, micro_batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("micro_batch", [0, 1])
-def test_two_ranks_equal_one(tmp_path, micro_batch):
+@pytest.mark.parametrize("micro_batch, is_compiled", [(0, False), (1, False), (0, True)])
+def test_two_ranks_equal_one(tmp_path, micro_batch, is_compiled):
     """This compares losses, gradients, the memory in stream order, weights, and evaluation."""
     four_steps(tmp_path / "one", micro_batch)
     statuses, said = on_ranks(
-        2, tmp_path, partial(four_steps, tmp_path / "two", micro_batch))
+        2, tmp_path, partial(four_steps, tmp_path / "two", micro_batch, is_compiled))
     assert statuses == [0, 0], "\n".join(said)
     one, two = (torch.load(tmp_path / name) for name in ("one", "two"))
     for a, b in zip(one, two, strict=True):

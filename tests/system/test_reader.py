@@ -65,15 +65,6 @@ def test_distance_keys_are_cached():
     assert memories[-1].k_R[0].shape[1] <= 22 and memories[-1].past[0][0].shape[2] == 20
 
 
-def test_a_memory_does_not_change_when_it_is_used():
-    """Two texts may continue one prefix."""
-    model, (prefix, *texts) = model_of(), torch.randint(11, (3, 2, 4))
-    reader, past = readers.Reader(model), model(prefix)[1]
-    memory = reader(prefix)[1]
-    for x in texts:
-        assert_close(reader(x, memory)[0], model(x, past)[0], "after the prefix", 1e-10)
-
-
 def test_lengths_may_change_between_calls():
     """A Reader reads mem_len, clamp_len and same_length at every call, as the model does."""
     model, x = model_of(), torch.randint(11, (7, 2, 4))

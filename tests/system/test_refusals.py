@@ -29,7 +29,8 @@ REFUSED = {  # program: command line, words of the sentence
         (NEW + "--smaple=x", "did you mean --sample?"),
         ([*NEW.split(), "a\n\x1bb"], "unrecognized arguments: a  b"),
         (NEW + "--optimizer lion", "adam or muon, got 'lion'"),
-        (NEW + "--device cuda", "no CUDA device"),
+        (NEW + "--device cuda", "no CUDA device"), (NEW + "--compile", "--compile needs a GPU"),
+        (NEW + "--compile --plain", "without --plain"), ("--sample a --compile", "for training"),
         (NEW + "--dataset stdlib", "give one of them"),
         # files
         (NO_TEXT + "--text project", "there is no file"),
@@ -38,8 +39,9 @@ REFUSED = {  # program: command line, words of the sentence
         ([*NEW.split(), "--out", ""], "--out is empty"),
         # pretrained/ does not replace a run that is named or resumed
         *((f"{flags} --device cpu", "no checkpoint at") for flags in (
-            "--eval-only --out nowhere", "--sample a --dataset stdlib", "--sample a --text x",
-            "--sample a --model laptop", "--resume")),
+            "--eval-only --out nowhere", "--sample a --dataset stdlib", "--sample a --model laptop",
+            "--resume")),
+        ("--sample a --device cpu --text x/notes.txt", "runs/notes-laptop/best.pt; train first"),
         # settings
         (NEW + "--steps 3 --minutes 1", "one length"),
         (NEW + "--lr 0", "must be above 0, got 0"), (NEW + "--lr inf", "must be at most"),

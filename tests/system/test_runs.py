@@ -5,7 +5,9 @@ import shlex
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
+from shutil import which
 from unittest.mock import Mock
 
 import pytest
@@ -13,11 +15,12 @@ import torch
 
 from course import lessons
 from system.kills import runs_differ
-from helpers import refusal
+from helpers import assert_close, gradients, refusal
 from training import checkpoint, job as runs, log, machine, optimizers, ranks, signals
 from system.conftest import WHOLE, again, at_call, failure, last_line, run, saved
+from training.reader import Reader, reader_of
 
-train = import_module("train")
+train, lesson_2, lesson_5 = map(import_module, ("train", "02_recurrence", "05_full_model"))
 
 
 def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
@@ -88,17 +91,20 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     assert not runs_differ(whole, out)
 
 
-def test_nohup_ctrl_c_and_a_suspended_process(capfd):
-    """SIGHUP stays ignored, Ctrl-C is confirmed, and a pause is not counted as training."""
+def test_nohup_ctrl_c_a_suspended_process_and_compiled_layers(capfd, monkeypatch):
+    """SIGHUP stays ignored, Ctrl-C is confirmed.  A pause, and a step that compiled (70, 80, 90
+    seconds), count as the median step."""
     before = signal.signal(signals.HANG_UP, signal.SIG_IGN)
     with signals.Stop() as stop:
         signal.raise_signal(signals.HANG_UP), signal.raise_signal(signal.SIGINT)
         stop.agree()
     signal.signal(signals.HANG_UP, before)
     assert stop.number == signal.SIGINT and "stopping after this" in capfd.readouterr().err
-    job = Mock(step_seconds=[])
-    seconds = (1, 1, 60, 9, 1, 60, 60, 60, 60)
-    assert [runs.Job.without_pause(job, took) for took in seconds] == [1, 1, 1, 9, 1, 1, 60, 60, 60]
+    job, found = Mock(step_seconds=[], graphs=0, untimed=0), []
+    for took, n in zip((70, 80, 1, 1, 60, 9, 1, 90, 1, 60, 60, 60, 60), (1, *6 * [2], *6 * [3])):
+        monkeypatch.setitem(torch._dynamo.utils.counters["stats"], "unique_graphs", n)
+        found.append(runs.Job.without_pause(job, took))
+    assert found == [0, 0, 3, 1, 1, 9, 1, 0, 2, 1, 1, 60, 60]
 
 
 def test_a_run_in_another_thread_leaves_signals_alone(text, tmp_path):
@@ -199,6 +205,50 @@ def test_out_of_memory_is_reported_in_one_line(text, small, tmp_path, monkeypatc
     monkeypatch.setattr(train, "evaluate", Mock(side_effect=RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):  # other errors keep their traceback
         again(out, "--eval-only")
+
+
+FAILS = Mock(side_effect=[RuntimeError("is\ngone"), lambda x: (x,), *999 * [RuntimeError()]])
+
+
+@pytest.fixture
+def graphs(backend, monkeypatch):
+    """Compile with a backend, on a CPU; return torch's counter."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(machine, "choose", lambda *given: "cpu")
+    torch._dynamo.reset(), torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(recompile_limit=8, suppress_errors=False):
+        yield torch._dynamo.utils.counters["stats"]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[
+    pytest.mark.slow, pytest.mark.skipif(not which("c++"), reason="there is no C++ compiler")])])
+def test_compiled_layers_give_lesson_5s_losses_and_gradients(backend, graphs):
+    """The memory has 0, then M tokens, and the last segment is shorter."""
+    tiny, x = lesson_5.CONFIGS["tiny"], torch.randint(205, (2, 40))
+    model, compiled = (lesson_5.TransformerXL(tiny).double() for _ in range(2))
+    machine.compile_layers(compiled)
+    compiled.load_state_dict(model.state_dict())  # same names
+    assert type(reader_of(compiled)) is Reader
+    for found, wanted in zip(*((losses := lesson_2.stream_losses(form, x, x, 16), *gradients(
+            losses, [*form.parameters()])) for form in (compiled, model)), strict=True):
+        assert_close(found, wanted, "compiled")
+    assert graphs["unique_graphs"] > 1  # a trial's
+
+
+@pytest.mark.parametrize("backend, T, count", [
+    ("aot_eager", 8, 1 + 3), ("eager", 1, 1 + 13), (FAILS, 8, 1)])
+def test_a_compiled_run_is_that_of_lesson_5_bit_for_bit(
+        backend, T, count, graphs, text, tmp_path, monkeypatch, capsys):
+    """It is resumed.  Only steps compile, once for each length of memory."""
+    flags = *WHOLE, "--steps", "15", "--segment", f"{T}"
+    monkeypatch.setattr(train, "reader_of", lambda model, plain: model)
+    assert run(text, tmp_path / "plain", *flags) == 0
+    with at_call(14, lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        assert run(text, tmp_path / "run", *flags, "--compile") == 143
+    assert again(tmp_path / "run", "--resume", "--compile") == 0
+    assert graphs["unique_graphs"] == count
+    assert ("raised: RuntimeError: is gone" in capsys.readouterr().out) == (backend is FAILS)
+    assert not runs_differ(tmp_path / "plain", tmp_path / "run")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
