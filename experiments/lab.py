@@ -18,6 +18,8 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+__package__ or sys.exit("run python -m experiments.lab in the project's folder")
+
 import torch
 
 import train

@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
+__package__ or sys.exit("run python -m experiments.official_weights in the project's folder")
+
 import torch
 
 import train

@@ -20,6 +20,8 @@ from math import exp, inf, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
+__package__ or sys.exit("run python -m experiments.report in the project's folder")
+
 from matplotlib.figure import Figure
 from matplotlib.scale import SymmetricalLogScale
 

@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
+__package__ or sys.exit("run python -m experiments.speed in the project's folder")
+
 import torch
 import torch.nn as nn
 

@@ -1,11 +1,14 @@
 """Test the lab from end to end at the scale tiny: train, measure, append, kill, resume."""
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from course.exercises import ROOT
 from experiments import lab, measures, variants
 from helpers import assert_close
 from support import corpora
@@ -82,6 +85,13 @@ def test_a_killed_row_resumes_and_leaves_no_line(tmp_path, monkeypatch, capsys):
     assert run(out, "--rows", "ours", "--seeds", "1") == (0, wanted)
     assert run(out, "--rows", "ours", "--seeds", "1", "--dtype", "bf16") == (1, wanted)
     assert "other settings (recipe); name another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["lab", "report", "speed", "official_weights"])
+def test_a_file_that_is_run_by_its_path_prints_its_command(name):
+    found = subprocess.run([sys.executable, ROOT / f"experiments/{name}.py"], capture_output=True)
+    assert found.returncode and found.stderr.count(b"\n") == 1
+    assert f"python -m experiments.{name} ".encode() in found.stderr
 
 
 def test_vaswanis_row_is_measured_without_a_reader(tmp_path, monkeypatch):
