@@ -2,10 +2,14 @@
 rule is broken by a mistake, and unusual correct solutions pass.
 """
 import inspect
+import os
+import random
 import re
 import subprocess
 import sys
+import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +21,7 @@ from course.rules import judge, rules_of, sentence_of
 from helpers import copy_of_project
 
 NAMES = list(BY_NAME)
+ONE, TWO, _, FOUR, *_ = LESSONS
 pytestmark = pytest.mark.usefixtures("needs_shipped_solutions")
 
 each = pytest.mark.parametrize("name", NAMES)
@@ -99,6 +104,59 @@ def test_no_other_test_requires_more_than_the_rules(tmp_path):
         assert half.returncode == 0, "\n".join(re.findall("^FAILED.*", out, re.MULTILINE))
 
 
+# ---- judged alone -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, text", [
+    ("attention_mask", "far = torch.arange(T)[:, None] - torch.arange(m + T) + m > M\n    return "
+                       "lesson_2.causal_mask(T, m, device) | (far & same_length).to(device)"),
+    ("rel_shift", "return rel_shift_by_index(x)")])
+def test_an_exercise_may_call_one_that_is_blank(name, text, monkeypatch):
+    for lesson, called in (TWO, "causal_mask"), (FOUR, "rel_shift_by_index"):
+        monkeypatch.setattr(sys.modules[lesson], called, None)
+    assert judge(name, with_body(name, text)) == (None, "")
+
+
+SETTINGS = {  # a line that changes what an expression returns
+    "torch.set_default_dtype(torch.float16)": torch.get_default_dtype,
+    "torch.set_default_device('meta')": torch.get_default_device,
+    "torch.set_grad_enabled(False)": torch.is_grad_enabled,
+    "torch.set_num_threads(2)": torch.get_num_threads,
+    "torch.set_autocast_enabled('cpu', True)": lambda: torch.is_autocast_enabled("cpu"),
+    "torch.use_deterministic_algorithms(True)": torch.are_deterministic_algorithms_enabled,
+    "torch.autograd.set_detect_anomaly(True)": torch.is_anomaly_enabled,
+    "torch.manual_seed(1)": lambda: torch.get_rng_state().sum(),
+    "np.random.seed(1)": lambda: np.random.get_state()[1].sum(),
+    "random.seed(1)": random.getstate,
+    "sys.path.clear()": lambda: [*sys.path],
+    "sys.setrecursionlimit(100)": sys.getrecursionlimit,
+    "os.environ.clear()": lambda: os.environ.get("PATH")}
+ON_IMPORT = {
+    "warnings.simplefilter('error')": lambda: [*warnings.filters],
+    "sys.breakpointhook = None": lambda: sys.breakpointhook,
+    "sys.stdin.close()": lambda: sys.stdin.closed,
+    "sys.stdout.close()": lambda: sys.stdout.closed,
+    "sys.stderr = None": lambda: sys.stderr,
+    "lanes = lanes(torch.arange(9), 2)": lambda: 0}
+IMPORTS = "import os, random, sys, warnings, numpy as np, torch"
+
+
+def test_settings_of_a_lesson_or_an_exercise_cost_no_other_point(tmp_path, monkeypatch):
+    """Nor does an assignment to the name of an exercise, which is reported."""
+    path, reads = tmp_path / f"{ONE}.py", {**SETTINGS, **ON_IMPORT}.values()
+    path.write_text("\n".join([lessons.pristine(ONE), IMPORTS, *ON_IMPORT, *SETTINGS]))
+    monkeypatch.setitem(lessons.under_test, ONE, path)
+    monkeypatch.setitem(sys.modules, ONE, sys.modules[ONE])
+    monkeypatch.setattr(lessons, "missing", {})
+    before = [read() for read in reads]
+    lessons.import_lessons(ONE)
+    assert [read() for read in reads] == before and not lessons.broken
+    assert "later line of 01_vanilla_segments.py assigns lanes again (a Tensor" in (
+        lessons.problem_of(BY_NAME["lanes"]))
+    exec("\n".join([IMPORTS, *SETTINGS]), {})
+    rules.reset()
+    assert [read() for read in reads] == before
+
+
 # ---- messages to students -----------------------------------------------------------------------
 
 def with_body(name, body):
@@ -129,6 +187,8 @@ def test_an_endless_loop_an_array_and_another_dtype_are_reported(monkeypatch, py
     message = judge("rel_shift", lambda x: right(x).float())[1]
     plain = pytestconfig.option.assertmode == "plain"  # then asserts show no values
     assert plain or "found: torch.float32 == torch.float16" in message
+    assert "breakpoint() is still in the code" in diagnosis_of(
+        "reach", with_body("reach", "breakpoint()"))
     monkeypatch.setattr(rules, "SECONDS", 1)
     said = diagnosis_of("reach", with_body("reach", "while True: pass"))
     assert "endless loop" in said and "in line" in said
