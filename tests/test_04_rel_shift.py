@@ -11,6 +11,7 @@ import torch
 
 from course import oracles
 from course.compare import same, unchanged
+from course.stand_ins import kind_of
 from helpers import gradients
 
 # T, m: one token, no memory, T = m, memory longer and shorter than a segment, K odd and even
@@ -41,15 +42,15 @@ def shifts(shift, T, m, batch=()):
 
 def sends_gradients_back(shift):
     """Compare the gradients of x: each visible cell's goes to the cell that its value came from."""
-    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[1, 2, 3, 0, 0], [4, 5, 6, 7, 0], [8, 9, 10, 11, 12]])
-    return same(gradients((shift(x) * weight).sum(), [x])[0], [[0, 0, 1, 2, 3],
-                                                               [0, 4, 5, 6, 7],
-                                                               [8, 9, 10, 11, 12]])
+    return same(gradients((shift(x) * weight).sum(), [x])[0], [[[0, 0, 1, 2, 3],
+                                                                [0, 4, 5, 6, 7],
+                                                                [8, 9, 10, 11, 12]]] * 2)
 
 
 lengths = pytest.mark.parametrize("T, m", SHAPES)
-batches = pytest.mark.parametrize("T, m, batch", [(3, 2, (2,)), (2, 5, (2, 3)), (5, 1, (2, 3))])
+batches = pytest.mark.parametrize("T, m, batch", [(3, 2, (2,)), (2, 5, (2, 3)), (3, 3, (1, 1))])
 
 
 # ---- exercise rel_shift_by_index ----------------------------------------------------------------
@@ -86,8 +87,8 @@ def test_the_gather_does_not_change_x(rel_shift_by_index):
 
 
 def test_the_gather_keeps_the_dtype(rel_shift_by_index):
-    """The values keep their dtype."""
-    assert rel_shift_by_index(drawn().half()).dtype == torch.float16
+    """The values keep their dtype and device: create the index with `device=x.device`."""
+    assert kind_of(rel_shift_by_index, drawn().half()) == (torch.float16, "meta")
 
 
 def test_the_gather_reads_a_transposed_x(rel_shift_by_index):
@@ -120,8 +121,8 @@ def test_other_lengths(rel_shift, T, m):
 
 
 def test_values_keep_their_dtype(rel_shift):
-    """The values keep their dtype (a pad made by torch.zeros is float32)."""
-    assert rel_shift(drawn().half()).dtype == torch.float16
+    """The values keep their dtype and device (a pad made by torch.zeros is float32)."""
+    assert kind_of(rel_shift, drawn().half()) == (torch.float16, "meta")
 
 
 @batches

@@ -160,7 +160,7 @@ def running_sums(prompt, n, V):
     """Return the n tokens (B, n) with which stand_ins.Adder continues a prompt (B, P)."""
     rows = prompt.tolist()
     for _ in range(n):
-        rows = [row + [sum(row) % V] for row in rows]
+        rows = [row + [(sum(row) + len(row)) % V] for row in rows]
     return torch.tensor(rows)[:, prompt.shape[1] :]
 
 
