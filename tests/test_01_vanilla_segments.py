@@ -18,8 +18,7 @@ from course.stand_ins import kind_of
 @pytest.mark.parametrize("n", [15, 13])
 def test_a_lane_is_one_piece_of_the_stream(lanes, n):
     """Lane b is one contiguous piece of the stream, L + 1 tokens from b * L on, with L = (n - 1) //
-    B. Its last token is the first token of the next lane. Tokens left over at the end are not
-    used."""
+    B. Its last token is the first one of the next lane. Tokens left over at the end are unused."""
     assert same(lanes(torch.arange(n), 3), [[0, 1, 2, 3, 4],
                                             [4, 5, 6, 7, 8],
                                             [8, 9, 10, 11, 12]])
@@ -119,8 +118,7 @@ def test_x_and_y_are_int64(segments):
 # ---- exercise sinusoid --------------------------------------------------------------------------
 
 def test_position_0(sinusoid):
-    """All D/2 sines come first, then all D/2 cosines: the angles of position 0 are 0, with sine 0
-    and cosine 1."""
+    """All D/2 sines come first, then all D/2 cosines: position 0 has sines of 0, cosines of 1."""
     assert same(sinusoid(torch.tensor([0]), 6), [[0, 0, 0, 1, 1, 1]])
 
 

@@ -19,8 +19,7 @@ def rows(first, end, B=2):
 
 
 def test_a_full_memory_drops_its_oldest_rows(update_memory):
-    """First in, first out: the new rows follow the old ones, the oldest are dropped, and the last M
-    of both remain."""
+    """First in, first out: new rows follow the old ones, and the last M of both remain."""
     assert same(update_memory(rows(0, 5), rows(5, 9), 5), rows(4, 9))
 
 
@@ -98,8 +97,7 @@ def test_the_mask_is_bool_and_on_the_device(causal_mask):
 # ---- exercise reach -----------------------------------------------------------------------------
 
 def test_one_layer(reach):
-    """One layer: the last token of a segment sees T - 1 tokens back to the segment's start, and the
-    M tokens before that start."""
+    """One layer: the last token sees T - 1 tokens back to its segment's start, and M before it."""
     assert same(reach(1, 5, 10), 14)  # N = 1, T = 5, M = 10
 
 

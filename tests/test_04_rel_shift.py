@@ -68,8 +68,7 @@ def test_each_cell_at_other_lengths(rel_shift_by_index, T, m):
 
 @pytest.mark.parametrize("T, m", [(3, 2), (4, 0)])
 def test_future_cells_repeat_distance_0(rel_shift_by_index, T, m):
-    """Where the column would be beyond the end (the future), the cell has the value of the last
-    column, distance 0."""
+    """Where the column would be beyond the end, the future, the last one is used: distance 0."""
     x = oracles.labeled(T, m)
     wanted = oracles.shift(x).where(oracles.visible_entries(T, m), x[:, -1:])
     assert same(rel_shift_by_index(x.clone()), wanted)
@@ -137,8 +136,7 @@ def test_x_is_not_changed(rel_shift):
 
 
 def test_rows_need_not_be_contiguous(rel_shift):
-    """A transposed or expanded x is shifted like any other: its values matter, not their order in
-    memory."""
+    """A transposed or expanded x is shifted like any other, whatever its order in memory."""
     assert same(rel_shift(drawn().t().contiguous().t()), SHIFTED)
 
 

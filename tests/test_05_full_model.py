@@ -71,8 +71,7 @@ def test_distances_descend(distance_encoding):
 
 
 def test_far_distances_are_encoded_as_clamp_len(distance_encoding):
-    """Every distance beyond clamp_len, here 2, is encoded as clamp_len; smaller ones do not
-    change."""
+    """A distance beyond clamp_len, here 2, is encoded as clamp_len; smaller ones do not change."""
     assert same(oracles.distances_in(distance_encoding(7, 4, 2)), [2, 2, 2, 2, 2, 1, 0])
 
 
@@ -178,16 +177,14 @@ def test_a_masked_key_gets_probability_0(relative_attention, dtype, size):
 
 
 def test_dropout_gets_the_probabilities(relative_attention):
-    """dropout_attention gets the probabilities, each once, in any shape: it comes after the softmax
-    and before the values."""
+    """dropout_attention gets each probability once, in any shape, before the values."""
     dropout, given = Multiply(1.0), inputs(torch.zeros, B=1, H=2, T=2, K=3, C=4)
     attended(relative_attention, given, [[0, 0, 1], [0, 0, 0]], dropout)
     assert same(dropout.seen(), [0] * 2 + [1 / 3] * 6 + [1 / 2] * 4, tolerance=1e-6)
 
 
 def test_the_result_of_dropout_is_used(relative_attention):
-    """The values are weighted with the result of dropout_attention, here twice the
-    probabilities."""
+    """The result of dropout_attention, here twice the probabilities, weights the values."""
     given = inputs(torch.ones, B=1, H=1, T=2, K=3, C=4)
     assert same(attended(relative_attention, given, [[0, 0, 1], [0, 0, 0]], Multiply(2.0)),
                 [[[2] * 4] * 2], tolerance=1e-6)
@@ -286,8 +283,7 @@ def test_the_whole_layer(layer, B, T, M, D, FF):
 
 
 def test_h_is_not_changed(layer):
-    """h itself does not change (`h += ...` changes it, `h = h + ...` does not): the gradient of the
-    attention needs it."""
+    """h itself does not change (`h += ...` changes it): the attention's gradient needs it."""
     assert unchanged(lambda *given: layer(random_layer(), *given), *layer_inputs(D=6))
 
 
@@ -327,8 +323,7 @@ def test_tokens_are_int64(sample_top_k):
 
 
 def test_only_the_k_best_are_sampled(sample_top_k):
-    """With top_k 3, each of the three best tokens occurs in 1,000 samples, and no other token
-    does."""
+    """With top_k 3, each of the three best tokens occurs in 1,000 samples, and no other one."""
     assert same((shares(sample_top_k, 3) > 0).int(), [1, 1, 0, 0, 1])
 
 
@@ -442,8 +437,7 @@ def test_top_k_temperature_and_generator_are_passed_on(generate):
 
 @pytest.mark.parametrize("V, asked, top_k", [(101, (), 40), (27, (), 27), (27, (50,), 27)])
 def test_defaults_and_the_largest_top_k(generate, V, asked, top_k):
-    """By default top_k is 40, the temperature is 1, and there is no generator. top_k never exceeds
-    the size of the vocabulary."""
+    """By default top_k is 40, but at most the vocabulary's size, temperature 1, generator None."""
     draw = Greedy()
     run(generate, Adder(V), [[1, 2, 3]], 1, *asked, draw=draw)
     assert draw.given == [(top_k, 1.0, None)]

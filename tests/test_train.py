@@ -116,8 +116,7 @@ def test_every_lane_is_read_once_and_in_order(train_step, m):
 
 
 def test_without_a_memory_the_model_gets_none(train_step):
-    """At the beginning of the text the memory is None, and the model gets None: zeros would be a
-    memory to attend to."""
+    """At the beginning of the text the model gets None: zeros would be a memory to attend to."""
     assert stepped(train_step, None).calls[0].memory is None
 
 
@@ -147,8 +146,7 @@ def test_the_gradients_of_one_step_add_up(train_step, micro_batch):
 
 
 def test_a_micro_batch_counts_by_its_number_of_tokens(train_step):
-    """The last micro-batch may be smaller: with three lanes of losses 1, 2 and 6, read two at a
-    time, the mean is 3."""
+    """The last micro-batch may be smaller: lanes of losses 1, 2, 6, read in twos, have mean 3."""
     model, y = Ledger(), torch.tensor([[1], [2], [6]])
     loss, *_ = step(train_step, model, None, micro_batch=2, x=y, y=y)
     assert same([loss, weights(model)[0].item()], [3.0, 1 - 3 / 2], tolerance=1e-6)
@@ -200,8 +198,7 @@ def test_a_non_finite_step_returns_the_old_memory(train_step, bad):
     ("loss and gradient", math.nan, math.nan), ("loss", math.inf, 5.0),
     ("gradient", 7.0, math.inf)])
 def test_non_finite_values_are_returned_as_they_are(train_step, bad, loss, norm):
-    """Loss and norm are returned as they are even if they are not finite, so that the loop can
-    report them."""
+    """Loss and norm are returned even if they are not finite, so that the loop can report them."""
     assert same(list(step(train_step, Ledger(bad), past())[:2]), [loss, norm], tolerance=1e-5)
 
 
@@ -214,8 +211,7 @@ def test_the_norm_alone_decides(train_step):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_the_model_is_called_under_autocast(train_step, device):
-    """Call the model inside `with machine.autocast(recipe, x.device.type):`, which enables
-    bf16 if the run uses it."""
+    """Call the model inside `with machine.autocast(recipe, x.device.type):`, which enables bf16."""
     model = Ledger().to(device)  # meta: a device without numbers, instead of a GPU
     with suppress(Recorded):
         step(train_step, model, None)
@@ -261,8 +257,7 @@ def after(evaluate, device="cpu"):
 
 def test_the_mean_over_all_predictions(evaluate):
     """Return the sum of all predictions' losses (in nats, from the model), divided by their number.
-    Each segment, of evaluation_segment_length(recipe), is read with the memory of the previous
-    one."""
+    Read each segment, of evaluation_segment_length(recipe), with the memory of the previous one."""
     assert same(read(evaluate), 49 / 7, tolerance=1e-5)
 
 
@@ -305,15 +300,13 @@ def test_the_mode_of_the_model_is_restored(evaluate, training):
 
 
 def test_there_are_no_gradients(evaluate):
-    """Nothing is trained here: without @torch.no_grad() the graph of every segment would be
-    kept."""
+    """Nothing is trained here: without @torch.no_grad() each segment's graph would be kept."""
     assert not any([call.grad for call in after(evaluate).calls])
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_evaluation_is_also_under_autocast(evaluate, device):
-    """Call the model inside `with machine.autocast(recipe, device.type):`, where device is
-    model.u.device."""
+    """Call the model inside `with machine.autocast(recipe, model.u.device.type):`."""
     model = after(evaluate, device)
     assert all([("autocast", device) in call.open for call in model.calls]) and not model.open
 
@@ -331,8 +324,7 @@ def test_the_model_may_be_a_reader(evaluate):
 
 @pytest.mark.parametrize("T", [1, 300])
 def test_the_sum_is_kept_in_float64(evaluate, T):
-    """Add up in float64 (losses.double()): in float32 small losses vanish next to a large sum, here
-    299 ones next to 2^24."""
+    """Add up in float64 (losses.double()): in float32, 299 losses of 1 vanish next to 2^24."""
     model = Ledger()
     model.losses = lambda memory, y: torch.ones(y.shape).index_fill(
         1, torch.tensor(0), 1.0 if memory else 2.0**24)  # the first loss of the text is large
@@ -342,8 +334,7 @@ def test_the_sum_is_kept_in_float64(evaluate, T):
 
 @pytest.mark.parametrize("n, parts", [(8, 3), (7, 2)])
 def test_progress_gets_the_number_of_segments(evaluate, n, parts):
-    """If you use progress(items, label, total), pass it the label and the number of segments, of
-    which the last may be shorter."""
+    """If you use progress(items, label, total), pass it the label and the number of segments."""
     asked = []
     read(evaluate, None, TOKENS[:n], 3, 1, "here", asked=asked)
     assert set(asked) <= {("here", parts), ("here", None)}

@@ -24,8 +24,7 @@ SECONDS = 5  # the limit for the comparison with all mistakes
 
 @cache
 def error_of(rule, function):
-    """Run a rule, and return its error, or None if it holds.  Raises TimeoutError when the time
-    for all comparisons is over."""
+    """Run a rule, and return its error or None.  Raises TimeoutError when all time is over."""
     try:
         run(rule, function)
     except TimeoutError:

@@ -198,8 +198,7 @@ def time_limit(seconds):
 # ---- one function -------------------------------------------------------------------------------
 
 def function_of(exercise):
-    """Return the function under test from its lesson, or None if it is missing.  A method that a
-    class only inherits is missing."""
+    """Return the function under test, or None if it is missing, as an inherited method is."""
     found = import_module(exercise.file)
     for part in exercise.function.split("."):
         found = getattr(found, "__dict__", {}).get(part)
@@ -251,8 +250,7 @@ def keep_pristine(file, root):
 
 @cache
 def solution(exercise, path=None):
-    """Return the shipped solution as text, or that in another file, without its docstring and a
-    class's indentation."""
+    """Return the solution in the shipped or another file, without docstring and indentation."""
     text = text_of(path or shipped_file(exercise.file))
     node, first = find(text, exercise.function)
     lines = text.splitlines()

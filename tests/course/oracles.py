@@ -167,8 +167,7 @@ def running_sums(prompt, n, V):
 # ---- train.py -----------------------------------------------------------------------------------
 
 def mean_loss(tokens, T):
-    """Return the mean loss of stand_ins.Ledger: the target plus the last input of the previous
-    segment."""
+    """Return stand_ins.Ledger's mean loss: a target plus the previous segment's last input."""
     losses = [tokens[i + 1] + (tokens[i // T * T - 1] if i >= T else 0)
               for i in range(len(tokens) - 1)]
     return sum(losses) / len(losses)

@@ -212,8 +212,7 @@ class OpaqueReader:
 
 
 class Descent:
-    """Gradient descent with learning rate 1/2 that counts its steps; torch's own takes a second to
-    start."""
+    """Gradient descent with rate 1/2 that counts its steps; torch's takes a second to start."""
 
     def __init__(self, model):
         self.zero_grad, self.steps = model.zero_grad, 0

@@ -131,32 +131,31 @@ SETTINGS = {  # a line that changes what an expression returns
     "random.seed(1)": random.getstate,
     "sys.path.clear()": lambda: [*sys.path],
     "sys.setrecursionlimit(100)": sys.getrecursionlimit,
-    "os.environ.clear()": lambda: os.environ.get("PATH")}
-ON_IMPORT = {
+    "os.environ.clear()": lambda: os.environ.get("PATH"),
     "warnings.simplefilter('error')": lambda: [*warnings.filters],
     "sys.breakpointhook = None": lambda: sys.breakpointhook,
     "sys.stdin.close()": lambda: sys.stdin.closed,
     "sys.stdout.close()": lambda: sys.stdout.closed,
-    "sys.stderr = None": lambda: sys.stderr,
-    "lanes = lanes(torch.arange(9), 2)": lambda: 0}
-IMPORTS = "import os, random, sys, warnings, numpy as np, torch"
+    "sys.stderr = None": lambda: sys.stderr}
+LINES = "\n".join(["import os, random, sys, warnings, numpy as np, torch", *SETTINGS])
 
 
 def test_settings_of_a_lesson_or_an_exercise_cost_no_other_point(tmp_path, monkeypatch):
     """Nor does an assignment to the name of an exercise, which is reported."""
-    path, reads = tmp_path / f"{ONE}.py", {**SETTINGS, **ON_IMPORT}.values()
-    path.write_text("\n".join([lessons.pristine(ONE), IMPORTS, *ON_IMPORT, *SETTINGS]))
+    path = tmp_path / f"{ONE}.py"
+    path.write_text(f"{lessons.pristine(ONE)}\nlanes = lanes(torch.arange(9), 2)\n{LINES}")
     monkeypatch.setitem(lessons.under_test, ONE, path)
     monkeypatch.setitem(sys.modules, ONE, sys.modules[ONE])
     monkeypatch.setattr(lessons, "missing", {})
-    before = [read() for read in reads]
+    before = [read() for read in SETTINGS.values()]
     lessons.import_lessons(ONE)
-    assert [read() for read in reads] == before and not lessons.broken
+    assert [read() for read in SETTINGS.values()] == before and not lessons.broken
     assert "later line of 01_vanilla_segments.py assigns lanes again (a Tensor" in (
         lessons.problem_of(BY_NAME["lanes"]))
-    exec("\n".join([IMPORTS, *SETTINGS]), {})
+    with lessons.no_terminal(), warnings.catch_warnings():
+        exec(LINES, {})
     rules.reset()
-    assert [read() for read in reads] == before
+    assert [read() for read in SETTINGS.values()] == before
 
 
 # ---- messages to students -----------------------------------------------------------------------
