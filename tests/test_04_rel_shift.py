@@ -42,11 +42,11 @@ def shifts(shift, T, m, batch=()):
 
 def sends_gradients_back(shift):
     """Compare the gradients of x: each visible cell's goes to the cell that its value came from."""
-    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(1, 2, 3, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[1, 2, 3, 0, 0], [4, 5, 6, 7, 0], [8, 9, 10, 11, 12]])
-    return same(gradients((shift(x) * weight).sum(), [x])[0], [[[0, 0, 1, 2, 3],
-                                                                [0, 4, 5, 6, 7],
-                                                                [8, 9, 10, 11, 12]]] * 2)
+    return same(gradients((shift(x) * weight).sum(), [x])[0], [[[[0, 0, 1, 2, 3],
+                                                                 [0, 4, 5, 6, 7],
+                                                                 [8, 9, 10, 11, 12]]] * 2])
 
 
 lengths = pytest.mark.parametrize("T, m", SHAPES)
