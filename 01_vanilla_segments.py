@@ -267,7 +267,7 @@ def main():
 if __name__ == "__main__":
     run_lesson(main, __doc__)
 
-# Ask yourself (answers: tests/course/answers.md; not in a student edition)
+# Ask yourself
 #   1. Why does the loss fall within a segment, although all positions share weights?
 #   2. Position 0 sees one byte.  Could it beat byte-pair counts of the same text?
 # Change and watch

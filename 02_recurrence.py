@@ -286,7 +286,7 @@ def main():
 if __name__ == "__main__":
     run_lesson(main, __doc__)
 
-# Ask yourself (answers: tests/course/answers.md; not in a student edition)
+# Ask yourself
 #   1. Why does a layer cache its input, and not its output?
 #   2. Gradients stop at the boundary.  How can W_k and W_v learn to use the memory?
 #   3. Could a two-layer model detect the swap at position j?  By which hidden states?

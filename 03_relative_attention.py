@@ -262,7 +262,7 @@ def main():
 if __name__ == "__main__":
     run_lesson(main, __doc__)
 
-# Ask yourself (answers: tests/course/answers.md; not in a student edition)
+# Ask yourself
 #   1. Which terms change if only the query's token changes?  Which if only the key's?
 #   2. How does row i of term (d) relate to row i + 1?
 # Change and watch

@@ -212,7 +212,7 @@ def main():
 if __name__ == "__main__":
     run_lesson(main, __doc__)
 
-# Ask yourself (answers: tests/course/answers.md; not in a student edition)
+# Ask yourself
 #   1. For T = 1 the shift does nothing.  Why is that correct?
 #   2. Why must distances descend along the keys?  Try the drawing with ascending ones.
 #   3. With T = 4 and m = 2: how many cells are leftovers, and does m change that?

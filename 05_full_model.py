@@ -354,7 +354,7 @@ def main():
 if __name__ == "__main__":
     run_lesson(main, __doc__)
 
-# Ask yourself (answers: tests/course/answers.md; not in a student edition)
+# Ask yourself
 #   1. Why are R and the mask computed once for all layers, but a memory for each?
 #   2. With same_length, T = 96 and M = 16: how many keys does query 90 see, and which?
 #   3. What would go wrong if generate passed the whole text again in each call?

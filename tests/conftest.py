@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = map(str, (ROOT / "tests", ROOT))  # before any other folder
@@ -27,6 +26,7 @@ from course.rules import exercise_of
 from support.names import did_you_mean
 
 XL_CODE = os.environ.get("XL_CODE")
+LINES = 20  # of what a function prints, the last ones
 first_failures = {}  # exercise -> pytest's item of its first broken rule
 
 
@@ -110,7 +110,10 @@ def pytest_runtest_call(item):
     if lessons.problem_of(BY_NAME[name]):
         pytest.fail(pytrace=False)
     lessons.go_home()
-    with lessons.time_limit(rules.SECONDS), torch.enable_grad():
+    is_typed = sys.__stdin__ and sys.__stdin__.isatty()
+    debugger = sys.breakpointhook if is_typed else lessons.BREAKPOINT
+    with lessons.time_limit(rules.SECONDS), rules.alone(name), rules.replaced(
+            sys, breakpointhook=debugger):
         return (yield)
 
 
@@ -129,6 +132,8 @@ def pytest_runtest_makereport(item, call):
             rules.rule_of(item), lessons.function_of(exercise), call.excinfo.value)
         rules.record(name, message)
         hint = exercise.hint if item.config.getoption("hints") else f"pytest -k {name} --hints"
+        report.sections = [(head, "\n".join(text.splitlines()[-LINES:]))
+                           for head, text in report.sections]
         report.longrepr = "\n".join(part for line in f"{message}\nhint: {hint}".splitlines()
                                     for part in textwrap.wrap(line, 96, subsequent_indent="  "))
     return report

@@ -54,18 +54,18 @@ def test_products_are_sums_over_the_width(four_terms, term, wanted):
 
 @pytest.mark.parametrize("T, m", SHAPES)
 def test_other_sizes(four_terms, T, m):
-    """The same holds for any T and m, and for a head of width C = 4 and R of width D = 6."""
-    wanted = oracles.terms_of_one_head(*whole_numbers(T, m))
-    assert same(four_terms(*whole_numbers(T, m)), wanted, tolerance=1e-9)
+    """The same holds for any T and m, for C = 4 and R of width D = 6. The result is float64."""
+    wanted = oracles.terms_of_one_head(*numbers(T, m))
+    assert same(four_terms(*numbers(T, m)), wanted, tolerance=1e-9)
 
 
 def test_arguments_are_not_changed(four_terms):
     """No argument is changed: R, for example, is needed again."""
-    assert unchanged(four_terms, *whole_numbers(3, 2))
+    assert unchanged(four_terms, *numbers(3, 2))
 
 
-def whole_numbers(T, m, C=4, D=6):
-    """q, k, R, W_kR, u, v for one head; the same whole numbers at each call."""
+def numbers(T, m, C=4, D=6):
+    """q, k, R, W_kR, u, v for one head; the same numbers at each call."""
     draw = np.random.default_rng(T + 10 * m)
     shapes = (T, C), (m + T, C), (m + T, D), (C, D), (C,), (C,)
-    return [draw.integers(-3, 4, shape).astype(float) for shape in shapes]
+    return [draw.integers(-30, 31, shape) / 10 for shape in shapes]

@@ -11,6 +11,7 @@ import torch
 
 from course import oracles
 from course.compare import same, unchanged
+from course.stand_ins import kind_of
 from helpers import gradients
 
 # T, m: one token, no memory, T = m, memory longer and shorter than a segment, K odd and even
@@ -41,15 +42,15 @@ def shifts(shift, T, m, batch=()):
 
 def sends_gradients_back(shift):
     """Compare the gradients of x: each visible cell's goes to the cell that its value came from."""
-    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(1, 2, 3, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[1, 2, 3, 0, 0], [4, 5, 6, 7, 0], [8, 9, 10, 11, 12]])
-    return same(gradients((shift(x) * weight).sum(), [x])[0], [[0, 0, 1, 2, 3],
-                                                               [0, 4, 5, 6, 7],
-                                                               [8, 9, 10, 11, 12]])
+    return same(gradients((shift(x) * weight).sum(), [x])[0], [[[[0, 0, 1, 2, 3],
+                                                                 [0, 4, 5, 6, 7],
+                                                                 [8, 9, 10, 11, 12]]] * 2])
 
 
 lengths = pytest.mark.parametrize("T, m", SHAPES)
-batches = pytest.mark.parametrize("T, m, batch", [(3, 2, (2,)), (2, 5, (2, 3)), (5, 1, (2, 3))])
+batches = pytest.mark.parametrize("T, m, batch", [(3, 2, (2,)), (2, 5, (2, 3)), (3, 3, (1, 1))])
 
 
 # ---- exercise rel_shift_by_index ----------------------------------------------------------------
@@ -67,8 +68,7 @@ def test_each_cell_at_other_lengths(rel_shift_by_index, T, m):
 
 @pytest.mark.parametrize("T, m", [(3, 2), (4, 0)])
 def test_future_cells_repeat_distance_0(rel_shift_by_index, T, m):
-    """Where the column would be beyond the end (the future), the cell has the value of the last
-    column, distance 0."""
+    """Where the column would be beyond the end, the future, the last one is used: distance 0."""
     x = oracles.labeled(T, m)
     wanted = oracles.shift(x).where(oracles.visible_entries(T, m), x[:, -1:])
     assert same(rel_shift_by_index(x.clone()), wanted)
@@ -86,8 +86,8 @@ def test_the_gather_does_not_change_x(rel_shift_by_index):
 
 
 def test_the_gather_keeps_the_dtype(rel_shift_by_index):
-    """The values keep their dtype."""
-    assert rel_shift_by_index(drawn().half()).dtype == torch.float16
+    """The values keep their dtype and device: create the index with `device=x.device`."""
+    assert kind_of(rel_shift_by_index, drawn().half()) == (torch.float16, "meta")
 
 
 def test_the_gather_reads_a_transposed_x(rel_shift_by_index):
@@ -120,8 +120,8 @@ def test_other_lengths(rel_shift, T, m):
 
 
 def test_values_keep_their_dtype(rel_shift):
-    """The values keep their dtype (a pad made by torch.zeros is float32)."""
-    assert rel_shift(drawn().half()).dtype == torch.float16
+    """The values keep their dtype and device (a pad made by torch.zeros is float32)."""
+    assert kind_of(rel_shift, drawn().half()) == (torch.float16, "meta")
 
 
 @batches
@@ -136,8 +136,7 @@ def test_x_is_not_changed(rel_shift):
 
 
 def test_rows_need_not_be_contiguous(rel_shift):
-    """A transposed or expanded x is shifted like any other: its values matter, not their order in
-    memory."""
+    """A transposed or expanded x is shifted like any other, whatever its order in memory."""
     assert same(rel_shift(drawn().t().contiguous().t()), SHIFTED)
 
 

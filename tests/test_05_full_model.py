@@ -3,8 +3,8 @@ and generate.
 
     pytest -k attention_mask          the rules of one exercise, in the order of this file
 
-Oracles replace lesson 4's part of the attention, lesson 1's sinusoid and, in generate,
-sample_top_k, so that no other exercise must be solved.
+Oracles replace other exercises that these functions call (REPLACED in course/oracles.py), and in
+generate a stand-in replaces sample_top_k, so that no other exercise must be solved.
 """
 import math
 from importlib import import_module
@@ -16,12 +16,11 @@ import torch.nn as nn
 from course import oracles
 from course.compare import same, unchanged
 from course.rules import replaced
-from course.stand_ins import Adder, Greedy, Mix, Multiply, on_the_device
+from course.stand_ins import Adder, Greedy, Mix, Multiply, kind_of
 from helpers import gradients
 
 lesson = import_module("05_full_model")
 Config = lesson.Config
-lesson_1, lesson_4 = import_module("01_vanilla_segments"), import_module("04_rel_shift")
 
 
 # ---- exercise attention_mask ---------------------------------------------------------------------
@@ -37,16 +36,17 @@ def test_the_future_is_masked(attention_mask):
 
 def test_keys_more_than_M_back_are_masked_with_same_length(attention_mask):
     """With same_length a query sees itself and at most the M keys before it, here 3."""
-    assert same(attention_mask(4, 2, 3, True), [[0, 0, 0, 1, 1, 1],
-                                             [0, 0, 0, 0, 1, 1],
-                                             [1, 0, 0, 0, 0, 1],
-                                             [1, 1, 0, 0, 0, 0]])
+    assert same(attention_mask(5, 2, 3, True), [[0, 0, 0, 1, 1, 1, 1],
+                                             [0, 0, 0, 0, 1, 1, 1],
+                                             [1, 0, 0, 0, 0, 1, 1],
+                                             [1, 1, 0, 0, 0, 0, 1],
+                                             [1, 1, 1, 0, 0, 0, 0]])
 
 
 @pytest.mark.parametrize("same_length", [True, False])
 @pytest.mark.parametrize("T, m, M", [
     (3, 0, 1), (3, 0, 0), (6, 2, 4), (3, 2, 2), (4, 3, 3), (4, 0, 3), (7, 3, 3), (1, 3, 3),
-    (5, 4, 2), (2, 6, 6), (2, 2099, 2099)])
+    (5, 4, 2), (2, 6, 6), (3, 3, 5), (4, 4, 4), (3, 3, 2), (2, 2099, 2099)])
 def test_masks_of_other_lengths(attention_mask, T, m, M, same_length):
     """The same holds for any T, m and M: M is the limit, also inside the segment, and m is the
     current length of the memory, 0 in the first segment."""
@@ -55,41 +55,30 @@ def test_masks_of_other_lengths(attention_mask, T, m, M, same_length):
 
 
 @pytest.mark.parametrize("same_length", [True, False])
-def test_the_mask_is_bool(attention_mask, same_length):
-    """The mask is a torch tensor of type torch.bool: masked_fill accepts no other dtype."""
-    assert getattr(attention_mask(2, 1, 1, same_length), "dtype", None) == torch.bool
-
-
-@pytest.mark.parametrize("same_length", [True, False])
-def test_the_mask_is_on_the_device(attention_mask, same_length):
-    """Create every tensor with `device=device`: on a GPU the scores are there."""
-    assert on_the_device(lambda device: attention_mask(2, 3, 3, same_length, device=device))
+def test_the_mask_is_bool_and_on_the_device(attention_mask, same_length):
+    """The mask is a bool tensor, because masked_fill accepts no other dtype. Create every tensor
+    with `device=device`: on a GPU the scores are there."""
+    found = kind_of(attention_mask, 2, 3, 3, same_length, torch.device("meta"))
+    assert found == (torch.bool, "meta")
 
 
 # ---- exercise distance_encoding -----------------------------------------------------------------
 
-def encoded(distance_encoding, *sizes):
-    """Return R, computed with an oracle instead of sinusoid."""
-    with replaced(lesson_1, sinusoid=oracles.sinusoid):
-        return distance_encoding(*sizes)
-
-
 def test_distances_descend(distance_encoding):
     """The rows of R are the sinusoids of the distances K - 1, ..., 1, 0, the largest first."""
     wanted = oracles.unit_circle([4, 3, 2, 1, 0], 6)
-    assert same(encoded(distance_encoding, 5, 6), wanted, tolerance=1e-9)
+    assert same(distance_encoding(5, 6), wanted, tolerance=1e-9)
 
 
 def test_far_distances_are_encoded_as_clamp_len(distance_encoding):
-    """Every distance beyond clamp_len, here 2, is encoded as clamp_len; smaller ones do not
-    change."""
-    assert same(oracles.distances_in(encoded(distance_encoding, 7, 4, 2)), [2, 2, 2, 2, 2, 1, 0])
+    """A distance beyond clamp_len, here 2, is encoded as clamp_len; smaller ones do not change."""
+    assert same(oracles.distances_in(distance_encoding(7, 4, 2)), [2, 2, 2, 2, 2, 1, 0])
 
 
 @pytest.mark.parametrize("clamp_len", [0, -1])
 def test_without_a_clamp(distance_encoding, clamp_len):
     """A clamp_len of 0 or less means no clamp."""
-    assert same(oracles.distances_in(encoded(distance_encoding, 5, 4, clamp_len)), [4, 3, 2, 1, 0])
+    assert same(oracles.distances_in(distance_encoding(5, 4, clamp_len)), [4, 3, 2, 1, 0])
 
 
 @pytest.mark.parametrize("K, D, clamp_len", [
@@ -97,32 +86,30 @@ def test_without_a_clamp(distance_encoding, clamp_len):
 def test_other_distances(distance_encoding, K, D, clamp_len):
     """The same holds for any K, D and clamp_len, even if no distance exceeds it."""
     wanted = [min(distance, clamp_len or K) for distance in range(K - 1, -1, -1)]
-    assert same(oracles.distances_in(encoded(distance_encoding, K, D, clamp_len)), wanted)
+    assert same(oracles.distances_in(distance_encoding(K, D, clamp_len)), wanted)
 
 
 def test_far_distances_are_exact(distance_encoding):
     """Far distances are exact: bfloat16 rounds them above 256, float16 above 2048."""
     wanted = oracles.unit_circle(range(2099, -1, -1), 4)
-    assert same(encoded(distance_encoding, 2100, 4), wanted, tolerance=1e-9)
+    assert same(distance_encoding(2100, 4), wanted, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("clamp_len", [0, 2])
 def test_R_is_on_the_device(distance_encoding, clamp_len):
     """R is on `device`, and so are the distances: sinusoid computes on their device."""
-    with replaced(lesson_1, sinusoid=lambda position, D: position[:, None].expand(-1, D) * 1.0):
-        assert on_the_device(lambda device: distance_encoding(5, 4, clamp_len, device=device))
+    found = kind_of(distance_encoding, 5, 4, clamp_len, torch.device("meta"))
+    assert found == (torch.float64, "meta")
 
 
 # ---- exercise relative_attention ----------------------------------------------------------------
 
 def attended(attend, given, mask, dropout=None):
-    """Call the exercise with given = [q, k, value, k_R, u, v]; oracles replace lesson 4."""
+    """Call the exercise with given = [q, k, value, k_R, u, v]."""
     _, H, _, C = given[0].shape
     part = lesson.RelativeAttention(Config(7, n_layer=1, d_model=10, n_head=H, d_head=C, d_inner=9))
     part.to(given[0].dtype).dropout_attention = dropout or Multiply(1.0)
-    mask = torch.as_tensor(mask).bool()
-    with replaced(lesson_4, relative_score=oracles.relative_score, rel_shift=oracles.shift):
-        return attend(part, *given, mask)
+    return attend(part, *given, torch.as_tensor(mask).bool())
 
 
 def inputs(make, B, H, T, K, C):
@@ -167,7 +154,7 @@ def test_the_last_row_of_k_R_is_distance_0(relative_attention):
 
 
 @pytest.mark.parametrize("B, H, T, K, C", [
-    (2, 5, 3, 7, 6), (3, 5, 4, 6, 7), (2, 3, 5, 5, 4), (2, 3, 1, 6, 4), (4, 2, 3, 8, 7)])
+    (2, 5, 3, 7, 6), (3, 5, 4, 6, 7), (2, 3, 5, 5, 4), (1, 3, 1, 6, 4), (4, 2, 4, 8, 7)])
 def test_attention_of_any_size(relative_attention, B, H, T, K, C):
     """softmax(relative_score(q, k, k_R, u, v) / sqrt(C)) over the keys that are not masked, times
     the values; u goes with the content (k), v with the position (k_R)."""
@@ -180,29 +167,34 @@ def test_attention_of_any_size(relative_attention, B, H, T, K, C):
 @pytest.mark.parametrize("dtype, size", [
     (torch.float64, 1e100), (torch.float32, 1e18), (torch.bfloat16, 1e18), (torch.float16, 100)])
 def test_a_masked_key_gets_probability_0(relative_attention, dtype, size):
-    """A masked key gets exactly 0, in every dtype and however low the scores of the visible keys
-    are. A number like -1e9 is not low enough; -inf is."""
+    """A masked key gets exactly 0, in every dtype, even if its score is very high and that of the
+    visible key very low. A number like -1e9 is not low enough; -inf is."""
     q, k, value, k_R, u, v = (x.to(dtype) for x in inputs(torch.zeros, B=1, H=1, T=2, K=2, C=4))
-    # query 0 sees a key with a very low score, and not the other, which has a value
-    q[:, :, 0, 0], k[..., 0], value[0, 0, 1] = size, -size, 1
+    # query 0 sees a key with a very low score; the other has a very high one and a value
+    q[:, :, 0, 0], k[:, :, 0, 0], k[:, :, 1, 0], value[0, 0, 1] = size, -size, size, 1
     assert same(attended(relative_attention, [q, k, value, k_R, u, v], [[0, 1], [0, 0]]),
                 [[[0] * 4, [1 / 2] * 4]])
 
 
 def test_dropout_gets_the_probabilities(relative_attention):
-    """dropout_attention gets the probabilities, each once, in any shape: it comes after the softmax
-    and before the values."""
+    """dropout_attention gets each probability once, in any shape, before the values."""
     dropout, given = Multiply(1.0), inputs(torch.zeros, B=1, H=2, T=2, K=3, C=4)
     attended(relative_attention, given, [[0, 0, 1], [0, 0, 0]], dropout)
     assert same(dropout.seen(), [0] * 2 + [1 / 3] * 6 + [1 / 2] * 4, tolerance=1e-6)
 
 
 def test_the_result_of_dropout_is_used(relative_attention):
-    """The values are weighted with the result of dropout_attention, here twice the
-    probabilities."""
+    """The result of dropout_attention, here twice the probabilities, weights the values."""
     given = inputs(torch.ones, B=1, H=1, T=2, K=3, C=4)
     assert same(attended(relative_attention, given, [[0, 0, 1], [0, 0, 0]], Multiply(2.0)),
                 [[[2] * 4] * 2], tolerance=1e-6)
+
+
+def test_the_attention_is_on_the_device(relative_attention):
+    """The result has the dtype and the device of the arguments."""
+    part = lesson.RelativeAttention(Config(7, n_head=2, d_head=4))
+    given, mask = inputs(torch.ones, B=1, H=2, T=2, K=3, C=4), ~oracles.visible_entries(2, 1)
+    assert kind_of(relative_attention, part, *given, mask) == (torch.float64, "meta")
 
 
 @pytest.mark.parametrize("name", ["q", "k", "value", "k_R", "u", "v"])
@@ -282,7 +274,7 @@ def random_layer(D=6, FF=9, factors=(1.5, 0.7, 1.9)):
     return part
 
 
-@pytest.mark.parametrize("B, T, M, D, FF", [(2, 3, 4, 6, 9), (3, 1, 2, 4, 3), (1, 4, 0, 8, 5)])
+@pytest.mark.parametrize("B, T, M, D, FF", [(2, 3, 3, 6, 9), (3, 1, 2, 4, 3), (1, 4, 0, 8, 5)])
 def test_the_whole_layer(layer, B, T, M, D, FF):
     """h = norm(h + dropout(block(h))), twice: attention with norm_1, feed-forward with norm_2."""
     part, given = random_layer(D, FF), layer_inputs(B, T, M, D=D)
@@ -291,8 +283,7 @@ def test_the_whole_layer(layer, B, T, M, D, FF):
 
 
 def test_h_is_not_changed(layer):
-    """h itself does not change (`h += ...` changes it, `h = h + ...` does not): the gradient of the
-    attention needs it."""
+    """h itself does not change (`h += ...` changes it): the attention's gradient needs it."""
     assert unchanged(lambda *given: layer(random_layer(), *given), *layer_inputs(D=6))
 
 
@@ -308,30 +299,31 @@ def test_the_gradient_reaches_every_part(layer, name):
 
 
 # ---- exercise sample_top_k ----------------------------------------------------------------------
-# The probabilities of five tokens are as 2 : 32 : 1 : 0.5 : 6; the logits are their logarithms.
+# The probabilities of five tokens are as 2 : 32 : 1 : 0.5 : 6; the logits are their logarithms, and
+# in each row another constant, -1000 to 1000, is added, which changes no probability.
 
 def shares(sample_top_k, top_k, temperature=1.0):
     """Return the share of each token in 1,000 samples, (5,); its random error is below 0.07."""
-    logits = torch.tensor([2, 32, 1, 0.5, 6]).log().repeat(1000, 1)
+    logits = torch.tensor([2, 32, 1, 0.5, 6]).log() + torch.linspace(-1000, 1000, 1000)[:, None]
     return sample_top_k(logits, top_k, temperature).flatten().bincount(minlength=5) / 1000
 
 
-def test_the_best_token_of_each_row(sample_top_k):
+@pytest.mark.parametrize("B", [3, 1])
+def test_the_best_token_of_each_row(sample_top_k, B):
     """The result is (B, 1): one token per row. With top_k 1 it is the row's best token."""
     logits = torch.tensor([[2.0, 3.0, 1.0, 0.0],
                            [5.0, 7.0, 1.5, 9.0],
                            [8.0, 0.0, 1.0, 2.0]])
-    assert same(sample_top_k(logits, 1), [[1], [3], [0]])
+    assert same(sample_top_k(logits[:B], 1), [[1], [3], [0]][:B])
 
 
 def test_tokens_are_int64(sample_top_k):
-    """Tokens are int64, as the model requires."""
-    assert sample_top_k(torch.randn(3, 5), 2).dtype == torch.int64
+    """Tokens are int64, as the model requires, and on the device of the logits."""
+    assert kind_of(sample_top_k, torch.ones(3, 5), 2) == (torch.int64, "meta")
 
 
 def test_only_the_k_best_are_sampled(sample_top_k):
-    """With top_k 3, each of the three best tokens occurs in 1,000 samples, and no other token
-    does."""
+    """With top_k 3, each of the three best tokens occurs in 1,000 samples, and no other one."""
     assert same((shares(sample_top_k, 3) > 0).int(), [1, 1, 0, 0, 1])
 
 
@@ -346,8 +338,8 @@ def test_shares_are_the_softmax_of_the_k_best(sample_top_k, top_k, temperature, 
 
 def test_each_row_is_sampled_by_its_own_logits(sample_top_k):
     """Each row has a clear winner and is sampled from its two best: the winner must occur."""
-    logits = torch.eye(4, 7)[:, [1, 0, 2, 4, 5, 3, 6]] * 50
-    assert same(sample_top_k(logits, 2), [[1], [0], [2], [5]])
+    logits = torch.eye(7)[:, [1, 0, 2, 4, 5, 3, 6]] * 50
+    assert same(sample_top_k(logits, 2), [[1], [0], [2], [5], [3], [4], [6]])
 
 
 def test_rows_are_sampled_separately(sample_top_k):
@@ -391,8 +383,8 @@ def test_logits_are_not_changed(sample_top_k):
 
 
 # ---- exercise generate --------------------------------------------------------------------------
-# The next token of an Adder is the sum of all tokens read, and Greedy returns the best token.  Each
-# new token is therefore the sum of all tokens before it.
+# An Adder predicts the sum of x + 1 over all tokens x read, modulo V, and Greedy returns its best
+# token.  Each new token is therefore this sum over all tokens before it.
 
 def run(generate, model, prompt, *more, draw=None):
     """Call generate with Greedy instead of sample_top_k."""
@@ -403,21 +395,22 @@ def run(generate, model, prompt, *more, draw=None):
 def test_each_token_follows_from_all_before_it(generate):
     """Only the new tokens are returned, (B, n_tokens). Each is sampled from the model's logits at
     the last position after everything before it: the prompt and the tokens sampled so far."""
-    assert same(run(generate, Adder(), [[1, 2, 3], [10, 20, 30]], 4), [[6, 12, 24, 48],
-                                                                       [60, 120, 240, 480]])
+    assert same(run(generate, Adder(), [[1, 2, 3], [500, 600, 30]], 4), [[9, 19, 39, 79],
+                                                                         [133, 267, 535, 71]])
 
 
-@pytest.mark.parametrize("B, P, n", [(3, 1, 4), (1, 5, 1), (2, 4, 0), (1, 1, 6)])
+@pytest.mark.parametrize("B, P, n", [(4, 1, 4), (1, 5, 1), (2, 4, 0), (1, 1, 6)])
 def test_other_numbers_of_tokens(generate, B, P, n):
-    """The same holds for any prompt and any number of new tokens, including 0."""
-    prompt = torch.randint(1, 53, (B, P))
-    assert same(run(generate, Adder(53), prompt, n), oracles.running_sums(prompt, n, 53))
+    """The same holds for any prompt and number of new tokens. Token 0 is a token like any other."""
+    prompt = torch.arange(B * P).view(B, P)  # after a token 0 follow 1, 3, 0, 1, 3, 0
+    assert same(run(generate, Adder(7), prompt, n), oracles.running_sums(prompt, n, 7))
 
 
 @pytest.mark.parametrize("n", [0, 2])
 def test_new_tokens_are_int64(generate, n):
-    """Tokens are int64, as the model requires, even if there are none."""
-    assert run(generate, Adder(), [[1, 2, 3]], n).dtype == torch.int64
+    """Tokens are int64 and on the prompt's device, even if there are none."""
+    found = kind_of(run, generate, Adder(), torch.tensor([[1, 2, 3]]), n)
+    assert found == (torch.int64, "meta")
 
 
 def test_the_prompt_is_read_once(generate):
@@ -444,8 +437,7 @@ def test_top_k_temperature_and_generator_are_passed_on(generate):
 
 @pytest.mark.parametrize("V, asked, top_k", [(101, (), 40), (27, (), 27), (27, (50,), 27)])
 def test_defaults_and_the_largest_top_k(generate, V, asked, top_k):
-    """By default top_k is 40, the temperature is 1, and there is no generator. top_k never exceeds
-    the size of the vocabulary."""
+    """By default top_k is 40, but at most the vocabulary's size, temperature 1, generator None."""
     draw = Greedy()
     run(generate, Adder(V), [[1, 2, 3]], 1, *asked, draw=draw)
     assert draw.given == [(top_k, 1.0, None)]

@@ -72,9 +72,11 @@ def counted(got, wanted, wrong, compared):
     if not wanted.dim():
         return f"the result must be {wanted}, got {got}"
     count = wrong.numel() if compared is None else int(compared.expand_as(wrong).sum())
-    largest = (got.double() - wanted.double()).abs()[wrong].max()
-    little = f", by {largest:.0e} at most" * bool(largest < 0.01)  # two digits may not show it
-    return (f"{int(wrong.sum())} of {count} entries are wrong{little}, the first at "
+    right = wanted.double()[wrong]
+    off = (got.double()[wrong] - right).abs()
+    little = f", by {off.max():.0e} at most" * bool(off.max() < 0.01)  # two digits may not show it
+    rounded = " (is there a float32 on the way?)" * bool((off < 1e-5 * (1 + right.abs())).all())
+    return (f"{int(wrong.sum())} of {count} entries are wrong{little}{rounded}, the first at "
             f"{wrong.nonzero()[0].tolist()}")
 
 

@@ -24,8 +24,7 @@ SECONDS = 5  # the limit for the comparison with all mistakes
 
 @cache
 def error_of(rule, function):
-    """Run a rule, and return its error, or None if it holds.  Raises TimeoutError when the time
-    for all comparisons is over."""
+    """Run a rule, and return its error or None.  Raises TimeoutError when all time is over."""
     try:
         run(rule, function)
     except TimeoutError:
@@ -92,7 +91,9 @@ def diagnose(rule, function, error):
     elif isinstance(error, Differs):
         below = [f"  {error}"]
     elif is_plain(error):  # as pytest reports it: 3 == 4
-        noted = str(error).split("\n")[0].removeprefix("assert ")
+        # below False or not True, pytest says where it comes from
+        noted = re.sub(r"^assert \(?(False|not True)\)?\n \+  where \w+ = ", "", str(error))
+        noted = noted.split("\n")[0].removeprefix("assert ")
         if noted not in ("", "False", "not True"):
             below = [f"    found: {noted[:90]}"]
     else:

@@ -62,8 +62,9 @@ EXERCISES = (
     Exercise(
         "sinusoid", "01_vanilla_segments", "sinusoid", 4, 15, 1,
         "a position as sines and cosines", "broadcasting",
-        "Encode each position as D/2 sines followed by D/2 cosines, in float64. Frequency k (k = "
-        "0, 1, ...) is 10000^(-2k/D): the first one is 1, and they decrease. D is even.",
+        "Encode each position as D/2 sines followed by D/2 cosines, in float64 on its device. "
+        "Frequency k (k = 0, 1, ...) is 10000^(-2k/D): the first one is 1, and they decrease. D is "
+        "even.",
         "First compute the D/2 frequencies, then the matrix of all angles (n, D/2). Concatenate "
         "its sine and its cosine, all sines first. Convert positions and frequencies to float64 "
         "before you multiply them."),
@@ -98,24 +99,24 @@ EXERCISES = (
         "Read x (B, n) in segments of T tokens, in order; y (B, n) holds the target of each token "
         "of x, so split it in the same way. The first call of the model gets None as its memory; "
         "each later call gets the memory that the previous call returned. Return the losses of all "
-        "tokens, (B, n): lesson_1.token_losses(logits, targets) computes those of one segment, and "
-        "the last segment may be shorter.",
+        "tokens, (B, n), in the logits' dtype: lesson_1.token_losses(logits, targets) computes "
+        "those of one segment, and the last segment may be shorter.",
         "model(x, memory) returns the logits and the new memory. x.split(T, dim=1) splits x into "
         "segments, and torch.cat(..., dim=1) concatenates losses along time."),
     Exercise(
         "four_terms", "03_relative_attention", "four_terms", 11, 35, 2,
         "the score, term by term", "dot products; the lesson's table",
-        "For one head, fill a NumPy array (4, T, K) with the terms (a) to (d) of the table at the "
-        "top of the lesson. Query i is key m + i with m = K - T, and its distance to key j is m + "
-        "i - j; row n of R encodes distance n. A future key has no distance, so its four cells are "
-        "NaN; do not divide by sqrt(C).",
+        "For one head, fill a float64 array (4, T, K) with the terms (a) to (d) of the table in "
+        "the lesson's docstring. Query i is key m + i with m = K - T, and its distance to key j is "
+        "m + i - j; row n of R encodes distance n. A future key has no distance, so its four cells "
+        "are NaN; do not divide by sqrt(C).",
         "Write two loops, over i and over all j that are not in the future: 0 ... m + i. W_kR @ "
         "R[distance] occurs in two of the terms."),
     Exercise(
         "rel_shift_by_index", "04_rel_shift", "rel_shift_by_index", 5, 25, 2,
         "the shift as one gather", "gather",
         "For every cell (i, j) of the result, compute the column of x that it comes from, as one "
-        "(T, K) tensor of indices. Gather along the last axis, for any leading dimensions. Where "
+        "(T, K) tensor on x.device. Gather along the last axis, for any leading dimensions. Where "
         "that column would be beyond the end (the future), use the last one, distance 0.",
         "rel_shift_loops contains the column: read it there. torch.gather needs an index of the "
         "shape of x, and expand makes one without copying."),
@@ -185,13 +186,13 @@ EXERCISES = (
     Exercise(
         "train_step", "train", "train_step", 17, 40, 3,
         "one update that carries the memory over", "backward, clipping, update_memory",
-        "For each slice of micro_batches(B, recipe.micro_batch), call the model with x, memory "
-        "(a tensor (B, m, D) of each layer, or None) and y of these lanes under "
-        "machine.autocast(recipe, x.device.type), then call backward() on their share, by the "
-        "number of tokens, of the MEAN over all lanes. The gradients, cleared before the first "
-        "slice, add up: clip them to the norm recipe.clip, and update the weights only if their "
-        "norm before clipping is finite. Return this mean and this norm, both as floats, and the "
-        "new memory of all lanes, or the old memory if there was no update.",
+        "(1) Clear the gradients; (2) for each slice of micro_batches(B, recipe.micro_batch), call "
+        "the model with x, memory (a tensor (B, m, D) of each layer, or None) and y of these lanes "
+        "under machine.autocast(recipe, x.device.type), then (3) call backward() on their share, "
+        "by the number of tokens, of the MEAN over all lanes. After the last slice, (4) clip the "
+        "gradients, which add up, to the norm recipe.clip, and (5) update the weights only if "
+        "their norm before clipping is finite. Then (6) return this mean and this norm, both as "
+        "floats, and the new memory of all lanes, or the old memory if there was no update.",
         "Start without micro-batches: one call with all lanes, loss.backward(), clip, step. The "
         "model returns losses (lanes, T) and the new memory, a list of (lanes, m, D), one per "
         "layer. clip_grad_norm_ clips in place and returns the norm before clipping; loss.item() "

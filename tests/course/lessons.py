@@ -4,6 +4,7 @@ They come from this folder or, with XL_CODE, from a student's submission.  A shi
 one that is missing or broken, but only so that the others can be imported.
 """
 import ast
+import io
 import json
 import os
 import signal
@@ -11,12 +12,14 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
 import zlib
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT, find
 from support.files import write_atomically
@@ -25,8 +28,9 @@ TESTS = ROOT / "tests"
 PRISTINE = TESTS / "course" / "pristine"  # has the shipped text of every lesson that was blanked
 under_test = {file: ROOT / f"{file}.py" for file in LESSONS}  # the files that are judged
 broken = {}  # lesson -> one sentence, if it cannot be imported
-missing = set()  # names of exercises without a function
+missing = {}  # exercise without a function -> one sentence
 home = None  # the temporary folder in which a submission runs, if one is under test
+BREAKPOINT = Mock(side_effect=RuntimeError("breakpoint() is still in the code: delete it"))
 MEMORY = 4 << 30  # bytes that a submission may use, beyond those of torch itself
 FILE_SIZE = 100 << 20  # the largest file that it may write, in bytes
 REPORT = os.environ.pop("XL_REPORT", None)  # the file in which grade.py reads the results
@@ -124,17 +128,20 @@ def sentence(error, path):
 
 def import_lessons(up_to=LESSONS[-1]):
     """Import the lessons up to this one.  Raises ValueError if a broken one has no replacement."""
+    from course.rules import reset  # which imports torch
     for file in LESSONS[: LESSONS.index(up_to) + 1]:
         note(importing=file)
         shipped = shipped_file(file)
         for path in dict.fromkeys([under_test.get(file, shipped), shipped]):
             go_home()
             try:
-                with time_limit(60):  # the first one imports torch
+                with time_limit(60), no_terminal(), warnings.catch_warnings():
                     load(file, path)
                 break
             except (Exception, SystemExit) as error:
                 broken[file] = broken.get(file) or sentence(error, path)
+            finally:
+                reset()
         else:
             raise ValueError(broken[file])
         replace_missing(file, path)
@@ -144,13 +151,27 @@ def import_lessons(up_to=LESSONS[-1]):
 def replace_missing(file, path):
     """Put our function, or its class, in the place of each exercise that this file lacks, because
     rules of other exercises may need it."""
-    absent = [e for e in EXERCISES if e.file == file and not callable(function_of(e))]
-    missing.update(exercise.name for exercise in absent)
+    lesson = sys.modules[file]
+    absent = {e: e.function.split(".")[0] for e in EXERCISES
+              if e.file == file and not callable(function_of(e))}
+    for exercise, name in absent.items():
+        other = vars(lesson).get(name)
+        missing[exercise.name] = (
+            f"there is no {exercise.function} in {file}.py; its name must stay"
+            if other is None or isinstance(other, type) else
+            f"a later line of {file}.py assigns {name} again (a {type(other).__name__}); delete it")
     if absent and path != shipped_file(file):
         ours = load(f"{file} as shipped", shipped_file(file))
-        for exercise in absent:
-            name = exercise.function.split(".")[0]
-            setattr(sys.modules[file], name, getattr(ours, name))
+        for name in absent.values():
+            setattr(lesson, name, getattr(ours, name))
+
+
+@contextmanager
+def no_terminal():
+    """Give code streams of its own, and a breakpoint() that raises an error."""
+    streams = {name: io.StringIO() for name in ("stdin", "stdout", "stderr")}
+    with patch.multiple(sys, breakpointhook=BREAKPOINT, **streams):
+        yield
 
 
 @contextmanager
@@ -177,8 +198,7 @@ def time_limit(seconds):
 # ---- one function -------------------------------------------------------------------------------
 
 def function_of(exercise):
-    """Return the function under test from its lesson, or None if it is missing.  A method that a
-    class only inherits is missing."""
+    """Return the function under test, or None if it is missing, as an inherited method is."""
     found = import_module(exercise.file)
     for part in exercise.function.split("."):
         found = getattr(found, "__dict__", {}).get(part)
@@ -187,10 +207,8 @@ def function_of(exercise):
 
 def problem_of(exercise):
     """Say in one sentence why this exercise cannot be tested; return "" if it can."""
-    if exercise.file in broken:
-        return f"{exercise.name}: {broken[exercise.file]}"
-    return (f"{exercise.name}: there is no {exercise.function} in {exercise.file}.py; its name "
-            "must stay") if exercise.name in missing else ""
+    why = broken.get(exercise.file) or missing.get(exercise.name)
+    return f"{exercise.name}: {why}" if why else ""
 
 
 # ---- the shipped solutions ----------------------------------------------------------------------
@@ -232,8 +250,7 @@ def keep_pristine(file, root):
 
 @cache
 def solution(exercise, path=None):
-    """Return the shipped solution as text, or that in another file, without its docstring and a
-    class's indentation."""
+    """Return the solution in the shipped or another file, without docstring and indentation."""
     text = text_of(path or shipped_file(exercise.file))
     node, first = find(text, exercise.function)
     lines = text.splitlines()

@@ -1,8 +1,8 @@
 """SPOILERS.  Known mistakes of students and of public code: incorrect implementations with a name.
 
-A mistake is an edit of the shipped solution, or a complete function.  diagnosis.py compares a
-student's function with the mistakes, and test_course.py checks that the rules reject and identify
-each of them.  mistakes_01.py ... mistakes_train.py contain the mistakes themselves:
+A mistake is an edit of the shipped solution.  diagnosis.py compares a student's function with the
+mistakes, and test_course.py checks that the rules reject and identify each of them.  mistakes_01.py
+... mistakes_train.py contain the mistakes themselves:
 
     TABLE["update_memory"] = (
         ("old and new rows are swapped", "joined = torch.cat([h, memory], dim=1)"),
@@ -33,7 +33,7 @@ class Mistake:
 
     exercise: str
     name: str  # its diagnosis, or the test whose docstring is the diagnosis
-    edits: tuple  # lines and (part, new), where part occurs once, or a complete function
+    edits: tuple  # lines and (part, new), where part occurs once
 
     @property
     def sentence(self):
@@ -44,8 +44,6 @@ class Mistake:
     def function(self):
         """Return the incorrect function.  An edit that does not fit an edited lesson changes
         nothing: the function is then correct, and matches no incorrect result."""
-        if self.edits[0][0] == "\n":  # a complete function
-            return function_from(self.exercise, self.edits[0].strip("\n") + "\n")
         text = solution(BY_NAME[self.exercise])
         for edit in self.edits:
             beginning = isinstance(edit, str) and re.match(r"[\w, ]+ = |\w+ ", edit)[0]

@@ -17,15 +17,11 @@ TABLE["lanes"] = (
      ("if B...", "assert 0 < B < len(tokens)\n    if False:")),
     ("B = 0 must raise a ValueError before anything is divided by it",
      ("if B...", "if len(tokens) <= B:")),
+    ("you removed token 0, which is a token like any other",
+     ("L = ", "tokens = tokens[: int(tokens.nonzero()[-1]) + 1]\n    L = ")),
     ("the lanes are columns: (B, L + 1) has one lane per row, and each has L + 1 tokens, of which "
-     "the last is only a target", """
-def lanes(tokens, B):
-    return tokens[: len(tokens) // B * B].view(B, -1).t()
-"""),
-    ("this is one long row: each lane is a separate row, (B, L + 1)", """
-def lanes(tokens, B):
-    return tokens[: (len(tokens) - 1) // B * B]
-"""),
+     "the last is only a target", "return tokens[: len(tokens) // B * B].view(B, -1).t()"),
+    ("this is one long row: each lane is a separate row, (B, L + 1)", "return tokens[: L * B]"),
 )
 LIST = "L = ", "found = []\n    L = "
 TABLE["segments"] = (
@@ -36,11 +32,7 @@ TABLE["segments"] = (
     ("you return a tuple: use `yield`, because train.py asks for one segment at a time",
      LIST, ("yield ...", "found.append((x, y))\n    return tuple(found)")),
     ("you split into pieces of T + 1 columns, so each segment begins one column late: pieces must "
-     "overlap by one column", """
-def segments(stream, T, start=0):
-    for piece in stream[:, start:].long().split(T + 1, dim=1):
-        yield piece[:, :-1], piece[:, 1:]
-"""),
+     "overlap by one column", ("range(...)", "range(start, L + 1, T + 1)")),
     ("your loop does not end: advance by T, and stop when no input is left",
      ("range(...)", "range(start, start + 99 * T, T)")),
     ("you split the lanes, not the columns: each segment has a piece of ALL lanes",
@@ -72,4 +64,5 @@ TABLE["sinusoid"] = (
      ("position.double()", "torch.arange(len(position)).double()")),
     ("positions and frequencies need separate axes: (n, 1) times (D/2,) is (n, D/2)",
      ("[:, None]", "")),
+    ("test_float64_is_returned", (", device=position.device", "")),
 )

@@ -17,6 +17,10 @@ TABLE["update_memory"] = (
     ("the old memory is dropped: keep the last M rows of BOTH", "joined = h"),
     ("one row too many is kept", "first = max(0, joined.shape[1] - M - 1)"),
     ("test_the_memory_has_the_dtype_of_h", (".detach()", ".detach().float()")),
+    ("test_the_memory_has_no_gradient", ("return ", "if M < 1: return h[:, :0]\n    return ")),
+    ("test_other_numbers_of_rows", (".detach()", ".detach().squeeze(0)")),
+    ("test_other_numbers_of_rows",
+     ("return ", "if h.shape == memory.shape: return h.detach()\n    return ")),
 )
 TABLE["causal_mask"] = (
     ("the offset m is missing: query i is key m + i; without m the first queries do not see all of "
@@ -35,6 +39,8 @@ TABLE["causal_mask"] = (
      "return torch.zeros(T, m + T).masked_fill(j > m + i, -math.inf)"),
     ("this is a window, which also masks keys far back: here every query sees the whole memory",
      "return (j > m + i) | (j < i)"),
+    ("with a memory nothing is masked: keys in the future must also be masked",
+     "return (j > m + i) & (m == 0)"),
     ("T and m are swapped: there are T queries, one per row, and the memory has m keys",
      ("arange(T", "arange(m"), "return j > T + i"),
 )
@@ -76,6 +82,13 @@ TABLE["stream_losses"] = (
      "logits, memory = model(x[:, : (len(losses) + 1) * T], memory)",
      ("(logits", "(logits[:, -x_T.shape[1] :]")),
     ("you use the input token as the target: the targets are y", ("y.split", "x.split")),
+    ("you make the targets from x: the targets are y, as it is",
+     ("memory = None", "memory, y = None, torch.cat([x[:, 1:], y[:, -1:]], 1)")),
+    ("token_losses applies the softmax itself: give it logits", ("(logits", "(logits.softmax(-1)")),
+    ("test_the_memory_is_passed_on", ("return...", "return torch.cat(losses, dim=1).float()")),
+    ("test_the_memory_is_passed_on", ("return...", "return torch.cat(losses, dim=1).squeeze()")),
+    ("test_the_memory_is_passed_on", ("y_T))", "y_T))\n        if len(x) == x_T.shape[1]:\n"
+                                      "            losses[-1] = losses[-1].T")),
     ("split(T) without dim separates the lanes: time is dim 1",
      ("zip...", "zip(x.split(T), y.split(T)):")),
     ("return one loss per token, (B, n): do not take means or sums here",

@@ -26,6 +26,7 @@ TABLE["four_terms"] = (
      ("q[i] @ k", "(q[i] + u) @ k")),
     ("the terms are divided by sqrt(C): that comes later, and covers all four at once",
      ("return", "terms /= u.size ** 0.5\n    return")),
+    ("test_other_sizes", ("np.nan)", "np.nan, dtype=np.float32)")),
     ("(c) also contains the query: u replaces the query there, u . k_j alone",
      ("u @", "(q[i] + u) @")),
 )

@@ -19,6 +19,8 @@ TABLE["rel_shift_by_index"] = (
      "return x.gather(-1, n.expand(x.shape)).where(n == j + K - T - i, 987654321)"),
     ("every matrix became the first one",
      "return x.reshape(-1, T, K)[0].gather(-1, n).expand(x.shape)"),
+    ("test_the_gather_keeps_the_dtype", ("(T, device=x.device", "(T"),
+     ("(K, device=x.device", "(K")),
     ("the index is the distance itself; but distances descend: distance d is in column K - 1 - d",
      "n = (K - T + i - j).clamp(min=0)"),
 )

@@ -12,6 +12,12 @@ TABLE["train_step"] = (
     ("you return the sum of the losses; return their mean over all B x T tokens",
      ("losses.sum() / y.numel()", "losses.sum()")),
     ("test_three_results_are_returned", (f"return loss, norm, {MEMORY}", f"return loss, {MEMORY}")),
+    ("you leave out the losses of target 0, which is a token like any other",
+     ("losses.sum()", "(losses * (y[lanes] != 0)).sum()")),
+    ("you make the targets from x: the targets are y, as it is",
+     (CALL, "model(x[lanes], past, torch.cat([x[:, 1:], y[:, -1:]], 1)[lanes])")),
+    ("test_the_new_memory_is_returned",
+     (f"return loss, norm, {MEMORY}", f"return loss, norm, [h.squeeze(0) for h in {MEMORY}]")),
     ("the weights have not moved: optimizer.step() is missing, or the gradients are cleared just "
      "before it", ("    optimizer.step()\n", "")),
     ("the weights have not moved: loss.backward() is missing, so there is no gradient",
@@ -35,6 +41,8 @@ TABLE["train_step"] = (
      "of all B x T tokens", ("losses.sum() / y.numel()", "losses.mean()")),
     ("the micro-batches share one memory: each needs the memory of its own lanes",
      ("None if memory is None else [h[lanes] for h in memory]", "memory")),
+    ("every layer gets the memory of the first one",
+     ("[h[lanes] for h in memory]", "[memory[0][lanes] for h in memory]")),
     ("you return the memory of the last micro-batch only: concatenate those of all micro-batches",
      (f"return loss, norm, {MEMORY}", "return loss, norm, part_memory")),
     ("this is the old memory: return the new one, which the model returned",
@@ -64,6 +72,10 @@ TABLE["evaluate"] = (
     ("the last, shorter segment is missing",
      ("            loss, memory = model(x, memory, y)",
       "            if x.shape[1] < T:\n                break\n"
+      "            loss, memory = model(x, memory, y)")),
+    ("the last segment is padded, and its padding counts: read it as it is",
+     ("loss, memory = model(x, memory, y)",
+      "x, y = (torch.nn.functional.pad(z, (0, T - x.shape[1])) for z in (x, y))\n"
       "            loss, memory = model(x, memory, y)")),
     ("test_the_result_is_a_float",
      ("total.item() / (len(tokens) - 1)", "total / (len(tokens) - 1)")),

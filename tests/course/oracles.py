@@ -16,8 +16,9 @@ def unit_circle(distances, D):
     modulus 1, whose angles form a geometric series from 1 to 10000^(2/D - 1).
     """
     unit = np.exp(1j * np.geomspace(1, 10000 ** (2 / D - 1), D // 2))
-    powers = unit ** np.array(distances, dtype=np.float64)[:, None]
-    return torch.from_numpy(np.concatenate([powers.imag, powers.real], axis=1))
+    exponents = torch.as_tensor(distances).double()[:, None]
+    powers = torch.from_numpy(unit).to(exponents.device) ** exponents
+    return torch.cat([powers.imag, powers.real], 1)
 
 
 def lanes(tokens, B):
@@ -46,6 +47,11 @@ def visible_entries(T, m, most=None):
     """Return (T, m + T), True for visible keys: a triangle, or a band that is `most` keys wide."""
     past = torch.ones(T, m + T, dtype=torch.bool).tril(m)
     return past if most is None else past.triu(m + 1 - most)
+
+
+def causal_mask(T, m, device=None):
+    """Return (T, m + T), True for masked keys."""
+    return ~visible_entries(T, m).to(device)
 
 
 # ---- lessons 3 and 4 ----------------------------------------------------------------------------
@@ -86,7 +92,7 @@ def sinusoid(position, D):
     """Replace lesson 1's sinusoid: (n,) -> (n, D).  Raises TypeError for other arguments."""
     if not isinstance(position, torch.Tensor) or position.dim() != 1:
         raise TypeError(f"sinusoid wants a tensor (n,) of positions, got {str(position)[:50]}")
-    return unit_circle(position.tolist(), D)
+    return unit_circle(position, D)
 
 
 def distances_in(R):
@@ -154,15 +160,23 @@ def running_sums(prompt, n, V):
     """Return the n tokens (B, n) with which stand_ins.Adder continues a prompt (B, P)."""
     rows = prompt.tolist()
     for _ in range(n):
-        rows = [row + [sum(row) % V] for row in rows]
+        rows = [row + [(sum(row) + len(row)) % V] for row in rows]
     return torch.tensor(rows)[:, prompt.shape[1] :]
 
 
 # ---- train.py -----------------------------------------------------------------------------------
 
 def mean_loss(tokens, T):
-    """Return the mean loss of stand_ins.Ledger: the target plus the last input of the previous
-    segment."""
+    """Return stand_ins.Ledger's mean loss: a target plus the previous segment's last input."""
     losses = [tokens[i + 1] + (tokens[i // T * T - 1] if i >= T else 0)
               for i in range(len(tokens) - 1)]
     return sum(losses) / len(losses)
+
+
+# ---- in place of other exercises ----------------------------------------------------------------
+
+REPLACED = {  # what one exercise may call of another
+    "01_vanilla_segments": {"lanes": lanes, "segments": segments, "sinusoid": sinusoid},
+    "02_recurrence": {"causal_mask": causal_mask},
+    "04_rel_shift": {"rel_shift": shift, "rel_shift_by_index": shift,
+                     "relative_score": relative_score}}

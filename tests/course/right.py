@@ -111,7 +111,7 @@ def train_step(model, optimizer, x, y, memory, recipe):
         past = None if memory is None else [layer[part] for layer in memory]
         with machine.autocast(recipe=recipe, device=x.device.type):
             losses, after = model(x=x[part], memory=past, y=y[part])
-        (losses / y.numel()).sum().backward()
+            (losses / y.numel()).sum().backward()
         mean += losses.sum().item() / y.numel()
         new.append(after)
     grads = [p.grad for p in model.parameters() if p.grad is not None]

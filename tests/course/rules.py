@@ -11,25 +11,36 @@ place of the exercise.
 import inspect
 import io
 import itertools
+import os
+import random
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
-from course import lessons
+from course import lessons, oracles
 from course.exercises import BY_NAME, EXERCISES, find
 from course.lessons import time_limit
 
 SECONDS = 10  # the limit for one rule; all rules of one exercise take less than a second
-torch.set_num_threads(1)  # sums must not depend on the number of cores
+SETTINGS = (  # of this process; a mistake in one exercise must not cost a point in another
+    (os.environ.update, {**os.environ}), (sys.path.__setitem__, slice(None), [*sys.path]),
+    (sys.setrecursionlimit, sys.getrecursionlimit()), (random.seed, 0), (np.random.seed, 0),
+    (torch.set_num_threads, 1),  # sums must not depend on the number of cores
+    (torch.set_grad_enabled, True), (torch.set_default_device, None),
+    (torch.set_default_dtype, torch.float32), (torch.set_autocast_enabled, "cpu", False),
+    (torch.use_deterministic_algorithms, False), (torch.autograd.set_detect_anomaly, False),
+    # only the CPU's seed, which is a hundred times faster; no student writes this number
+    (torch.default_generator.manual_seed, 8_675_120_309_417))
 replaced = patch.multiple  # replaces names of a module in a `with` block: one exercise is tested
 
 
@@ -75,14 +86,25 @@ def rules_of(name):
 def run(rule, function):
     """Run a rule on this function.  Raises an error if the function breaks it."""
     reset()
-    with torch.enable_grad():  # restored afterwards, if the function disables gradients
+    with alone(rule.exercise):
         rule.function(**{**rule.values, rule.exercise: function})
 
 
+@contextmanager
+def alone(name):
+    """Replace the exercises that this one may call with oracles: each is judged alone."""
+    with ExitStack() as stack:
+        for file, oracle_of in oracles.REPLACED.items():
+            others = {part: oracle_of[part] for part in oracle_of if part != name}
+            if others and file in sys.modules:
+                stack.enter_context(replaced(sys.modules[file], **others))
+        yield
+
+
 def reset():
-    """Set the same seed for every test, so that none depends on earlier ones."""
-    # only the CPU's, which is a hundred times faster; no student writes this number
-    torch.default_generator.manual_seed(8_675_120_309_417)
+    """Set the same seed and settings for every test, so that none depends on earlier ones."""
+    for change, *values in SETTINGS:
+        change(*values)
 
 
 def sentence_of(rule):
@@ -107,7 +129,7 @@ states = {}  # exercise -> (state, message); each is judged once
 def judge(name, function):
     """Return (None, "") if all rules hold, otherwise (the first broken rule, the message)."""
     try:
-        with warnings.catch_warnings(), replaced(sys, stdin=io.StringIO()):  # no input()
+        with warnings.catch_warnings(), lessons.no_terminal():
             warnings.simplefilter("ignore")
             for rule in rules_of(name):
                 with time_limit(SECONDS):

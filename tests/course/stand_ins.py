@@ -5,17 +5,36 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn as nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
-def on_the_device(call):
-    """Return whether `call(device)` computes its tensor on that device only.
+# ---- another device -----------------------------------------------------------------------------
 
-    The device is meta, which computes nothing but still rejects tensors of two devices.
-    """
+class OneDevice(TorchDispatchMode):
+    """Rejects tensors of two devices in one operation, also those that meta accepts."""
+
+    MIXES = "_to_copy", "copy_", "index", "index_put_"  # these accept two devices
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        name = operation.overloadpacket.__name__
+        if name == "_local_scalar_dense":  # .item(): meta has no values, so any will do
+            return 1
+        given = [z for z in tree_leaves((args, kwargs)) if isinstance(z, torch.Tensor)]
+        if name not in self.MIXES and len({z.device for z in given if z.dim()}) > 1:
+            raise RuntimeError(f"two devices: {name}")
+        return operation(*args, **kwargs or {})
+
+
+def kind_of(function, *given):
+    """Return the dtype and the device of function(*given), or None and the error, if its arguments
+    are on meta, a device of every machine that computes nothing."""
     try:
-        return call(torch.device("meta")).device.type == "meta"
-    except RuntimeError:
-        return False
+        with OneDevice():
+            result = function(*(z.to("meta") if hasattr(z, "to") else z for z in given))
+        return result.dtype, result.device.type
+    except (RuntimeError, AttributeError) as error:
+        return None, str(error)
 
 
 # ---- models -------------------------------------------------------------------------------------
@@ -32,8 +51,8 @@ class StandIn(nn.Module):
 
 
 class Adder(StandIn):
-    """A language model by arithmetic: the next token is the sum of all tokens read, modulo V.  Any
-    other token has a loss of 20.
+    """A language model by arithmetic: the next token is the sum of x + 1 over all tokens x read,
+    modulo V.  Any other token has a loss of 1000.1, in float64.
 
     Its memory is that sum: if a token is read twice, or the memory is not passed on, the very next
     token differs.
@@ -41,7 +60,8 @@ class Adder(StandIn):
 
     def __init__(self, V=1000):
         super().__init__()
-        self.config, self.u = StandIn(), nn.Parameter(torch.zeros(1))
+        self.config = StandIn()
+        self.u = nn.Parameter(torch.zeros(1, dtype=torch.float64))
         self.config.vocab_size = V
         self.lengths, self.memories, self.gradients = [], [], []  # of each call
 
@@ -53,8 +73,9 @@ class Adder(StandIn):
         self.lengths.append(x.shape[1])
         self.memories.append(memory)
         self.gradients.append(torch.is_grad_enabled())
-        V, sums = self.config.vocab_size, x.cumsum(1) + (0 if memory is None else memory)
-        logits = 20.0 * nn.functional.one_hot(sums % V, V) + self.u
+        V = self.config.vocab_size
+        sums = (x + 1).cumsum(1) + (0 if memory is None else memory)
+        logits = nn.functional.one_hot(sums % V, V) * (1000.1 + self.u)
         return logits[:, -1:] if last_only else logits, sums[:, -1:]
 
 
@@ -113,16 +134,17 @@ class Recorded(Exception):
 class Ledger(StandIn):
     """A model with two weights, W = u = 1, that records its calls.
 
-    losses = W * y + u * memory; the new memory is the last token of each lane, (B, 1, 1).
+    losses = W * y + u * memory, the sum of its layers; the new layers, (B, 1, 1) each, are 2 x and
+    -x for the last token x of each lane.
     bad: the value that is not finite: "loss and gradient", "loss" or "gradient".
     """
 
     def __init__(self, bad=""):
         super().__init__()
         self.W, self.u = (nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(2))
-        self.bad, self.backward_in = bad, []  # the blocks around backward()
-        self.calls, self.open = [], []  # open: the current `with` blocks
-        self.W.register_hook(self.backward_runs)
+        self.bad, self.calls, self.open = bad, [], []  # open: the current `with` blocks
+        if bad == "gradient":
+            self.W.register_hook(lambda gradient: gradient * math.inf)
 
     def forward(self, x, memory=None, y=None, last_only=False):
         kept = None if memory is None else [layer.clone() for layer in memory]
@@ -132,15 +154,16 @@ class Ledger(StandIn):
             raise Recorded
         if memory is not None and len(memory[0]) != len(x):
             raise ValueError(f"the memory is that of {len(memory[0])} lanes, x has {len(x)}")
+        last = x[:, -1:, None].double()
         if x.dtype != torch.int64:
             raise ValueError(f"x must be int64, got {x.dtype}")
-        return self.losses(memory, y), [x[:, -1:, None].double()]
+        return self.losses(memory, y), [2 * last, -last]
 
     def losses(self, memory, y):
         """Return the losses (B, T)."""
         losses = self.W * y
         if memory is not None:
-            losses = losses + self.u * memory[0].sum((1, 2))[:, None]
+            losses = losses + self.u * sum(memory).sum((1, 2))[:, None]
         if self.bad == "loss":  # an added constant does not change the gradient
             return losses + math.inf
         return losses * math.nan if self.bad == "loss and gradient" else losses
@@ -148,11 +171,6 @@ class Ledger(StandIn):
     def autocast(self, recipe, device):
         """Replace machine.autocast with a Block."""
         return Block(("autocast", device), self.open)
-
-    def backward_runs(self, gradient):
-        """Record the open blocks; torch calls this with W's gradient."""
-        self.backward_in += self.open
-        return gradient * math.inf if self.bad == "gradient" else gradient
 
     @contextmanager
     def evaluating(self, model, recipe):
@@ -194,8 +212,7 @@ class OpaqueReader:
 
 
 class Descent:
-    """Gradient descent with learning rate 1/2 that counts its steps; torch's own takes a second to
-    start."""
+    """Gradient descent with rate 1/2 that counts its steps; torch's takes a second to start."""
 
     def __init__(self, model):
         self.zero_grad, self.steps = model.zero_grad, 0

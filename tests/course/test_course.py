@@ -2,10 +2,14 @@
 rule is broken by a mistake, and unusual correct solutions pass.
 """
 import inspect
+import os
+import random
 import re
 import subprocess
 import sys
+import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +21,7 @@ from course.rules import judge, rules_of, sentence_of
 from helpers import copy_of_project
 
 NAMES = list(BY_NAME)
+ONE, TWO, _, FOUR, *_ = LESSONS
 pytestmark = pytest.mark.usefixtures("needs_shipped_solutions")
 
 each = pytest.mark.parametrize("name", NAMES)
@@ -73,11 +78,13 @@ RIGHT = lessons.TESTS / "course" / "right.py"
 UNUSUAL = [name for name in NAMES if name not in ("causal_mask", "reach", "attention_mask")]
 
 
-@pytest.mark.parametrize("name", UNUSUAL)
+@each
 def test_an_unusual_correct_solution_passes(name):
-    text = lessons.solution(BY_NAME[name], RIGHT)
-    assert text != lessons.solution(BY_NAME[name])
-    assert judge(name, mistakes.function_from(name, text)) == (None, "")
+    """Its parameters may also have other names, except T of stream_losses."""
+    text = lessons.solution(BY_NAME[name], RIGHT if name in UNUSUAL else None)
+    assert (text != lessons.solution(BY_NAME[name])) == (name in UNUSUAL)
+    function = mistakes.function_from(name, text)
+    assert judge(name, lambda *given, T=None: function(*given, *[T] * bool(T))) == (None, "")
 
 
 @pytest.mark.slow
@@ -97,6 +104,58 @@ def test_no_other_test_requires_more_than_the_rules(tmp_path):
     for half in halves:
         out = half.communicate(timeout=900)[0]
         assert half.returncode == 0, "\n".join(re.findall("^FAILED.*", out, re.MULTILINE))
+
+
+# ---- judged alone -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, text", [
+    ("attention_mask", "far = torch.arange(T)[:, None] - torch.arange(m + T) + m > M\n    return "
+                       "lesson_2.causal_mask(T, m, device) | (far & same_length).to(device)"),
+    ("rel_shift", "return rel_shift_by_index(x)")])
+def test_an_exercise_may_call_one_that_is_blank(name, text, monkeypatch):
+    for lesson, called in (TWO, "causal_mask"), (FOUR, "rel_shift_by_index"):
+        monkeypatch.setattr(sys.modules[lesson], called, None)
+    assert judge(name, with_body(name, text)) == (None, "")
+
+
+SETTINGS = {  # a line that changes what an expression returns
+    "torch.set_default_dtype(torch.float16)": torch.get_default_dtype,
+    "torch.set_default_device('meta')": torch.get_default_device,
+    "torch.set_grad_enabled(False)": torch.is_grad_enabled,
+    "torch.set_num_threads(2)": torch.get_num_threads,
+    "torch.set_autocast_enabled('cpu', True)": lambda: torch.is_autocast_enabled("cpu"),
+    "torch.use_deterministic_algorithms(True)": torch.are_deterministic_algorithms_enabled,
+    "torch.autograd.set_detect_anomaly(True)": torch.is_anomaly_enabled,
+    "torch.manual_seed(1)": lambda: torch.get_rng_state().sum(),
+    "np.random.seed(1)": lambda: np.random.get_state()[1].sum(),
+    "random.seed(1)": random.getstate,
+    "sys.path.clear()": lambda: [*sys.path],
+    "sys.setrecursionlimit(100)": sys.getrecursionlimit,
+    "os.environ.clear()": lambda: os.environ.get("PATH"),
+    "warnings.simplefilter('error')": lambda: [*warnings.filters],
+    "sys.breakpointhook = None": lambda: sys.breakpointhook,
+    "sys.stdin.close()": lambda: sys.stdin.closed,
+    "sys.stdout.close()": lambda: sys.stdout.closed,
+    "sys.stderr = None": lambda: sys.stderr}
+LINES = "\n".join(["import os, random, sys, warnings, numpy as np, torch", *SETTINGS])
+
+
+def test_settings_of_a_lesson_or_an_exercise_cost_no_other_point(tmp_path, monkeypatch):
+    """Nor does an assignment to the name of an exercise, which is reported."""
+    path = tmp_path / f"{ONE}.py"
+    path.write_text(f"{lessons.pristine(ONE)}\nlanes = lanes(torch.arange(9), 2)\n{LINES}")
+    monkeypatch.setitem(lessons.under_test, ONE, path)
+    monkeypatch.setitem(sys.modules, ONE, sys.modules[ONE])
+    monkeypatch.setattr(lessons, "missing", {})
+    before = [read() for read in SETTINGS.values()]
+    lessons.import_lessons(ONE)
+    assert [read() for read in SETTINGS.values()] == before and not lessons.broken
+    assert "later line of 01_vanilla_segments.py assigns lanes again (a Tensor" in (
+        lessons.problem_of(BY_NAME["lanes"]))
+    with lessons.no_terminal(), warnings.catch_warnings():
+        exec(LINES, {})
+    rules.reset()
+    assert [read() for read in SETTINGS.values()] == before
 
 
 # ---- messages to students -----------------------------------------------------------------------
@@ -128,7 +187,12 @@ def test_an_endless_loop_an_array_and_another_dtype_are_reported(monkeypatch, py
         "rel_shift", lambda x: x.numpy())
     message = judge("rel_shift", lambda x: right(x).float())[1]
     plain = pytestconfig.option.assertmode == "plain"  # then asserts show no values
-    assert plain or "found: torch.float32 == torch.float16" in message
+    assert plain or "found: (torch.float32, 'meta') == (torch.f" in message
+    message = judge("generate", lessons.function_of(BY_NAME["generate"]).__wrapped__)[1]
+    assert plain or "found: any([True, True])" in message
+    assert "breakpoint() is still in the code" in diagnosis_of(
+        "reach", with_body("reach", "breakpoint()"))
+    assert "T keeps its name" in judge("stream_losses", lambda model, x, y, n: 0)[1]
     monkeypatch.setattr(rules, "SECONDS", 1)
     said = diagnosis_of("reach", with_body("reach", "while True: pass"))
     assert "endless loop" in said and "in line" in said
@@ -136,8 +200,7 @@ def test_an_endless_loop_an_array_and_another_dtype_are_reported(monkeypatch, py
 
 def test_the_warnings_of_a_mistake_are_not_shown(monkeypatch, recwarn):
     """A wrong result is compared with every mistake, and some of them make torch warn."""
-    text = "\ndef reach(N, T, M):\n    import warnings\n    warnings.warn('noisy')\n    return 0\n"
-    noisy = mistakes.Mistake("reach", "name", (text,))
+    noisy = mistakes.Mistake("reach", "name", ("return __import__('warnings').warn('noisy') or 0",))
     monkeypatch.setattr(mistakes, "mistakes_for", lambda name: [noisy])
     assert diagnosis_of("reach", lambda N, T, M: 0) == "name" and not recwarn.list
 
@@ -159,6 +222,7 @@ def test_a_mistake_is_diagnosed_whatever_its_undefined_cells_contain():
 @pytest.mark.parametrize("got, wanted, text", [
     ([1.0], [torch.nan], "1 of 1 entries are wrong, the first at [0]"),
     ([3e-5, 0.5], [0.0, 0.5], "1 of 2 entries are wrong, by 3e-05 at most, the first at [0]"),
+    ([1 / 3], [0.333333], "wrong, by 3e-07 at most (is there a float32 on the way?), the first"),
     ([0.5, 1.0], [0.0, 0.5], "2 of 2 entries are wrong, the first at [0]"),
     (1 + 1e-9, 1.0, "the result must be 1.0, got 1.000000001"),
     (torch.tensor([1, 2]), [1, 2, 3], "(3,), got (2,)\n    expected    got\n"

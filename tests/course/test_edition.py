@@ -151,6 +151,10 @@ def test_a_student_solves_one_and_then_all(edition):
     assert all(f"{one.name} is blank: write {one.function} in" in out for one in EXERCISES)
     status, out, _ = pytest_in(edition, "-k", "reach", "--hints")
     assert status == 1 and exercise.task[:60] in out and exercise.hint[:60] in out
+    solve(edition, "reach", "return T", "return [*map(print, range(9999))], breakpoint(), T")
+    status, out, _ = pytest_in(edition, "-k", "reach")
+    assert status == 1 and "reach: RuntimeError in line" in out and "breakpoint() is still" in out
+    assert " 9997 9998 " in out and " 9900 " not in out
     solve(edition, "reach", "return T - 1 - token", "return T - token")
     status, out, _ = pytest_in(edition, "-k", "reach")
     assert status == 1 and "reach: one too far" in out and "1 failed" in out

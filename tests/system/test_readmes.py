@@ -71,7 +71,6 @@ def test_each_question_of_the_lessons_has_an_answer():
     answers = (ROOT / "tests/course/answers.md").read_text(encoding="utf-8")
     sections = answers.partition("\n## Week 4")[0].split("\n## ")[1:]
     for path, section in zip(sorted(ROOT.glob("0*.py")), sections, strict=True):
-        asked = path.read_text(encoding="utf-8").partition("\n# Ask yourself (answers: ")[2]
-        assert asked, "the questions say where their answers are"
+        asked = path.read_text(encoding="utf-8").partition("\n# Ask yourself\n")[2]
         assert section.startswith(f"Lesson {int(path.name[:2])}\n")
         assert re.findall(r"^#   (\d)", asked, re.M) == re.findall(r"^(\d)", section, re.M)
