@@ -235,7 +235,8 @@ def make_job(flags, device, chosen, path):
 
 def train(flags, device):
     """Train a new run or resume one, then test, sample and plot -> exit status."""
-    name, _, recipe = chosen = choose_model(flags, device)
+    chosen = choose_model(flags, device)
+    name, _, recipe = chosen
     path = choose_folder(flags, name, recipe)
     with checkpoint.locked(path):  # until the end no other run uses it
         job = make_job(flags, device, chosen, path)
