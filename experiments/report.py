@@ -258,10 +258,9 @@ def values_table(runs, rows, patterns):
         if row in (rows or (row,)) and any(cells):
             lines.append((f"`{row}`", f"{len(group)} {letters(runs)[setting]}", *cells))
     names = [key.removeprefix(patterns[0][:-1]) if len(patterns) == 1 else key for key in keys]
-    lines = [("row", "seeds", *names), *lines]
-    if len(keys) > 6:  # too wide for a page: a line for each value
-        lines = [*zip(*lines)]
-    return table(lines[0], lines[1:]) if lines[1:] and lines[0][1:] else "Not run."
+    cells = [("row", "seeds", *names), *lines]
+    first, *others = zip(*cells) if len(keys) > 6 else cells  # wide tables as columns
+    return table(first, others) if lines else "Not run."
 
 
 def settings_table(runs):
