@@ -1,7 +1,7 @@
 """Lesson 1. The broken baseline: a Transformer on independent segments (paper, 3.1).
 
 You need PyTorch's modules, a training loop and a transformer's attention.  You learn to
-feed a long text in parallel rows (*lanes*), and what forgetting costs.  25 minutes.
+feed a text in parallel rows (*lanes*), and what forgetting costs.  About 25 minutes.
 
 The problem.  A language model predicts each token from all tokens before it.  A book is
 too long to be read at once, so Al-Rfou et al. (2018) split the text into segments of T
@@ -238,7 +238,7 @@ def show_losses(results, title):
     for name, loss in results.items():
         print(f"  {name:38} {loss:.2f}")
     lesson = name.split(":")[0]  # the last one
-    colors = ["C0" if name.split(":")[0] == lesson else "0.7" for name in results]
+    colors = ["C0" if z.split(":")[0] == lesson else "0.7" for z in results]
     axes = Figure(figsize=(7, 2.5), layout="constrained").subplots()
     bars = axes.barh(list(results), list(results.values()), color=colors)
     axes.bar_label(bars, fmt="%.2f", padding=3)
@@ -290,6 +290,7 @@ if __name__ == "__main__":
 #       lesson 1: each segment alone           2.73
 #       lesson 1: sliding window               2.70
 #     figure: runs/losses.png
-# The sliding window's 2.70 is 2.73 minus the gain on the sample.  How good is 2.73?  A
-# uniform guess among 170 bytes, the vocabulary, costs log2(170) = 7.41 bits.  xz -9e
-# needs 1.96 for these bytes, but it copies from all 200,000; the model sees 32.
+# The sliding window's 2.70 is 2.73 minus the gain on the sample.
+#
+# How good is 2.73?  A uniform guess among the 170 bytes costs log2(170) = 7.41 bits; xz
+# needs 1.96, as it copies from all 200,000 bytes and not from 32.

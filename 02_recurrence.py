@@ -218,7 +218,7 @@ def show_reach(T=8, M=8):
               f"{reach(N, T, length):2}")
 
 
-# for a figure: skip these two functions at first, no later lesson needs them
+# for a figure: skip these two, nothing later needs them
 def states(layers, h, change, T, M):
     """Return the states of all layers if `change` (B, N + 1, n, 1) is added to them."""
     rows = [h + change[:, 0]]  # row 0: the embeddings

@@ -206,7 +206,7 @@ def fit(job):
             loss = ranks.mean(loss)
             seconds = ranks.largest(time.perf_counter() - start)  # of the slowest rank
             stop.agree()  # all ranks stop after the same step
-            seconds = job.without_pause(seconds)  # if the process was suspended
+            seconds = job.without_pause(seconds)  # if suspended
             state.record_step(x, loss, norm, seconds)
             log.record_training(job, rate, loss, norm, fraction_done(recipe, state))
 
