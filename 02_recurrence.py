@@ -1,7 +1,7 @@
 """Lesson 2. Memory: cache a segment, stop the gradient, reuse it (paper, 3.2).
 
 You need lesson 1.  You learn how the past becomes keys and values, how far back each
-layer can then attend, and why absolute positions break.  29 minutes (readers' median).
+layer can then attend, and why absolute positions break.  About 30 minutes.
 
 The problem.  Lesson 1's model forgets everything at each segment boundary.
 
@@ -20,12 +20,12 @@ information still flows, and each layer reaches M tokens further back.
     h0, the embeddings     [b  x  x  x]   x  .  .  .    .  .  .  .
 
 P is the last state of segment 3.  To compute it, layer 2 attends to a and every x in
-row h1, 7 tokens back.  Brackets mark a layer's memory.  When a was computed, in segment
-2, layer 1 attended to b and every x in row h0: b is 11 tokens before P.  (Other x of
-row h1 lead to the dots of row h0.)
+row h1, so it reaches 7 tokens back.  Brackets mark a layer's memory.  When a was
+computed, in segment 2, layer 1 attended to b and every x in row h0: b is 11 tokens
+before P.  (The dots in row h0 are reached through the other x of row h1.)
 
-Absolute positions no longer work.  With T > 4, swap token p, at position 3 of the
-memory, and token q, at position 3 of the segment:
+Absolute positions no longer work.  Let queries follow position 3 (T > 4).  Swap token
+p, at position 3 of the memory, and token q, at position 3 of the segment:
 
     the key at position 3 of the memory     (E_p + U_3) W_k   becomes   (E_q + U_3) W_k
     the key at position 3 of the segment    (E_q + U_3) W_k   becomes   (E_p + U_3) W_k
@@ -33,10 +33,9 @@ memory, and token q, at position 3 of the segment:
 Later queries see both keys, with their values, and attention ignores the order of keys:
 no later output of layer 1 changes.  The paper calls this *temporal confusion*.
 
-    python 02_recurrence.py      20 seconds: a gradient, the reach, a swap, the loss
+    python 02_recurrence.py      up to a minute: a gradient, the reach, a swap, the loss
 
-New letters:  M maximum memory, m <= M current memory, K = m + T keys.  NEW marks what
-the code adds to lesson 1's.
+New letters:  M longest memory, m <= M memory now, K = m + T keys.  NEW marks new code.
 """
 import math
 from importlib import import_module
@@ -49,7 +48,6 @@ import torch.nn as nn
 from matplotlib.figure import Figure
 
 lesson_1 = import_module("01_vanilla_segments")  # `import` takes no leading digit
-BUDGET = lesson_1.BUDGET
 # what lesson 1 printed
 BEFORE = {"lesson 1: each segment alone": 2.73, "lesson 1: sliding window": 2.70}
 
@@ -135,8 +133,8 @@ class RecurrentTransformer(nn.Module):
 def reach(N, T, M):
     """Return how many tokens back the last token of a segment reaches in N layers.
 
-    In each layer a token attends to M tokens before the *start of its segment*; in the
-    layer below, the earliest of them does the same.  If T divides M: N * M + T - 1.
+    In each layer a token attends to M tokens before the *start of its segment*; one
+    layer below, the earliest of these M does the same.  If T divides M: N * M + T - 1.
 
     >>> reach(1, 4, 4), reach(2, 4, 4), reach(3, 4, 0)
     (7, 11, 3)
@@ -178,7 +176,7 @@ def fit(model, tokens, B, T, steps, lr):
 
 
 @torch.no_grad()
-def lane_losses(model, tokens, B=BUDGET["B"], T=BUDGET["T"]):
+def lane_losses(model, tokens, B=lesson_1.BUDGET["B"], T=lesson_1.BUDGET["T"]):
     """Read tokens (n,) as B lanes, in segments of T -> losses (B, L) in nats."""
     stream = lesson_1.lanes(tokens.long(), B)
     return stream_losses(model, stream[:, :-1], stream[:, 1:], T)
@@ -220,8 +218,9 @@ def show_reach(T=8, M=8):
               f"{reach(N, T, length):2}")
 
 
+# for a figure: skip these two, nothing later needs them
 def states(layers, h, change, T, M):
-    """Return all states (B, N + 1, n, D) with change (B, N + 1, n, 1) added to them."""
+    """Return the states of all layers if `change` (B, N + 1, n, 1) is added to them."""
     rows = [h + change[:, 0]]  # row 0: the embeddings
     for k, layer in enumerate(layers, 1):
         past, outputs = rows[-1][:, :0], []
@@ -245,11 +244,12 @@ def draw_mechanism(T=4, N=3, n=16, D=16):
         used = changed[:, :, N, -1]  # (N + 1, n), True if it changes the last state
         for k in range(N):  # a path: from a state in row k to a used one in row k + 1
             path = (changed[k, :, k + 1] & used[k + 1]).nonzero().T
-            axes.plot(path, (k, k + 1), color="0.8", zorder=0)
+            axes.plot(path, (k, k + 1), color="0.8" if k < N - 1 else "0.4", zorder=0)
         for dots, style in (~used, "C7."), (used & ~old, "C0o"), (used & old, "C1s"):
             axes.plot(*dots.nonzero().T.flip(0), style)  # tokens, rows
         axes.vlines([t - 0.5 for t in range(T, n, T)], -0.3, N + 0.3, "0.4", ":")
-        axes.set(title=f"M = {M}: the last state depends on {used[0].sum()} tokens",
+        name = f"With a memory of {M}" if M else "Without a memory"
+        axes.set(title=f"{name}: the last state depends on {used[0].sum()} tokens",
                  ylabel="layer", yticks=range(N + 1), xticks=range(n))
     axes.set(xlabel="token (squares: cached, without a gradient)")
     lesson_1.save(axes.figure, "02_mechanism.png")
@@ -277,7 +277,7 @@ def main():
     show_confusion()
     train, valid, vocab = lesson_1.load_text()
     model = RecurrentTransformer(len(vocab))
-    fit(model, train, **BUDGET)
+    fit(model, train, **lesson_1.BUDGET)
     loss = lesson_1.bits(lane_losses(model, valid))
     lesson_1.show_losses(BEFORE | {"lesson 2: memory, absolute positions": loss},
                          "With absolute positions a memory makes the model worse")

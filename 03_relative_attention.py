@@ -1,10 +1,10 @@
 """Lesson 3. Relative positions: the score with four terms (paper, 3.3).
 
 You need lessons 1 and 2.  You learn the equation of Transformer-XL term by term, and
-why distances let a segment continue a memory seamlessly.  33 minutes (readers' median).
+why distances let a segment continue a memory seamlessly.  About 35 minutes.
 
-The problem.  In lesson 2 memory and segment share positions, and the cached states
-contain them.  Numbering the whole text would reach positions never seen in training.
+The problem.  In lesson 2 memory and segment share positions, already added into the
+cached states.  Numbering the whole text would reach positions never seen in training.
 
 The one new idea.  A score need not depend on *where* a key is, only on *how far back*:
 distance i - j goes into the score, and no position is added to the embedding.  Layer
@@ -25,15 +25,15 @@ formulas vectors are columns; in lesson 2 and in code they are rows):
   * W_q U_i, the query's own position, is replaced by a vector that each head learns
     for all queries: u in (c), v in (d).  Higher layers use h instead of E; R stays.
 
-In code i indexes the segment's queries, j all keys: query i is key m + i, and the
-distance is m + i - j.  For T = 3 queries, m = 2 memory keys (a dot: the future):
+In code i counts the segment's queries, j all keys.  Query i is key m + i, so i - j
+becomes m + i - j.  For T = 3 queries, m = 2 memory keys (a dot: the future):
 
                            key j   0  1  2  3  4
     query 0, which is key 2        2  1  0  .  .
     query 1, which is key 3        3  2  1  0  .
     query 2, which is key 4        4  3  2  1  0
 
-    python 03_relative_attention.py      35 seconds: equalities, heat maps, the losses
+    python 03_relative_attention.py      up to a minute: equalities, heat maps, losses
 
 New letters, the paper's:  R (K, D), where row n encodes distance n; W_kE, W_kR, u, v.
 """
@@ -89,13 +89,13 @@ def four_terms_all_pairs(q, k, R, W_kR, u, v):
     j = torch.arange(K, device=q.device)
     distance = (K - T + i - j).clamp(min=0)  # (T, K), the future clamped to 0
     R_ij = R[distance]  # (T, K, D): for each pair its row of R
-    # einsum names the axes and sums over those absent after ->.  Here over d, so that
-    # k_R_ij[h, i, j] = W_kR[h] @ R_ij[i, j]; below over c, the dot product of each pair
+    # einsum names the axes and sums over those absent after ->.  Here it sums over d:
+    # k_R_ij[h, i, j] = W_kR[h] @ R_ij[i, j].  Below, over c: a dot product per pair.
     k_R_ij = torch.einsum("hcd,ijd->hijc", W_kR, R_ij)  # (H, T, K, C)
     term_a = q @ k.transpose(-1, -2)  # (B, H, T, K): q_i . k_j
     term_b = torch.einsum("bhic,hijc->bhij", q, k_R_ij)  # (B, H, T, K): q_i . k_R_ij
     term_c = u[:, None] @ k.transpose(-1, -2)  # (B, H, 1, K): the same for any query
-    term_d = torch.einsum("hc,hijc->hij", v, k_R_ij)  # (H, T, K): for any text
+    term_d = torch.einsum("hc,hijc->hij", v, k_R_ij)  # (H, T, K): equal in all lanes
     return torch.stack(torch.broadcast_tensors(term_a, term_b, term_c, term_d))
 
 
@@ -208,8 +208,7 @@ def draw_terms(model, tokens, vocab, T):
              "(d) distance, any query")
     most = terms.abs().nan_to_num().amax((1, 2)).tolist()  # of each term
     figure = Figure(figsize=(11, 6.4), layout="compressed")
-    share = most[2] / most[1]
-    figure.suptitle(f"Each panel has its own colors: (c) is at most {share:.0%} of (b)")
+    figure.suptitle("Columns of (c) ignore the query, diagonals of (d) ignore the text")
     for axes, name, term, z in zip(figure.subplots(2, 2).flat, names, terms, most):
         axes.imshow(term.numpy(), cmap="RdBu_r", vmin=-z, vmax=z)
         axes.axvline(T - 0.5, color="black")  # between memory and segment
@@ -281,7 +280,7 @@ if __name__ == "__main__":
 #     figure: runs/03_four_terms.png
 # (a) depends on both bytes, (b) on the query's byte and the distance.  (c) is constant
 # in each column: it ignores the query, and is small here.  (d) is constant along each
-# diagonal.
+# diagonal.  Each panel has its own colors.
 #
 #     by position in the segment: first byte, second, third, fourth, last
 #       lesson 1: each segment alone           3.79 3.12 2.93 2.85 2.74
@@ -305,4 +304,4 @@ if __name__ == "__main__":
 #     relative positions alone, read with a memory: 2.49, first byte 2.49
 # The model that was trained without a memory can be given one afterwards: 2.58 becomes
 # 2.49, and a segment's first byte 2.49 instead of 3.83.  No weight belongs to a
-# position, and it even reads distances of 32 to 63, which training did not have.
+# position: the model even handles distances 32 to 63, which did not occur in training.

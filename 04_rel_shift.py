@@ -1,14 +1,14 @@
 """Lesson 4. The relative shift: the same score from K projections (paper, appendix B).
 
 You need lessons 2 and 3.  You learn why K projected distances are enough for T * K
-scores, and three lines of code that align them.  26 minutes (readers' median).
+scores, and three lines of code that align them.  About 25 minutes.
 
 The problem.  Lesson 3 computes a key W_kR R_(i-j) for every pair (i, j) and stores all
 T * K vectors for the backward pass, although there are only K different distances.
 
-The one new idea.  Project each distance once.  The K distance keys k_R begin with the
-largest distance, as the last row of lesson 3's table does, so column n of q k_R^T holds
-distance K - 1 - n.  Cell (i, j) needs distance m + i - j, from another column of row i:
+The one new idea.  Project each distance once, into K distance keys k_R.  Row 0 of k_R
+is the largest distance, K - 1.  So column n of q k_R^T holds distance K - 1 - n.  Cell
+(i, j) needs distance m + i - j, from another column of row i:
 
     K - 1 - n = m + i - j  and  K = m + T,  so  n = j + T - 1 - i
 
@@ -33,7 +33,7 @@ query's row.  They are wrong but harmless: those keys are in the future, and the
 mask covers exactly these cells.  So they need not be zeroed, but the mask is not
 optional.
 
-    python 04_rel_shift.py      15 seconds: leftovers, equalities, the cost
+    python 04_rel_shift.py      up to a minute: leftovers, equalities, the cost
 
 New letter:  k_R (H, K, C), the distance keys.  From here on row 0 of R is distance
 K - 1 (in lesson 3 distance 0).  The score is still a matrix of T * K elements.
@@ -85,7 +85,7 @@ def rel_shift_by_index(x):
 def rel_shift(x):
     """Shift without an index, by pad, reshape, drop: (..., T, K) -> (..., T, K).
 
-    Future cells hold leftovers and MUST be masked; tril(m), m = 2, puts 0 there.
+    Future cells hold leftovers and MUST be masked; the example masks them with tril(2).
 
     >>> x = torch.tensor([[4, 3, 2, 1, 0], [14, 13, 12, 11, 10], [24, 23, 22, 21, 20]])
     >>> rel_shift(x).tril(2)

@@ -1,7 +1,7 @@
 """Lesson 5.  The complete Transformer-XL (Dai et al., ACL 2019; sections 3.2 and 3.3).
 
 You need lessons 1 to 4.  You learn how the parts make one model, how it uses a
-longer memory than in training, and how it generates.  32 minutes (readers' median).
+longer memory than in training, and how it generates.  About 30 minutes.
 
 This file joins segments (01), memory (02), the four-term score (03) and the shift (04)
 into the model that train.py trains, and adds the remaining parts of a complete model.
@@ -13,7 +13,7 @@ into the model that train.py trains, and adds the remaining parts of a complete 
 
 Two options for a longer memory come from the authors' code, not from the paper:
 
-  * clamp_len: larger distances are encoded as clamp_len, which occurs in training;
+  * clamp_len: larger distances are encoded as it; choose one that occurs in training;
   * same_length: each query sees itself and at most M keys before it.
 
 For T = 3 queries and m = M = 2 memory keys these are the distances (a dot: masked):
@@ -28,7 +28,7 @@ On the left, the last query of a segment sees T - 1 more keys than the first, so
 depends on the segmentation.  On the right it does not, so evaluation can use any T.
 This is the reference implementation; training/reader.py gives the same losses faster.
 
-    python 05_full_model.py     30 seconds: segment lengths, memory lengths, a sample
+    python 05_full_model.py    up to a minute: segment lengths, memory lengths, a sample
 """
 import math
 from dataclasses import dataclass, replace
@@ -67,7 +67,7 @@ class Config:
     dropout: float = 0.0  # of hidden states
     dropout_attention: float = 0.0  # of attention probabilities
     # three for large vocabularies (support/adaptive_softmax.py); skip them at first
-    cutoffs: tuple = ()  # where the vocabulary, sorted by frequency, is cut into bands
+    cutoffs: tuple = ()  # splits the vocabulary, sorted by frequency, into bands
     div_val: int = 1  # each band is div_val times narrower than the last
     tie_projections: bool = True  # input and output share one projection
     untie_r: bool = False  # u and v for each layer, not one pair (the authors' name)
@@ -161,7 +161,7 @@ class RelativeAttention(nn.Module):
     def forward(self, h, memory, R, u, v, mask):
         """h (B, T, D), memory (B, m, D), R (K, D), u, v (H, C) -> (B, T, D)."""
         q = self.heads(self.W_q(h))  # (B, H, T, C): queries from the segment only
-        # memory and h apart: projecting [memory ; h] would compute a gradient of memory
+        # project memory and h apart: [memory ; h] would also get a gradient for memory
         k = self.heads(torch.cat([self.W_kE(memory), self.W_kE(h)], 1))  # (B, H, K, C)
         value = self.heads(torch.cat([self.W_v(memory), self.W_v(h)], 1))
         k_R = self.heads(self.W_kR(R))  # (H, K, C): one key per distance
@@ -285,7 +285,7 @@ def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None)
         logits, memory = model(x, memory, last_only=True)  # (B, 1, V)
         x = sample_top_k(logits[:, -1], top_k, temperature, generator)  # (B, 1)
         tokens.append(x)
-    return torch.cat([prompt[:, :0], *tokens], dim=1)
+    return torch.cat([prompt[:, :0], *tokens], dim=1)  # empty if n_tokens is 0
 
 
 # ---- the lesson ---------------------------------------------------------------------
@@ -324,14 +324,14 @@ def show_loss_by_memory_length(model, tokens):
         losses.append(lesson_1.bits(lesson_2.lane_losses(model, tokens, B=4, T=128)))
         name = f"{M}, clamped" if clamp else f"{M}"
         print(f"  M = {name + ':':14} {losses[-1]:.2f} bits per byte")
-        side = "top" if M == 383 or clamp else "bottom"  # where no line is
-        axes.text(M, losses[-1], f" {losses[-1]:.2f}", va=side)
+        side = -0.2 if M == 383 or clamp else 0.06  # below the lines or above them
+        axes.text(M, losses[-1] + side, f" {losses[-1]:.2f}")
     axes.semilogx(lengths[:6], losses[:6], "C1o-", label="distances as they are")
     axes.semilogx(lengths[4::2], losses[4::2], "C0s--", label="clamped at 383")
     axes.axvline(383, color="0.5", ls=":", label="largest distance in training: 383")
     axes.set_xticks(lengths[:6], lengths[:6])
-    axes.set(xlabel="M, tokens that each query sees before its own", ylim=(0, 3.2),
-             ylabel="bits per byte", title="Longer memories can help", xlim=(3, 1600))
+    axes.set(xlabel="M: tokens visible before a query", xlim=(3, 1600), ylim=(0, 3.2),
+             ylabel="bits per byte", title="A longer memory helps up to distance 383")
     axes.legend()
     lesson_1.save(axes.figure, "05_memory_length.png")
 

@@ -16,7 +16,7 @@ code, and printed as bits per byte (bpc, as in the papers) or perplexity per wor
 
 `recipe` holds the settings of data and training, `config` the model's sizes (both in
 training/presets.py).  A Job is one run (training/job.py).  A rank is one of several
-processes that train one model, one per GPU.
+processes that train one model, one per GPU.  A Reader evaluates the model faster.
 """
 import math
 import time
@@ -207,7 +207,8 @@ def fit(job):
             loss = ranks.mean(loss)
             seconds = ranks.largest(time.perf_counter() - start)  # of the slowest rank
             stop.agree()  # all ranks stop after the same step
-            state.record_step(x, loss, norm, job.without_pause(seconds))
+            seconds = job.without_pause(seconds)  # if suspended
+            state.record_step(x, loss, norm, seconds)
             log.record_training(job, rate, loss, norm, fraction_done(recipe, state))
 
 
@@ -236,7 +237,8 @@ def make_job(flags, device, chosen, path):
 
 def train(flags, device):
     """Train or resume a run, then test, sample and plot -> exit status."""
-    name, _, recipe = chosen = choose_model(flags, device)
+    chosen = choose_model(flags, device)
+    name, _, recipe = chosen
     path = choose_folder(flags, name, recipe)
     with checkpoint.locked(path):  # until the end no other run uses it
         job = make_job(flags, device, chosen, path)

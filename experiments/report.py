@@ -23,7 +23,6 @@ from statistics import mean, stdev
 __package__ or sys.exit("run python -m experiments.report in the project's folder")
 
 from matplotlib.figure import Figure
-from matplotlib.scale import SymmetricalLogScale
 
 from support.files import write_atomically
 from training.command import Parser, exit_status
@@ -89,6 +88,7 @@ PAPER = (  # its seven claims and four open questions: where, what was measured 
     ("variational dropout, averaged weights", "section 4.1", "loss of 2.1M on PTB", "words"),
     ("*open:* memory length and depth", "", "loss of 0.3M, 0.6M", ".* layer"))
 FRONT = {  # the claims of the front page, in its words
+    ("ours-none", "ours"): "without − with recurrence, trained on all bytes",
     ("ours-none-half", "ours-half"): "without − with recurrence, trained on segments' later halves",
     ("vaswani", "ours"): "absolute − relative positions, with recurrence",
     ("ours-none-half", "ours-none"): "trained on later halves − on all bytes, without recurrence",
@@ -257,7 +257,9 @@ def values_table(runs, rows, patterns):
         if row in (rows or (row,)) and any(cells):
             lines.append((f"`{row}`", f"{len(group)} {letters(runs)[setting]}", *cells))
     names = [key.removeprefix(patterns[0][:-1]) if len(patterns) == 1 else key for key in keys]
-    return table(("row", "seeds", *names), lines) if lines else "Not run."
+    cells = [("row", "seeds", *names), *lines]
+    first, *others = zip(*cells) if len(keys) > 6 else cells  # wide tables as columns
+    return table(first, others) if lines else "Not run."
 
 
 def settings_table(runs):
@@ -289,11 +291,13 @@ def draw_marks(marks, **labels):
     axes.set_ylim(len(axes.get_yticks()) - 0.5, -0.5)  # the first on top
     axes.grid(axis="x", alpha=0.4)
     axes.set(xmargin=0.1, **labels)
+    if axes.get_xscale() == "linear":
+        axes.axvline(0, color="black", linewidth=2, zorder=0)
     axes.minorticks_off()
     return axes.figure
 
 
-def draw_lines(panels, xlabel, ylabel, **labels):
+def draw_lines(panels, title, xlabel, ylabel, **labels):
     """Plot {title: {name: (points, style)}} over logarithmic lengths; None without points."""
     panels = {title: named for title, lines in panels.items()
               if (named := {name: line for name, line in lines.items() if line[0]})}
@@ -302,13 +306,14 @@ def draw_lines(panels, xlabel, ylabel, **labels):
     rows, columns = -(-len(panels) // 3), min(3, len(panels))
     figure = Figure(figsize=(3 + 4 * columns, 4 * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for axes, (title, lines) in zip(grid.flat, panels.items()):
-        axes.set(xscale="log", title=title, **labels)
+    for axes, (name, lines) in zip(grid.flat, panels.items()):
+        axes.set(xscale="log", title=name, **labels)
         for name, (points, style) in lines.items():
             axes.plot(*zip(*points.items()), style, markersize=4, label=name)
         axes.set_xticks(list(points), list(points))
         axes.minorticks_off()
         axes.legend()
+    figure.suptitle(title)
     figure.supxlabel(xlabel)
     figure.supylabel(ylabel)
     return figure
@@ -317,35 +322,37 @@ def draw_lines(panels, xlabel, ylabel, **labels):
 def make_figures(runs):
     """Yield (name, description, figure), the figure None if nothing of it has been run."""
     pairs = [(claim, *compare(claim, runs)) for claim in CLAIMS if claim.key == "loss"]
+    styles = {"as in the paper": "C0o", "reversed": "C1s"}
     yield "differences", "Difference of losses, with its interval", draw_marks(
-        [(f"{claim.row} − {claim.other}", mean(values), half, "C0o") for claim, _, values, half, _
-         in pairs if len(values) > 1], xscale=SymmetricalLogScale(None, linthresh=0.1),
-        xticks=(-0.1, 0, 0.1, 1), xticklabels=(-0.1, 0, 0.1, 1),
-        xlabel="difference of test losses, nats per byte\n(logarithmic beyond 0.1)")
+        [(claim.text, mean(values), half, styles.get(status, "ko"))
+         for claim, status, values, half, _ in pairs if len(values) > 1],
+        title="Blue: as in the paper; orange: reversed; black: others",
+        xlabel="increase of the test loss (nats per byte), 95 percent interval")
     styles = {"ours": "ko-", "shaw": "ks:", "rope": "C1o-", "alibi": "C0o-"}
     yield "lengths", "Test loss over attention length, by encoding", draw_lines(
         {"": {row: (curve(runs, row, "loss"), style) for row, style in styles.items()}},
-        "attention length (bytes, logarithmic; 256 in training)", "nats per byte (not from 0)")
+        "Beyond the 256 bytes of training RoPE fails; the others change little",
+        "attention length (bytes, logarithmic)", "nats per byte (not from 0)")
     ticks = 32, 64, 128, 256, 512, 1024
     yield "recl", "Relative effective context length", draw_marks(
         [(f"{row}, r = {r}", mean(lengths), (max(lengths) - min(lengths)) / 2, style)
          for r, style in (("0.1", "C0o"), ("0.5", "C1s"), ("1.0", "k^"))
          for row, _, group in groups(runs)
          if (lengths := [run.values[key] for run in group if (key := f"recl {r}") in run.values])],
-        xscale="log", xticks=ticks, xticklabels=ticks, xlabel="bytes (logarithmic)")
+        xscale="log", xticks=ticks, xticklabels=ticks,
+        xlabel="effective context in bytes (logarithmic)",
+        title="The model without recurrence, ours-none, uses the least context")
     styles = {"whole": "k-", "(a)": "k:", "(b)": "C0.-", "(d)": "C1.-"}
-    distance, attention = "distance (bytes, logarithmic)", "mean attention (logarithmic)"
     yield "terms", "Attention over distance, whole and by term", draw_lines(
         {row: {part: (curve(runs, row, f"attention {part.strip('()')}"), style)
                for part, style in styles.items()} for row in ("ours", "adam")},
-        distance, attention, yscale="log")
-    yield "heads", "Attention of each head over distance", draw_lines(
-        {f"layer {n + 1}": {f"head {k + 1}": (curve(runs, "pretrained", f"head {3 * n + k}"), style)
-                            for k, style in enumerate(("k.-", "C0.-", "C1.-"))} for n in range(6)},
-        distance, attention, yscale="log")
+        "Distance alone, (d), attends as the whole does; content alone, (a), is nearly uniform",
+        "distance (bytes, logarithmic)", "mean attention (logarithmic)", yscale="log")
+    names = {"all": "memory in all layers", "none": "no memory", "shuffled": "memory, shuffled"}
     yield "layers", "Loss without the memory of a layer", draw_marks(
-        [(key, value, 0, "C0o") for run in runs for key, value in run.values.items()
-         if key.startswith("memory ")], xlabel="bits per byte", xlim=(0, None))
+        [(names.get(key[7:], f"layer {key[-1]} without memory"), value, 0, "C0o")
+         for run in runs for key, value in run.values.items() if key.startswith("memory ")],
+        title="The last layer's memory matters most", xlabel="bits per byte", xlim=(0, None))
 
 
 # ---- pages --------------------------------------------------------------------------------------
