@@ -2,9 +2,12 @@
 import re
 import shlex
 from textwrap import indent
+from xml.etree import ElementTree
 
 import pytest
 
+import blank
+from classroom import pages
 from course import exercises
 from course.exercises import BY_NAME, ROOT
 from training import presets
@@ -12,8 +15,8 @@ from training.flags import choose_model, parse
 
 READMES = [path for pages in ("README.md", "[ept]*/*.md", "tests/course/*.md", ".github/*.md")
            for path in sorted(ROOT.glob(pages))]
-# with the flags of torchrun and pip
-SOURCES = "--nnodes --nproc-per-node --shutdown-timeout --index-url" + "".join(
+# with the flags of torchrun, pip and Chromium
+SOURCES = "--nnodes --nproc-per-node --shutdown-timeout --index-url --print-to-pdf" + "".join(
     path.read_text(encoding="utf-8") for pattern in (
         "*.py", "training/*.py", "experiments/*.py", "tests/[bcg]*.py", "tests/system/[cf]*.py")
     for path in ROOT.glob(pattern))
@@ -74,3 +77,42 @@ def test_each_question_of_the_lessons_has_an_answer():
         asked = path.read_text(encoding="utf-8").partition("\n# Ask yourself\n")[2]
         assert section.startswith(f"Lesson {int(path.name[:2])}\n")
         assert re.findall(r"^#   (\d)", asked, re.M) == re.findall(r"^(\d)", section, re.M)
+
+
+def squeeze(text):  # without space and marks of new lines, links, emphasis, lists and sections
+    return re.sub(r"# NEW$|\]\(.+?\)|[-\s#`*•|[]", "", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("is_edition", [False, True])
+def test_a_web_page_has_all_text_of_its_file_and_a_target_for_each_link(is_edition, tmp_path):
+    """Its order is: docstring, output, code, questions.  All tags are closed."""
+    project = tmp_path / "course" if is_edition else ROOT
+    assert not is_edition or blank.main(["--all", str(project)]) == 0
+    pages.write(project, tmp_path / "out")
+    found = {z.name: ElementTree.parse(z).getroot() for z in tmp_path.glob("out/*.html")}
+    nodes = [(name, node) for name, page in found.items() for node in page.iter()]
+    anchors = [f"{name}#{node.get('id')}" for name, node in nodes if node.get("id")]
+    targets = {node.get(key) for _, node in nodes for key in ("href", "src") if node.get(key)}
+    assert len(anchors) == len({*anchors})
+    assert not [z for z in targets if z not in anchors and not (tmp_path / "out" / z).exists()]
+    assert [len(found[name][1][2]) for name in sorted(found)] == [2, 2, 2, 2, 2, 1, 1]  # footers
+    texts = {name: squeeze("".join(page[1][1].itertext())) for name, page in found.items()}
+    rows = re.findall(r"^\| \[(?:0|train).+", (project / "README.md").read_text("utf-8"), re.M)
+    for lesson in exercises.LESSONS:
+        docstring, code = (project / f"{lesson}.py").read_text("utf-8")[3:].split('"""', 1)
+        code, *tail = re.split("(?m)^(?=# Ask yourself|# It prints)", code)
+        order = [docstring, *tail[1:], "The code", code, *tail[:1]]
+        assert texts[f"{lesson}.html"] == squeeze("\n".join(order))
+        row = docstring.split("\n")[0] if is_edition else rows.pop(0)
+        assert squeeze(row) in texts["index.html"]
+
+
+@pytest.mark.parametrize("old, new, line", [
+    ('"""', '# x\n"""', "# x"), ("    python 01", "   python 01", "   python"),
+    ("# ---- the data", "# --- the data", "# --- the"), ("#   1. Why", "#  1. Why", "#  1."),
+    ("# Change and", "Change = 1  #", "Change"), ("# It prints", "# It printed", "# Ask")])
+def test_a_lesson_in_another_form_has_no_page_but_an_error_with_the_line(old, new, line):
+    text = (ROOT / "01_vanilla_segments.py").read_text("utf-8").replace(old, new, 1)
+    number = text[: text.index(line)].count("\n") + 1
+    with pytest.raises(SystemExit, match=f"01_vanilla_segments.py, line {number} "):
+        pages.page("01_vanilla_segments", text, [], {})
