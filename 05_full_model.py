@@ -13,7 +13,7 @@ into the model that train.py trains, and adds the remaining parts of a complete 
 
 Two options for a longer memory come from the authors' code, not from the paper:
 
-  * clamp_len: larger distances are encoded as it; choose one that occurs in training;
+  * clamp_len: larger distances count as this one; choose one that occurs in training;
   * same_length: each query sees itself and at most M keys before it.
 
 For T = 3 queries and m = M = 2 memory keys these are the distances (a dot: masked):
