@@ -83,6 +83,13 @@ def record_training(job, rate, loss, norm, done):
         write_line(job, lr=f"{rate:.3g}", grad_norm=f"{norm:.3g}", train=f"{mean:.4f}",
                    train_max=f"{largest:.4f}", skipped=state.skipped)
         state.loss_sum, state.loss_count, state.loss_max = 0.0, 0, 0.0
+    if state.step == 10 and job.reader is not None:
+        steps, every = state.step / done, job.recipe.eval_every
+        read = (steps / every if every else 10) * (job.recipe.eval_tokens or len(job.corpus.valid))
+        # evaluation reads about as many tokens a second as training
+        took = state.seconds / done + (read + len(job.corpus.test)) * state.seconds / state.tokens
+        print(f"about {steps:,.0f} steps; all in all, with validation and test, about "
+              f"{timedelta(seconds=int(min(took, 1e13)))}")
     if time.monotonic() - job.printed_at > 5:
         job.printed_at = time.monotonic()
         left = state.seconds * (1 / done - 1) if done else 0

@@ -33,6 +33,18 @@ def test_the_log_line_by_a_clock(monkeypatch, capsys):
     assert log.in_unit(800.0, "ppl") == math.inf  # exp would overflow
 
 
+@pytest.mark.parametrize("every, took", [(50, "0:04:25"), (0, "0:05:45")])
+def test_after_ten_steps_the_whole_time_is_known(every, took, capsys):
+    """100 steps take 200 seconds; each token of evaluation 0.02: a test of 2,250, validations of
+    500."""
+    job = Mock(state=State(step=10, tokens=1000, seconds=20.0), printed_at=math.inf,
+               recipe=presets.Recipe(steps=100, eval_every=every, eval_tokens=500))
+    job.corpus.test, job.corpus.unit = range(2250), "bpc"
+    log.record_training(job, 0.1, 2.0, 0.5, 0.1)
+    assert capsys.readouterr().out == (
+        f"about 100 steps; all in all, with validation and test, about {took}\n")
+
+
 draw = log.draw  # no_curve_and_no_flush replaces log.draw for the runs below
 
 
