@@ -33,8 +33,8 @@ class Flags:
     top_k: int = option(40, "most candidates for each token of it; 1: always the best", least=1)
     temperature: float = option(1.0, "below 1 more peaked, above 1 flatter", least=1e-30)
     dry_run: bool = option(False, "print the resources that the run needs, and stop")
-    compile: bool = option(False, "fewer kernels on a GPU, an estimated 2.2 to 3 times as fast; "
-                           "python -m experiments.speed --scale gpu measures it")
+    compile: bool = option(False, "fewer kernels on a GPU, an estimated 2.2 to 3 times as fast "
+                           "(training/README.md, On a GPU); experiments.speed measures it")
     typed: dict = field(default_factory=dict)  # {setting: value} of those on the command line
 
     def __post_init__(self):
@@ -44,7 +44,7 @@ class Flags:
             raise ValueError("--init and --dry-run are for a new run, --resume for one that was "
                              "stopped, --eval-only and --sample for a trained model: give one")
         if self.compile and (is_trained or self.typed.get("plain")):
-            raise ValueError("--compile is for training without --plain; leave one out")
+            raise ValueError("--compile is for training, and not with --plain; leave it out")
 
     @cached_property
     def start(self):
@@ -175,7 +175,7 @@ def find_folder(flags, device):
     named = flags.typed.keys() & ({"dataset"} if flags.eval_only else {"dataset", "text"})
     if named or flags.out or flags.model or any(path.glob("*.pt")):
         return path
-    print("no run of yours found: using the included model (pretrained/)")
+    print(f"no run in {path}: using the included model (pretrained/)")
     return PRETRAINED
 
 

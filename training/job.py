@@ -116,7 +116,7 @@ class Job:
 
     def without_pause(self, seconds):
         """Return the seconds of a step; the median step's, if the process was suspended in it.
-        A step that compiled layers counts as the median, together with the next one."""
+        A step that compiled layers counts later, as a median step, when the next one is timed."""
         graphs, before = torch._dynamo.utils.counters["stats"]["unique_graphs"], self.graphs
         self.graphs, self.is_compiling = graphs, bool(ranks.largest(graphs > before))
         if self.is_compiling:

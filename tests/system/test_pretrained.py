@@ -34,7 +34,7 @@ def test_it_is_small_and_described(saved):
 def test_it_is_used_if_there_is_no_run_yet(home, small, capsys):
     assert train.main(["--sample", "class ", *CPU]) == 0
     said = capsys.readouterr().out
-    assert "no run of yours" in said and "class " in said
+    assert "no run in " in said and "class " in said
     assert f"{flags.PRETRAINED / 'best.pt'}: step 29,348\n" in said
     (home / "runs").mkdir()
     small().rename(home / "runs" / "stdlib-laptop")

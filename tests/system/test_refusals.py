@@ -30,7 +30,7 @@ REFUSED = {  # program: command line, words of the sentence
         ([*NEW.split(), "a\n\x1bb"], "unrecognized arguments: a  b"),
         (NEW + "--optimizer lion", "adam or muon, got 'lion'"),
         (NEW + "--device cuda", "no CUDA device"), (NEW + "--compile", "--compile needs a GPU"),
-        (NEW + "--compile --plain", "without --plain"), ("--sample a --compile", "for training"),
+        (NEW + "--compile --plain", "not with --plain"), ("--sample a --compile", "for training"),
         (NEW + "--dataset stdlib", "give one of them"),
         # files
         (NO_TEXT + "--text project", "there is no file"),
