@@ -13,8 +13,7 @@ import torch
 
 def unit_circle(distances, D):
     """Return the encoding (n, D) of n distances in float64, as powers of D/2 complex numbers of
-    modulus 1, whose angles form a geometric series from 1 to 10000^(2/D - 1).
-    """
+    modulus 1, whose angles form a geometric series from 1 to 10000^(2/D - 1)."""
     unit = np.exp(1j * np.geomspace(1, 10000 ** (2 / D - 1), D // 2))
     exponents = torch.as_tensor(distances).double()[:, None]
     powers = torch.from_numpy(unit).to(exponents.device) ** exponents
@@ -49,19 +48,11 @@ def visible_entries(T, m, most=None):
     return past if most is None else past.triu(m + 1 - most)
 
 
-def causal_mask(T, m, device=None):
-    """Return (T, m + T), True for masked keys."""
-    return ~visible_entries(T, m).to(device)
-
-
 # ---- lessons 3 and 4 ----------------------------------------------------------------------------
 
 def terms_of_one_head(*given):
     """Return the four terms of section 3.3 for one head of NumPy arrays, (4, T, K), with NaN for
-    future keys.
-
-    The distance keys descend, and their products are rolled.
-    """
+    future keys.  The distance keys descend, and their products are rolled."""
     q, k, R, W_kR, u, v = map(torch.from_numpy, given)
     T, K = len(q), len(k)
     k_R = R.flip(0) @ W_kR.T  # (K, C)
@@ -118,25 +109,21 @@ def relative_score(q, k, k_R, u, v):
 
 
 def attend(q, keys, u, v):
-    """Attend from one query q (..., C) of one head to its keys, [(k, k_R, value), ...]."""
-    weights = []
-    values = []
-    for k, k_R, value in keys:
-        score = q * k + q * k_R + u * k + v * k_R  # (a) + (b) + (c) + (d)
-        weights.append((score.sum(-1, keepdim=True) / math.sqrt(q.shape[-1])).exp())
-        values.append(weights[-1] * value)
-    return sum(values) / sum(weights)
+    """Attend from one query q (..., C) to its keys, [(k, k_R, value), ...]."""
+    scores = [q * k + q * k_R + u * k + v * k_R for k, k_R, _ in keys]  # (a) + (b) + (c) + (d)
+    weights = [(score.sum(-1, keepdim=True) / math.sqrt(q.shape[-1])).exp() for score in scores]
+    return sum(weight * value for weight, (*_, value) in zip(weights, keys)) / sum(weights)
 
 
 def attention(q, k, value, k_R, u, v, mask):
     """Return (B, T, H * C).  Row n of k_R is distance K - 1 - n, and query i is key K - T + i."""
     T, K = mask.shape
-    heads = []
-    for a in range(len(u)):
-        keys = [[(k[:, a, j], k_R[a, T - 1 - i + j], value[:, a, j]) for j in range(K)
-                 if not mask[i, j]] for i in range(T)]
-        heads.append(torch.stack([attend(q[:, a, i], keys[i], u[a], v[a]) for i in range(T)], 1))
-    return torch.cat(heads, -1)
+    rows = []  # (B, H, C) of each query
+    for i in range(T):
+        seen = [(k[:, :, j], k_R[:, T - 1 - i + j], value[:, :, j]) for j in range(K)
+                if not mask[i, j]]
+        rows.append(attend(q[:, :, i], seen, u, v))
+    return torch.stack(rows, 1).flatten(2)
 
 
 def factor(part, dropout):
@@ -177,6 +164,6 @@ def mean_loss(tokens, T):
 
 REPLACED = {  # what one exercise may call of another
     "01_vanilla_segments": {"lanes": lanes, "segments": segments, "sinusoid": sinusoid},
-    "02_recurrence": {"causal_mask": causal_mask},
+    "02_recurrence": {"causal_mask": lambda T, m, device=None: ~visible_entries(T, m).to(device)},
     "04_rel_shift": {"rel_shift": shift, "rel_shift_by_index": shift,
                      "relative_score": relative_score}}

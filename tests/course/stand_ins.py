@@ -52,27 +52,21 @@ class StandIn(nn.Module):
 
 class Adder(StandIn):
     """A language model by arithmetic: the next token is the sum of x + 1 over all tokens x read,
-    modulo V.  Any other token has a loss of 1000.1, in float64.
-
-    Its memory is that sum: if a token is read twice, or the memory is not passed on, the very next
-    token differs.
-    """
+    modulo V.  Any other token has a loss of 1000.1, in float64.  Its memory is that sum: if a token
+    is read twice, or the memory is not passed on, the very next token differs."""
 
     def __init__(self, V=1000):
         super().__init__()
-        self.config = StandIn()
+        self.config, self.calls = StandIn(), []
         self.u = nn.Parameter(torch.zeros(1, dtype=torch.float64))
         self.config.vocab_size = V
-        self.lengths, self.memories, self.gradients = [], [], []  # of each call
 
     def forward(self, x, memory=None, y=None, last_only=False):
         if x.dim() != 2:
             raise ValueError(f"the model reads tokens (B, T), got {tuple(x.shape)}")
-        if memory is not None and not self.memories:
+        if memory is not None and not self.calls:
             raise ValueError("the first call gets None as its memory: nothing, not zeros")
-        self.lengths.append(x.shape[1])
-        self.memories.append(memory)
-        self.gradients.append(torch.is_grad_enabled())
+        self.calls.append(SimpleNamespace(x=x, memory=memory, grad=torch.is_grad_enabled()))
         V = self.config.vocab_size
         sums = (x + 1).cumsum(1) + (0 if memory is None else memory)
         logits = nn.functional.one_hot(sums % V, V) * (1000.1 + self.u)
@@ -93,10 +87,6 @@ class Multiply(nn.Module):
     def forward(self, input):
         self.given.append(input.detach())
         return self.factor * input
-
-    def seen(self):
-        """Return all values that it was given, of any shape, as one ascending vector."""
-        return torch.cat([torch.zeros(0), *(z.flatten() for z in self.given)]).sort().values
 
 
 class Mix(nn.Module):
@@ -142,7 +132,8 @@ class Ledger(StandIn):
     def __init__(self, bad=""):
         super().__init__()
         self.W, self.u = (nn.Parameter(torch.ones(1, dtype=torch.float64)) for _ in range(2))
-        self.bad, self.calls, self.open = bad, [], []  # open: the current `with` blocks
+        self.bad, self.calls, self.asked = bad, [], []
+        self.open = []  # the current `with` blocks
         if bad == "gradient":
             self.W.register_hook(lambda gradient: gradient * math.inf)
 
@@ -171,6 +162,11 @@ class Ledger(StandIn):
     def autocast(self, recipe, device):
         """Replace machine.autocast with a Block."""
         return Block(("autocast", device), self.open)
+
+    def progress(self, items, label, total=None, size=None):
+        """Replace train.progress, and record what is displayed."""
+        self.asked.append((label, total))
+        return items
 
     @contextmanager
     def evaluating(self, model, recipe):
@@ -206,7 +202,8 @@ class OpaqueReader:
         return result, SimpleNamespace(layers=new_memory)
 
     def __getattr__(self, name):
-        if name not in ("u", "config", "training", "train", "eval"):
+        if name not in ("u", "config", "training", "train", "eval",  # and train.py's stand-ins:
+                        "autocast", "evaluating", "progress"):
             raise AttributeError(f"a Reader is not an nn.Module and has no {name}")
         return getattr(self.model, name)
 
