@@ -154,6 +154,8 @@ def pytest_sessionfinish(session):
     for word in session.config.option.keyword.split() if not session.items else ():
         if word not in BY_NAME and (closest := did_you_mean(word, BY_NAME)):
             lines.append(f"no exercise is called {word}{closest}")
-    lines += [rules.line_of(name) for name in chosen(session.config)] or [rules.progress_line()]
+    counted = {exercise.name for exercise in rules.counted()}
+    lines += [f"{name} is {rules.state(name)[0] if name in counted else 'not in XL_CODE'}"
+              for name in chosen(session.config)] or [rules.progress_line()]
     for line in lines:
         reporter.write_line(line)

@@ -71,17 +71,13 @@ def joined(result):
 def test_x_begins_with_the_first_column(segments):
     """The first x is the first T columns of all lanes, (B, T)."""
     x, y = next(segments(three_lanes(), 4))
-    assert same(x, [[0, 1, 2, 3],
-                    [100, 101, 102, 103],
-                    [200, 201, 202, 203]])
+    assert same(x, [[0, 1, 2, 3], [100, 101, 102, 103], [200, 201, 202, 203]])
 
 
 def test_y_is_one_column_further(segments):
     """y is one column further than x: the target of each input is the next token of its lane."""
     x, y = next(segments(three_lanes(), 4))
-    assert same(y, [[1, 2, 3, 4],
-                    [101, 102, 103, 104],
-                    [201, 202, 203, 204]])
+    assert same(y, [[1, 2, 3, 4], [101, 102, 103, 104], [201, 202, 203, 204]])
 
 
 @pytest.mark.parametrize("T, start, widths", [
@@ -95,9 +91,7 @@ def test_widths_of_the_segments(segments, T, start, widths):
 def test_no_target_is_missing(segments):
     """The last y ends with the last column: each input has its target, also in a short segment."""
     x, y = listed(segments(three_lanes(), 4))[-1]
-    assert same(y, [[9, 10],
-                    [109, 110],
-                    [209, 210]])
+    assert same(y, [[9, 10], [109, 110], [209, 210]])
 
 
 @pytest.mark.parametrize("B, L, T, start", [

@@ -29,8 +29,7 @@ def test_future_cells_are_nan(four_terms):
     + i: such a key has no distance. All other cells have a value."""
     terms = example(four_terms)
     is_nan = np.isnan(terms) if isinstance(terms, np.ndarray) else terms
-    assert same(is_nan, np.array([[[0, 0, 0, 0, 0, 1],
-                                   [0, 0, 0, 0, 0, 0]]] * 4))
+    assert same(is_nan, np.array([[[0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]]] * 4))
 
 
 @pytest.mark.parametrize("term, wanted", [

@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 
 from course import oracles
-from course.compare import same, unchanged
+from course.compare import same, sets_no_seed, unchanged
 from course.rules import replaced
 from course.stand_ins import Adder, Greedy, Mix, Multiply, kind_of
 from helpers import gradients
@@ -312,9 +312,7 @@ def shares(sample_top_k, top_k, temperature=1.0):
 @pytest.mark.parametrize("B", [3, 1])
 def test_the_best_token_of_each_row(sample_top_k, B):
     """The result is (B, 1): one token per row. With top_k 1 it is the row's best token."""
-    logits = torch.tensor([[2.0, 3.0, 1.0, 0.0],
-                           [5.0, 7.0, 1.5, 9.0],
-                           [8.0, 0.0, 1.0, 2.0]])
+    logits = torch.tensor([[2.0, 3.0, 1.0, 0.0], [5.0, 7.0, 1.5, 9.0], [8.0, 0.0, 1.0, 2.0]])
     assert same(sample_top_k(logits[:B], 1), [[1], [3], [0]][:B])
 
 
@@ -372,10 +370,7 @@ def test_the_generator_determines_the_tokens(sample_top_k):
 
 def test_only_the_given_generator_is_used(sample_top_k):
     """With a `generator`, torch's own generator is not used, and gets no seed."""
-    torch.rand(1)  # otherwise its own seed, set again, would change nothing
-    before = torch.get_rng_state()
-    draws(sample_top_k, 3)
-    assert torch.get_rng_state().equal(before)
+    assert sets_no_seed(draws, sample_top_k, 3)
 
 
 def test_logits_are_not_changed(sample_top_k):
@@ -447,10 +442,7 @@ def test_defaults_and_the_largest_top_k(generate, V, asked, top_k):
 
 def test_generate_sets_no_seed(generate):
     """A caller may set a seed, but generate does not: torch's own generator is left alone."""
-    torch.rand(1)  # otherwise its own seed, set again, would change nothing
-    before = torch.get_rng_state()
-    run(generate, Adder(), [[1, 2, 3]], 2)
-    assert torch.get_rng_state().equal(before)
+    assert sets_no_seed(run, generate, Adder(), [[1, 2, 3]], 2)
 
 
 def test_the_prompt_is_not_changed(generate):

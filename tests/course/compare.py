@@ -59,6 +59,14 @@ def unchanged(function, *given):
     return all(map(same, given, before))
 
 
+def sets_no_seed(function, *given):
+    """Return whether a call leaves torch's own generator alone."""
+    torch.rand(1)  # otherwise its own seed, set again, would change nothing
+    before = torch.get_rng_state()
+    function(*given)
+    return torch.get_rng_state().equal(before)
+
+
 def tensor(z):
     """Return a tensor, an array, a number or lists of numbers as a tensor; otherwise None."""
     try:

@@ -17,7 +17,7 @@ from course import mistakes
 from course.compare import Differs, WrongKind
 from course.exercises import BY_NAME
 from course.lessons import raised, solution, time_limit
-from course.rules import FAILURES, place_of, rules_of, run, sentence_of
+from course.rules import FAILURES, rules_of, run, sentence_of
 
 SECONDS = 5  # the limit for the comparison with all mistakes
 
@@ -104,4 +104,7 @@ def diagnose(rule, function, error):
     if lines[0] != asked:
         lines.append(f"  the rule: {asked}")
     source = inspect.getsource(rule.function).split('"""')[-1].strip("\n").rstrip()
-    return "\n".join([*lines, f"  {place_of(rule)}:", source, *below])
+    place = [f"line {rule.function.__code__.co_firstlineno}",
+             *(f"{name} = {value}" for name, value in rule.values.items())]  # such as T = 3
+    place = f"  {BY_NAME[rule.exercise].test_file}.py, {', '.join(place)}:"
+    return "\n".join([*lines, place, source, *below])

@@ -87,8 +87,7 @@ TABLE["stream_losses"] = (
     ("token_losses applies the softmax itself: give it logits", ("(logits", "(logits.softmax(-1)")),
     ("test_the_memory_is_passed_on", ("return...", "return torch.cat(losses, dim=1).float()")),
     ("test_the_memory_is_passed_on", ("return...", "return torch.cat(losses, dim=1).squeeze()")),
-    ("test_the_memory_is_passed_on", ("y_T))", "y_T))\n        if len(x) == x_T.shape[1]:\n"
-                                      "            losses[-1] = losses[-1].T")),
+    ("test_the_memory_is_passed_on", ("y_T))", "y_T).transpose(0, int(len(x) == len(x_T.T))))")),
     ("split(T) without dim separates the lanes: time is dim 1",
      ("zip...", "zip(x.split(T), y.split(T)):")),
     ("return one loss per token, (B, n): do not take means or sums here",

@@ -112,13 +112,6 @@ def sentence_of(rule):
     return " ".join(inspect.getdoc(rule.function).split("\n\n")[0].split())
 
 
-def place_of(rule):
-    """Return test_04_rel_shift.py, line 31, T = 3, m = 2."""
-    given = [f"{name} = {value}" for name, value in rule.values.items()]
-    line = f"line {rule.function.__code__.co_firstlineno}"
-    return f"{BY_NAME[rule.exercise].test_file}.py, " + ", ".join([line, *given])
-
-
 # ---- the state of an exercise -------------------------------------------------------------------
 
 FAILURES = (Exception, SystemExit, pytest.fail.Exception)
@@ -141,16 +134,10 @@ def judge(name, function):
 
 def failure_message(rule, function, error):
     """Return the message for a student: the diagnosis, the rule, and the values."""
-    from course.diagnosis import diagnose  # imports the table of mistakes, which is long
-    if isinstance(error, NotImplementedError) and (
-            str(error).startswith(f"{rule.exercise} is blank")):
-        return blank_message(rule.exercise)
-    return f"{rule.exercise}: {diagnose(rule, function, error)}"
-
-
-def blank_message(name):
-    """Return the message for a blank exercise, which is not a mistake."""
-    exercise = BY_NAME[name]
+    name, exercise = rule.exercise, BY_NAME[rule.exercise]
+    if not (isinstance(error, NotImplementedError) and str(error).startswith(f"{name} is blank")):
+        from course.diagnosis import diagnose  # imports the table of mistakes, which is long
+        return f"{name}: {diagnose(rule, function, error)}"
     node, _ = find(lessons.under_test[exercise.file].read_bytes(), exercise.function)
     if len(node.body) > 2:  # more than a docstring and the stub
         return f"{name} is blank: it has code now, so delete its `raise NotImplementedError`"
@@ -189,10 +176,3 @@ def progress_line():
     if len(counted()) < len(EXERCISES):
         line += f" ({len(EXERCISES) - len(counted())} more are not in XL_CODE)"
     return line + (f"; next: {todo[0].name} ({todo[0].lesson})" if todo else "")
-
-
-def line_of(name):
-    """Return the state in words: rel_shift is solved."""
-    if BY_NAME[name] not in counted():
-        return f"{name} is not in XL_CODE"
-    return f"{name} is {state(name)[0]}"
