@@ -7,6 +7,7 @@ Oracles replace other exercises that these functions call (REPLACED in course/or
 generate a stand-in replaces sample_top_k, so that no other exercise must be solved.
 """
 import math
+from collections import namedtuple
 from importlib import import_module
 
 import pytest
@@ -104,52 +105,52 @@ def test_R_is_on_the_device(distance_encoding, clamp_len):
 
 # ---- exercise relative_attention ----------------------------------------------------------------
 
-def attended(attend, given, mask, dropout=None):
-    """Call the exercise with given = [q, k, value, k_R, u, v]."""
-    _, H, _, C = given[0].shape
+Given = namedtuple("Given", "q k value k_R u v")
+
+
+def attended(attend, given, dropout=None, most=None):
+    """Call the exercise with a mask of the future and of all keys more than `most` - 1 back."""
+    _, H, T, C = given.q.shape
     part = lesson.RelativeAttention(Config(7, n_layer=1, d_model=10, n_head=H, d_head=C, d_inner=9))
-    part.to(given[0].dtype).dropout_attention = dropout or Multiply(1.0)
-    return attend(part, *given, torch.as_tensor(mask).bool())
+    part.to(given.q.dtype).dropout_attention = dropout or Multiply(1.0)
+    return attend(part, *given, ~oracles.visible_entries(T, given.k.shape[2] - T, most))
 
 
-def inputs(make, B, H, T, K, C):
-    """Return q, k, value, k_R, u and v in float64."""
+def inputs(make, B, H, T, K, C, dtype=torch.float64):
+    """Return q, k, value, k_R, u and v."""
     shapes = (B, H, T, C), (B, H, K, C), (B, H, K, C), (H, K, C), (H, C), (H, C)
-    return [make(shape, dtype=torch.float64) for shape in shapes]
+    return Given(*(make(shape, dtype=torch.float64).to(dtype) for shape in shapes))
 
 
 def test_equal_scores(relative_attention):
     """With equal scores a query gets the mean of the values it sees. A masked key's score is -inf
     (use masked_fill, since 0 * -inf is NaN), and the softmax over the keys turns it into 0."""
-    q, k, value, k_R, u, v = inputs(torch.zeros, B=1, H=1, T=2, K=3, C=5)
-    value[0, 0] = torch.eye(3, 5)  # so the result shows each key's weight
-    assert same(attended(relative_attention, [q, k, value, k_R, u, v], [[0, 0, 1], [0, 0, 0]]),
+    given = inputs(torch.zeros, B=1, H=1, T=2, K=3, C=5)
+    given.value[0, 0] = torch.eye(3, 5)  # so the result shows each key's weight
+    assert same(attended(relative_attention, given),
                 [[[1 / 2, 1 / 2, 0, 0, 0], [1 / 3, 1 / 3, 1 / 3, 0, 0]]], tolerance=1e-6)
 
 
 def test_heads_are_concatenated(relative_attention):
     """Each query's result is (H * C) numbers: the C of head 0, then the C of head 1."""
-    q, k, value, k_R, u, v = inputs(torch.zeros, B=1, H=2, T=4, K=5, C=3)
-    value[0, 0, :], value[0, 1, :] = torch.tensor([[1, 2, 3], [10, 20, 30]])
-    mask = ~oracles.visible_entries(4, 1)
-    assert same(attended(relative_attention, [q, k, value, k_R, u, v], mask),
-                [[[1, 2, 3, 10, 20, 30]] * 4], tolerance=1e-6)
+    given = inputs(torch.zeros, B=1, H=2, T=4, K=5, C=3)
+    given.value[:] = torch.tensor([[[1, 2, 3]], [[10, 20, 30]]])
+    assert same(attended(relative_attention, given), [[[1, 2, 3, 10, 20, 30]] * 4], tolerance=1e-6)
 
 
 def test_the_score_is_divided_by_sqrt_C(relative_attention):
     """The score is divided by sqrt(C): 2 ln 3 with C = 4 becomes ln 3, and e^ln 3 is 3."""
-    q, k, value, k_R, u, v = inputs(torch.zeros, B=1, H=3, T=1, K=2, C=4)
-    q[..., 0], k[:, :, 1, 0], value[:] = 1, 2 * math.log(3), torch.eye(2, 4)
-    assert same(attended(relative_attention, [q, k, value, k_R, u, v], [[0, 0]]),
-                [[[1 / 4, 3 / 4, 0, 0] * 3]], tolerance=1e-6)
+    given = inputs(torch.zeros, B=1, H=3, T=1, K=2, C=4)
+    given.q[..., 0], given.k[:, :, 1, 0], given.value[:] = 1, 2 * math.log(3), torch.eye(2, 4)
+    assert same(attended(relative_attention, given), [[[1 / 4, 3 / 4, 0, 0] * 3]], tolerance=1e-6)
 
 
 def test_the_last_row_of_k_R_is_distance_0(relative_attention):
     """k_R descends, so relative_score combines each query's own key, distance 0, with the last row
     of k_R. Here it is the only row that is not 0."""
-    q, k, value, k_R, u, v = inputs(torch.zeros, B=1, H=1, T=2, K=3, C=4)
-    v[..., 0], k_R[:, 2, 0], value[:] = 1, 2 * math.log(3), torch.eye(3, 4)
-    assert same(attended(relative_attention, [q, k, value, k_R, u, v], [[0, 0, 1], [0, 0, 0]]),
+    given = inputs(torch.zeros, B=1, H=1, T=2, K=3, C=4)
+    given.v[..., 0], given.k_R[:, 2, 0], given.value[:] = 1, 2 * math.log(3), torch.eye(3, 4)
+    assert same(attended(relative_attention, given),
                 [[[1 / 4, 3 / 4, 0, 0], [1 / 5, 1 / 5, 3 / 5, 0]]], tolerance=1e-6)
 
 
@@ -159,9 +160,9 @@ def test_attention_of_any_size(relative_attention, B, H, T, K, C):
     """softmax(relative_score(q, k, k_R, u, v) / sqrt(C)) over the keys that are not masked, times
     the values; u goes with the content (k), v with the position (k_R)."""
     given = inputs(torch.randn, B, H, T, K, C)
-    mask = ~oracles.visible_entries(T, K - T, max(2, K - 2))
-    assert same(attended(relative_attention, [tensor.clone() for tensor in given], mask),
-                oracles.attention(*given, mask), tolerance=1e-9)
+    wanted = oracles.attention(*given, ~oracles.visible_entries(T, K - T, max(2, K - 2)))
+    found = attended(relative_attention, given, most=max(2, K - 2))
+    assert same(found, wanted, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("dtype, size", [
@@ -169,17 +170,17 @@ def test_attention_of_any_size(relative_attention, B, H, T, K, C):
 def test_a_masked_key_gets_probability_0(relative_attention, dtype, size):
     """A masked key gets exactly 0, in every dtype, even if its score is very high and that of the
     visible key very low. A number like -1e9 is not low enough; -inf is."""
-    q, k, value, k_R, u, v = (x.to(dtype) for x in inputs(torch.zeros, B=1, H=1, T=2, K=2, C=4))
+    given = inputs(torch.zeros, B=1, H=1, T=2, K=2, C=4, dtype=dtype)
     # query 0 sees a key with a very low score; the other has a very high one and a value
-    q[:, :, 0, 0], k[:, :, 0, 0], k[:, :, 1, 0], value[0, 0, 1] = size, -size, size, 1
-    assert same(attended(relative_attention, [q, k, value, k_R, u, v], [[0, 1], [0, 0]]),
-                [[[0] * 4, [1 / 2] * 4]])
+    given.q[:, :, 0, 0], given.k[:, :, 0, 0], given.k[:, :, 1, 0] = size, -size, size
+    given.value[0, 0, 1] = 1
+    assert same(attended(relative_attention, given), [[[0] * 4, [1 / 2] * 4]])
 
 
 def test_dropout_gets_the_probabilities(relative_attention):
     """dropout_attention gets each probability once, in any shape, before the values."""
-    dropout, given = Multiply(1.0), inputs(torch.zeros, B=1, H=2, T=2, K=3, C=4)
-    attended(relative_attention, given, [[0, 0, 1], [0, 0, 0]], dropout)
+    dropout = Multiply(1.0)
+    attended(relative_attention, inputs(torch.zeros, B=1, H=2, T=2, K=3, C=4), dropout)
     seen = torch.cat([torch.zeros(0), *map(torch.flatten, dropout.given)])
     assert same(seen.sort().values, [0] * 2 + [1 / 3] * 6 + [1 / 2] * 4, tolerance=1e-6)
 
@@ -187,8 +188,8 @@ def test_dropout_gets_the_probabilities(relative_attention):
 def test_the_result_of_dropout_is_used(relative_attention):
     """The result of dropout_attention, here twice the probabilities, weights the values."""
     given = inputs(torch.ones, B=1, H=1, T=2, K=3, C=4)
-    assert same(attended(relative_attention, given, [[0, 0, 1], [0, 0, 0]], Multiply(2.0)),
-                [[[2] * 4] * 2], tolerance=1e-6)
+    found = attended(relative_attention, given, Multiply(2.0))
+    assert same(found, [[[2] * 4] * 2], tolerance=1e-6)
 
 
 def test_the_attention_is_on_the_device(relative_attention):
@@ -198,13 +199,13 @@ def test_the_attention_is_on_the_device(relative_attention):
     assert kind_of(relative_attention, part, *given, mask) == (torch.float64, "meta")
 
 
-@pytest.mark.parametrize("name", ["q", "k", "value", "k_R", "u", "v"])
+@pytest.mark.parametrize("name", Given._fields)
 def test_the_gradient_reaches_every_input(relative_attention, name):
     """The gradient goes back into q, k, value, k_R, u and v: nothing is detached on the way."""
-    given, mask = inputs(torch.randn, B=2, H=3, T=4, K=6, C=5), ~oracles.visible_entries(4, 2)
-    leaf = given[["q", "k", "value", "k_R", "u", "v"].index(name)].requires_grad_()
-    found = gradients(attended(relative_attention, given, mask), [leaf])[0]
-    wanted = gradients(oracles.attention(*given, mask), [leaf])[0]
+    given = inputs(torch.randn, B=2, H=3, T=4, K=6, C=5)
+    leaf = getattr(given, name).requires_grad_()
+    found = gradients(attended(relative_attention, given), [leaf])[0]
+    wanted = gradients(oracles.attention(*given, ~oracles.visible_entries(4, 2)), [leaf])[0]
     assert (found - wanted).abs().max() < 1e-8
 
 

@@ -27,7 +27,7 @@ train = import_module("train")
 
 X, Y = torch.tensor([[9, 7, 2], [8, 0, 5]]), torch.tensor([[0, 2, 4], [6, 5, 1]])
 RECIPE_TO_TRAIN = presets.Recipe(steps=9, dtype="float32")
-NON_FINITE = "loss and gradient", "gradient"  # what is not finite in a Ledger
+NON_FINITE = "loss and gradient", "gradient"  # values of a Ledger
 
 
 def past():

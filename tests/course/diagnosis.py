@@ -42,12 +42,8 @@ def alike(mine, theirs):
 
 
 def misconception(rule, function, mine):
-    """Return the sentence of the mistake with the same result as this function, or "".
-
-    A mistake does not fit if it breaks a rule that this function passes, or if it has another
-    result in most of the broken rules.  If several fit, the one that agrees most is chosen.  If the
-    shipped function also breaks this rule, the lesson was edited elsewhere, and no mistake fits.
-    """
+    """Return the sentence of the mistake with the same result in most of the broken rules, or "".
+    If the shipped function also breaks this one, the lesson was edited elsewhere."""
     shipped = mistakes.function_from(rule.exercise, solution(BY_NAME[rule.exercise]))
     if is_plain(mine) or isinstance(mine, TimeoutError) or error_of(rule, shipped):
         return ""

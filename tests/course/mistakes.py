@@ -1,8 +1,6 @@
 """SPOILERS.  Known mistakes of students and of public code: incorrect implementations with a name.
 
-A mistake is an edit of the shipped solution.  diagnosis.py compares a student's function with the
-mistakes, and test_course.py checks that the rules reject and identify each of them.  mistakes_01.py
-... mistakes_train.py contain the mistakes themselves:
+A mistake is an edit of the shipped solution.  mistakes_01.py ... mistakes_train.py contain them:
 
     TABLE["update_memory"] = (
         ("old and new rows are swapped", "joined = torch.cat([h, memory], dim=1)"),

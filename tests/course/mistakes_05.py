@@ -75,8 +75,8 @@ TABLE["relative_attention"] = (
     ("you set masked probabilities to 0 after the softmax: the others then do not sum to 1",
      ("score.masked...", "score.softmax(-1).masked_fill(mask, 0.0)")),
     ("0 / 0 is NaN if a masked key has a very high score: set masked scores to -inf",
-     ("score.masked...", "score.softmax(-1).masked_fill(mask, 0.0)\n"
-      "    probability = probability / probability.sum(-1, keepdim=True)")),
+     ("score.masked...", "score.softmax(-1).masked_fill(mask, 0.0)"),
+     ("out = ", "probability /= probability.sum(-1, keepdim=True)\n    out = ")),
     ("masked keys get a large negative number: here it is not low enough; use -inf",
      ('float("-inf")', "-1e3")),
     ("you add a large negative number to masked scores: here it is not low enough; use masked_fill "

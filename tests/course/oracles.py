@@ -87,8 +87,7 @@ def sinusoid(position, D):
 
 
 def distances_in(R):
-    """Return the distance that each row of R (K, D) encodes, (K,), NaN if none; R itself if it is
-    not such a matrix."""
+    """Return the distance that each row of R (K, D) encodes, or R if it is not such a matrix."""
     if not isinstance(R, torch.Tensor) or R.dim() != 2 or R.shape[1] % 2:
         return R
     numbers = list(range(-3, 40))

@@ -5,8 +5,7 @@
         assert same(causal_mask(2, 0), [[0, 1], [0, 0]])
 
 A test that takes an exercise as an argument is a rule of it: one sentence, one assert.  It may also
-take parameters, but no other fixture, so it can be called at any time with another function in
-place of the exercise.
+take parameters, but no other fixture, so it can be called with another function at any time.
 """
 import inspect
 import io
