@@ -38,8 +38,6 @@ EDITION = """*.py .gitignore LICENSE pytest.ini requirements.txt support/*.py tr
 FAST, PLAIN = "training/reader.py", "tests/course/plain_reader.py"  # PLAIN replaces FAST there
 
 
-# ---- a lesson file, taken apart -----------------------------------------------------------------
-
 class Lesson:
     """A lesson file, split around the body of one exercise.  Raises ValueError: one sentence."""
 
@@ -49,18 +47,13 @@ class Lesson:
             data = self.path.read_bytes()
             self.codec = "utf-8-sig" if data.startswith(codecs.BOM_UTF8) else "utf-8"
             self.line_end = "\r\n" if b"\r\n" in data else "\n"
-            text = data.decode(self.codec).replace("\r\n", "\n")
-            node, first = find(text, exercise.function)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{self.path.name} is not UTF-8 text (byte {error.start}); save it as "
-                             "UTF-8, then run this again") from None
-        except SyntaxError as error:
-            raise ValueError(f"{lessons.sentence(error, self.path)}; fix that line first, nothing "
-                             "was changed") from None
+            node, first = find(data, exercise.function)
+            lines = data.decode(self.codec).replace("\r\n", "\n").splitlines(keepends=True)
+        except (SyntaxError, UnicodeDecodeError) as error:
+            raise ValueError(f"{lessons.sentence(error, self.path)}; nothing was changed") from None
         except KeyError:
             raise ValueError(f"there is no {exercise.function} in {self.path.name}; give it its "
                              "name back, nothing was changed") from None
-        lines = text.splitlines(keepends=True)
         self.before = "".join(lines[: first - 1])
         self.after = "".join(lines[node.end_lineno :])
         self.body = "".join(lines[first - 1 : node.end_lineno])
@@ -76,10 +69,7 @@ class Lesson:
         task = textwrap.wrap(f"EXERCISE {name}: {self.exercise.task}",
                              WIDTH - 2 - len(self.indent))
         lines = [f"# {line}\n" for line in [*task, f"Test it with: pytest -k {name}"]]
-        lines.append(f'''raise NotImplementedError(
-    "{name} is blank: write it here, "
-    "then run pytest -k {name}")
-''')
+        lines.append(f'raise NotImplementedError("{name} is blank: write it here")\n')
         return textwrap.indent("".join(lines), self.indent)
 
     def write(self, body):
@@ -107,8 +97,6 @@ def write_whole(path, text):
     """Write a text file atomically."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
-
-# ---- what the command does ----------------------------------------------------------------------
 
 def exercise_called(name):
     """Return the exercise with this name or function; ValueError names the closest match."""
@@ -156,10 +144,9 @@ def undo(name):
 def show_list():
     """Print all exercises in course order, and whether their rules hold."""
     from course import rules  # which imports torch
-    print("testing all exercises ...", end="", file=sys.stderr, flush=True)
+    print("testing all exercises ...", file=sys.stderr)
     lessons.import_lessons()
     states = [rules.state(exercise.name)[0] for exercise in EXERCISES]
-    print("\r" + " " * 40, end="\r", file=sys.stderr, flush=True)
     print(f"{'exercise':<20}lesson  lines  minutes  level  state    idea")
     for e, state in zip(EXERCISES, states):
         print(f"{e.name:<20}{e.lesson:<8}{e.lines:<7}{e.minutes:<9}{'*' * e.level:<7}{state:<9}"
@@ -232,9 +219,7 @@ def write_edition(folder, exam, blank_ones):
             folder.rmdir()  # it is empty
         part.rename(folder)
     print(f"{folder} holds the student edition: {len(blank_ones)} of {len(EXERCISES)} exercises "
-          "are blank")
-    print(f"students start with pytest -k {blank_ones[0].name}; python tests/blank.py --list shows "
-          "the rest")
+          f"are blank\nstudents start with pytest -k {blank_ones[0].name}")
 
 
 def main(argv=None):
@@ -247,10 +232,8 @@ def main(argv=None):
         what.add_argument("--undo", metavar="NAME", help="restore the original body")
         what.add_argument("--submit", metavar="NAME", help="pack the lesson files into NAME.zip")
         what.add_argument("--all", metavar="FOLDER", help="write the student edition")
-        parser.add_argument("--exam", action="store_true",
-                            help="with --all: no solutions and no known mistakes")
-        parser.add_argument("--only", metavar="NAME,NAME",
-                            help="with --all: only these exercises are blank")
+        parser.add_argument("--exam", action="store_true", help="with --all: no solutions there")
+        parser.add_argument("--only", metavar="NAME,NAME", help="with --all: only these are blank")
         given = parser.parse_args(argv)
         if (given.exam or given.only) and given.all is None:
             raise ValueError("--exam and --only go with --all FOLDER")

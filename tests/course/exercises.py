@@ -7,10 +7,12 @@ Their rules are tests: those of rel_shift are in tests/test_04_rel_shift.py and 
 an argument.
 """
 import ast
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = ROOT / "tests" / "README.md"  # with a table of the exercises
 LESSONS = ("01_vanilla_segments", "02_recurrence", "03_relative_attention", "04_rel_shift",
            "05_full_model", "train")
 
@@ -213,8 +215,6 @@ EXERCISES = (
 BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
 
 
-# ---- the source of a function -------------------------------------------------------------------
-
 def find(source, function):
     """Return the node of the function in this source (text or bytes), and the line number, from 1,
     at which its body begins after the docstring.
@@ -231,11 +231,6 @@ def find(source, function):
     return node, body[0].end_lineno + 1 if documented else body[0].lineno
 
 
-# ---- the table of tests/README.md ---------------------------------------------------------------
-
-PAGE = ROOT / "tests" / "README.md"
-
-
 def page_with_table():
     """Return the text of the page with the table of all exercises between its markers."""
     minutes = sum(e.minutes for e in EXERCISES)
@@ -244,9 +239,8 @@ def page_with_table():
     rows += [(e.name, e.lesson, e.idea, e.before, str(e.minutes), f"`{'*' * e.level}`")
              for e in EXERCISES]
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition("<!-- exercises -->\n")
-    _, end, after = rest.partition("<!-- end -->")
-    return before + begin + table + end + after
+    between = "(?s)(?<=<!-- exercises -->\n).*(?=<!-- end -->)"
+    return re.sub(between, lambda _: table, PAGE.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import ast
 import io
 import json
 import os
+import platform
 import signal
 import sys
 import tempfile
@@ -35,8 +36,6 @@ MEMORY = 4 << 30  # bytes that a submission may use, beyond those of torch itsel
 FILE_SIZE = 100 << 20  # the largest file that it may write, in bytes
 REPORT = os.environ.pop("XL_REPORT", None)  # the file in which grade.py reads the results
 
-
-# ---- the lessons of a submission ----------------------------------------------------------------
 
 def take_lessons_from(place):
     """Test the lessons of a submission, which run and write their files in a temporary folder.
@@ -89,8 +88,6 @@ def body_of(exercise):
     return ""
 
 
-# ---- the lessons, imported in order -------------------------------------------------------------
-
 def load(file, path):
     """Import a lesson from this path under this name, and return it, as later imports do."""
     spec = spec_from_file_location(file, path)
@@ -119,11 +116,10 @@ def sentence(error, path):
             line = text[: text.index("\ufffd")].count("\n") + 1
             message = "this line is not UTF-8 text; save the file as UTF-8"
         where = f", line {line}" if line else ""
-        python = ".".join(map(str, sys.version_info[:2]))
+        python = platform.python_version()
         return f"{path.name}{where}: {type(error).__name__} in Python {python}: {message}"
-    advice = "; the course uses numpy, torch and matplotlib only"
-    return f"{path.name}: {raised(error, str(path))}" + (
-        advice if isinstance(error, ModuleNotFoundError) else "")
+    advice = "; use numpy, torch and matplotlib only" * isinstance(error, ModuleNotFoundError)
+    return f"{path.name}: {raised(error, str(path))}{advice}"
 
 
 def import_lessons(up_to=LESSONS[-1]):
@@ -166,12 +162,10 @@ def replace_missing(file, path):
             setattr(lesson, name, getattr(ours, name))
 
 
-@contextmanager
 def no_terminal():
-    """Give code streams of its own, and a breakpoint() that raises an error."""
+    """Return a context that gives code its own streams, and a breakpoint() that raises an error."""
     streams = {name: io.StringIO() for name in ("stdin", "stdout", "stderr")}
-    with patch.multiple(sys, breakpointhook=BREAKPOINT, **streams):
-        yield
+    return patch.multiple(sys, breakpointhook=BREAKPOINT, **streams)
 
 
 @contextmanager
@@ -195,8 +189,6 @@ def time_limit(seconds):
         signal.signal(signal.SIGPROF, before)
 
 
-# ---- one function -------------------------------------------------------------------------------
-
 def function_of(exercise):
     """Return the function under test, or None if it is missing, as an inherited method is."""
     found = import_module(exercise.file)
@@ -210,8 +202,6 @@ def problem_of(exercise):
     why = broken.get(exercise.file) or missing.get(exercise.name)
     return f"{exercise.name}: {why}" if why else ""
 
-
-# ---- the shipped solutions ----------------------------------------------------------------------
 
 WARNING = "# SPOILERS: this lesson before it was blanked; the known mistakes are edits of it.\n"
 
