@@ -284,18 +284,15 @@ def as_csv(rows, names):
     return file.getvalue()
 
 
-def gradescope(row):
-    """Return Gradescope's results.json of a row: one test of one point per exercise."""
+def results(row):
+    """Return what a student reads, without the remark, as a text and as Gradescope's JSON: one test
+    of one point per exercise."""
     tests = [{"name": name, "score": float(state == "solved"), "max_score": 1.0,
-              "output": message or "solved", "visibility": "visible"}
+              "output": message or f"{name} is solved", "visibility": "visible"}
              for name, (state, message, _) in row.found.items()]
-    return json.dumps({"output": row.cells()[-2], "visibility": "visible", "tests": tests})
-
-
-def feedback(row):
-    """Return the text for a student: what pytest would show, without the remark."""
-    texts = [message or f"{name} is solved" for name, (_, message, _) in row.found.items()]
-    return visible("\n\n".join([*dict.fromkeys(texts), row.cells()[-2]])) + "\n"
+    texts = [*dict.fromkeys(test["output"] for test in tests), files := row.cells()[-2]]
+    return visible("\n\n".join(texts)) + "\n", json.dumps(
+        {"output": files, "visibility": "visible", "tests": tests})
 
 
 def main(argv=None):
@@ -318,9 +315,9 @@ def main(argv=None):
         asyncio.run(grade_all(rows, names, given.csv))
         print(table(rows))
         for row in rows if given.feedback else ():
-            write_whole(given.feedback / f"{row.place.name}.txt", feedback(row))
+            write_whole(given.feedback / f"{row.place.name}.txt", results(row)[0])
         if given.gradescope:
-            write_whole(given.gradescope, gradescope(rows[0]))
+            write_whole(given.gradescope, results(rows[0])[1])
         return 0
     except (ValueError, OSError) as error:
         print(f"grade.py: {printable(str(error))}", file=sys.stderr)
