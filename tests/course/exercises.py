@@ -49,10 +49,8 @@ EXERCISES = (
         "one stream, B contiguous lanes", "slices, stack",
         "Split the stream into B contiguous lanes of L + 1 tokens, where L = (n - 1) // B. The "
         "last column of a lane is only a target; it is also the first column of the next lane. "
-        "Raise a ValueError if B < 1 or if the stream has B tokens or fewer: each lane needs an "
-        "input and its target.",
-        "At which index of the stream does lane b begin, and where does it end if it contains "
-        "one token more than its L inputs?"),
+        "Raise a ValueError if B < 1 or if the stream has B tokens or fewer.",
+        "Where does lane b begin, and where does it end with one token more than its L inputs?"),
     Exercise(
         "segments", "01_vanilla_segments", "segments", 6, 15, 1,
         "inputs and their next tokens, in order", "yield",
@@ -65,11 +63,9 @@ EXERCISES = (
         "sinusoid", "01_vanilla_segments", "sinusoid", 4, 15, 1,
         "a position as sines and cosines", "broadcasting",
         "Encode each position as D/2 sines followed by D/2 cosines, in float64 on its device. "
-        "Frequency k (k = 0, 1, ...) is 10000^(-2k/D): the first one is 1, and they decrease. D is "
-        "even.",
-        "First compute the D/2 frequencies, then the matrix of all angles (n, D/2). Concatenate "
-        "its sine and its cosine, all sines first. Convert positions and frequencies to float64 "
-        "before you multiply them."),
+        "Frequency k = 0, 1, ... is 10000^(-2k/D): the first is 1, and they decrease. D is even.",
+        "Compute the D/2 frequencies in float64 and, with float64 positions, the matrix of all "
+        "angles (n, D/2). Concatenate its sine and its cosine, all sines first."),
     Exercise(
         "update_memory", "02_recurrence", "update_memory", 3, 10, 1,
         "first in, first out, no gradient", "cat, detach",
@@ -138,24 +134,20 @@ EXERCISES = (
         "for a memory of m hidden states; query i is key m + i. Keys in the future are masked. "
         "With same_length, keys more than M back are also masked, so that each query attends to "
         "itself and to at most M keys before it.",
-        "First compute the matrix of distances: both conditions follow from it. A key that is "
-        "exactly M back is not masked."),
+        "Both conditions follow from the matrix of distances. A key exactly M back is not masked."),
     Exercise(
         "distance_encoding", "05_full_model", "distance_encoding", 4, 15, 1,
         "clamp: no unknown distance", "sinusoid, clamp",
         "Return the sinusoids R (K, D) of the distances K - 1, ..., 1, 0, in this order. If "
-        "clamp_len is above 0, every larger distance is encoded as clamp_len. If it is 0 or "
-        "less, no distance is clamped.",
-        "torch.arange can count down. Clamp the distances, not their indices in the tensor and "
-        "not the encoding."),
+        "clamp_len is above 0, every larger distance is encoded as clamp_len. Otherwise none is.",
+        "torch.arange can count down. Clamp distances, neither their indices nor the encoding."),
     Exercise(
         "relative_attention", "05_full_model", "RelativeAttention.attend", 5, 30, 3,
         "attention by content and distance", "four_terms, rel_shift",
-        "Score each query against each key with lesson 4's relative_score, divide by sqrt(C), "
-        "and set the scores of masked keys to -inf. Take the softmax over the keys, apply "
+        "Score each query against each key with lesson 4's relative_score, divide by sqrt(C), and "
+        "set the scores of masked keys to -inf. Take the softmax over the keys, apply "
         "self.dropout_attention to these probabilities, and compute the weighted sum of the "
-        "values. Concatenate the heads, one after the other, to (B, T, H * C), without W_o, "
-        "which the caller applies.",
+        "values. Concatenate the heads, in their order, to (B, T, H * C); the caller applies W_o.",
         "Write the shape next to every line: score and probability (B, H, T, K), weighted sum "
         "(B, H, T, C). A reshape alone never swaps two axes: first move H next to C."),
     Exercise(
@@ -165,8 +157,7 @@ EXERCISES = (
         "SUM with norm_1. Apply the feed-forward network (W_1, ReLU, dropout_inner, W_2) and "
         "dropout_ff to the result, add this to it, and normalize the sum with norm_2. Each norm "
         "comes after its sum (post-norm), as in the paper.",
-        "h = norm(h + dropout(block(h))), twice. The second block reads the result of the first "
-        "norm."),
+        "h = norm(h + dropout(block(h))), twice. The second block reads the first norm's result."),
     Exercise(
         "sample_top_k", "05_full_model", "sample_top_k", 5, 20, 2,
         "sample from the k most probable tokens", "topk, softmax, multinomial",
@@ -202,12 +193,11 @@ EXERCISES = (
     Exercise(
         "evaluate", "train", "evaluate", 11, 30, 2,
         "every token counted once", "no_grad, segments",
-        "Move the tokens to device = model.u.device, split them into one lane and into segments "
-        "of evaluation_segment_length(recipe), and read these in order inside `with "
-        "evaluating(model, recipe)`, under machine.autocast(recipe, device.type). A call "
-        "model(x, memory, y) returns losses (1, T) and the new memory: sum the losses of ALL "
-        "predictions in float64; the last segment may be shorter. Return the sum divided by the "
-        "number of predictions, a float.",
+        "Move the tokens to device = model.u.device, split them into one lane and into segments of "
+        "evaluation_segment_length(recipe), and read these in order inside `with evaluating(model, "
+        "recipe)`, under machine.autocast(recipe, device.type). A call model(x, memory, y) returns "
+        "losses (1, T) and the new memory: sum the losses of ALL predictions in float64; the last "
+        "segment may be shorter. Return the sum divided by the number of predictions, a float.",
         "n tokens are n - 1 predictions. A mean of the segments' means is not the mean over the "
         "tokens. The model may be a Reader, which has no parameters(). You may use "
         "progress(items, label, total), which displays the progress of the loop."),
