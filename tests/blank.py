@@ -28,8 +28,7 @@ from support.names import did_you_mean
 from training.command import Parser
 
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
-# the content of the student edition: files that students open show no solution, and files that
-# need the answers are in tests/course and say so
+# the content of the student edition; files that need the answers are in tests/course and say so
 EDITION = """*.py .gitignore LICENSE pytest.ini requirements.txt support/*.py training/*.py
     pretrained/* tests/conftest.py tests/helpers.py tests/blank.py tests/test_*.py
     tests/course/__init__.py tests/course/compare.py tests/course/diagnosis.py
@@ -73,8 +72,7 @@ class Lesson:
         return textwrap.indent("".join(lines), self.indent)
 
     def write(self, body):
-        """Replace the body in the file atomically; append an attempt to runs/attempts.txt.  The
-        lesson's first text is kept as long as the lesson differs from it."""
+        """Replace the body, and keep the lesson's first text as long as it differs from that."""
         kept, attempts = lessons.kept_file(self.path.stem, ROOT), ROOT / "runs" / "attempts.txt"
         text = f"{self.before}{body}{self.after}".replace("\n", self.line_end)
         try:

@@ -49,8 +49,7 @@ class Row:
     remark: str = ""  # for the teacher only
 
     def cells(self):
-        """Return the cells of a table: the name, the points, one letter per exercise, the
-        sentences, the files, a remark.  Exercises with the same cause share a sentence."""
+        """Return the cells of a table.  Exercises with the same cause share a sentence."""
         marks, sentences = [MARKS[state] for state, *_ in self.found.values()], {}
         for state, message, _ in self.found.values():
             if state in ("failing", "refused"):
@@ -105,9 +104,8 @@ def copied(path, opens, most):
 
 
 def take_lessons(row):
-    """Return {lesson: its bytes}, of several copies the one nearest to the top, and note in the row
-    which files count.  Archives are opened if there is no lesson file yet, and those in an archive
-    once.  Raises ValueError with one sentence."""
+    """Return {lesson: its bytes}, of several copies the one nearest to the top; note the others in
+    the row.  Archives are opened if there is no lesson file yet.  Raises ValueError."""
     name, mode, chosen = row.place.name, row.place.lstat().st_mode, {}
     if not stat.S_ISDIR(mode) and not (stat.S_ISREG(mode) and name.lower().endswith(".zip")):
         raise ValueError(f"{name} is not a folder or .zip archive (a link is neither); {REMEDY}")
@@ -177,9 +175,8 @@ async def run_rules(files, names):
 
 
 def read_report(data, names):
-    """Return the lesson whose import a report ends in, or "", and {exercise: (state, message,
-    body)} as noted after the imports.  Results that contradict each other fail the exercise.
-    Raises ValueError for a line that the tests of these exercises do not write."""
+    """Return the lesson whose import a report ends in, or "", and what was noted after the imports:
+    {exercise: (state, message, body)}.  Raises ValueError for a line of another form."""
     importing, found = "the tests", {}
     try:
         for line in data.split(b"\n")[:-1]:  # the complete ones
@@ -219,9 +216,8 @@ async def judged(files, names):
 
 
 async def grade_all(rows, names, path):
-    """Grade these submissions, as many at a time as there are cores; after each, write what is
-    known as CSV, and print progress on stderr.  Raises OSError if our own lessons do not pass here,
-    because then no student's could."""
+    """Grade these submissions; after each, write what is known as CSV and print its name.
+    Raises OSError if our own lessons do not pass here, because then no student's could."""
     ours = await judged({file: lessons.pristine(file).encode() for file in LESSONS}, names)
     for state, message, _ in ours.values():
         if state != "solved":

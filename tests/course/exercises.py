@@ -2,9 +2,6 @@
 
     python tests/blank.py --list         prints this list
     python tests/course/exercises.py     writes the table of tests/README.md
-
-Their rules are tests: those of rel_shift are in tests/test_04_rel_shift.py and take `rel_shift` as
-an argument.
 """
 import ast
 import re
@@ -207,10 +204,8 @@ BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
 
 def find(source, function):
     """Return the node of the function in this source (text or bytes), and the line number, from 1,
-    at which its body begins after the docstring.
-
-    Raises SyntaxError if the source is not Python, KeyError if the function is not in it.
-    """
+    at which its body begins after the docstring.  Raises SyntaxError, or KeyError if the function
+    is not in the source."""
     body = ast.parse(source).body
     for part in function.split("."):
         found = [node for node in body if getattr(node, "name", None) == part]

@@ -99,8 +99,7 @@ def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
 
 
 def test_a_lesson_that_imports_other_files_is_not_packed(project, capsys):
-    """Otherwise pytest passes here, and the lesson is broken when it is graded.  A lesson with a
-    syntax error, which gets no points, is packed."""
+    """Otherwise it passes here, and is broken when it is graded.  A syntax error is packed."""
     for line in ("from my_helpers import shift", "def f(): import scipy.special",
                  "m = importlib.import_module('mine')"):
         blank.write_whole(project / "04_rel_shift.py", line)
@@ -111,8 +110,7 @@ def test_a_lesson_that_imports_other_files_is_not_packed(project, capsys):
 
 
 def test_a_full_disk_loses_nothing(project, capsys, monkeypatch):
-    """A failed blank leaves no files, whichever flush fails, and --undo works after a later one.
-    The lesson is always complete, and an edition that cannot be finished leaves no files."""
+    """A failed blank leaves no files, whichever flush fails, and --undo works after a later one."""
     (project / "tests/course/pristine").mkdir(parents=True)
     before, full = content_of(project), OSError(28, "No space left on device")
     monkeypatch.setattr(os, "fsync", Mock())
