@@ -133,8 +133,7 @@ def undo(name):
     exercise = exercise_called(name)
     lesson, kept = Lesson(exercise), lessons.kept_file(exercise.file, ROOT)
     if is_student_edition() or not kept.exists():
-        why = "this is the student edition" if is_student_edition() else "it was not blanked here"
-        raise ValueError(f"{exercise.name}: {why}, so there is nothing to restore")
+        raise ValueError(f"{exercise.name} was not blanked here; there is nothing to restore")
     lesson.write(Lesson(exercise, kept).body)
     print(f"{exercise.function} in {lesson.path.name} is as it was before it was blanked")
 
@@ -142,13 +141,11 @@ def undo(name):
 def show_list():
     """Print all exercises in course order, and whether their rules hold."""
     from course import rules  # which imports torch
-    print("testing all exercises ...", file=sys.stderr)
     lessons.import_lessons()
-    states = [rules.state(exercise.name)[0] for exercise in EXERCISES]
     print(f"{'exercise':<20}lesson  lines  minutes  level  state    idea")
-    for e, state in zip(EXERCISES, states):
-        print(f"{e.name:<20}{e.lesson:<8}{e.lines:<7}{e.minutes:<9}{'*' * e.level:<7}{state:<9}"
-              f"{e.idea}; needs {e.before}")
+    for e in EXERCISES:
+        print(f"{e.name:<20}{e.lesson:<8}{e.lines:<7}{e.minutes:<9}{'*' * e.level:<7}"
+              f"{rules.state(e.name)[0]:<9}{e.idea}; needs {e.before}")
     print(*lessons.broken.values(), rules.progress_line(), sep="\n")
 
 
