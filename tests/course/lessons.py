@@ -7,7 +7,6 @@ import ast
 import io
 import json
 import os
-import platform
 import signal
 import sys
 import tempfile
@@ -116,7 +115,7 @@ def sentence(error, path):
             line = text[: text.index("\ufffd")].count("\n") + 1
             message = "this line is not UTF-8 text; save the file as UTF-8"
         where = f", line {line}" if line else ""
-        python = platform.python_version()
+        python = ".".join(map(str, sys.version_info[:2]))
         return f"{path.name}{where}: {type(error).__name__} in Python {python}: {message}"
     advice = "; use numpy, torch and matplotlib only" * isinstance(error, ModuleNotFoundError)
     return f"{path.name}: {raised(error, str(path))}{advice}"

@@ -63,9 +63,10 @@ def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys):
 
 
 def test_an_attempt_is_never_destroyed(project, capsys):
-    """Blanking again and undoing append the attempt to a file."""
+    """Blank and undo append the attempt to a file.  The last of two definitions counts."""
     path = project / "04_rel_shift.py"
-    shipped = path.read_bytes()
+    shipped = b"def rel_shift():\n    pass\n" + path.read_bytes()
+    path.write_bytes(shipped)
     for i, act in enumerate((["rel_shift"], ["--undo", "rel_shift"])):
         blank.main(["rel_shift"])
         stub = blank.Lesson(BY_NAME["rel_shift"]).body
