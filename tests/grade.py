@@ -295,11 +295,10 @@ def main(argv=None):
     """Grade, and return the exit status: 0, or 1 after a one-line error."""
     try:
         parser = Parser(prog="grade.py", description=__doc__)
-        parser.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="folder of the class")
-        parser.add_argument("--only", metavar="NAME,NAME", help="grade only these exercises")
-        parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table to FILE")
-        parser.add_argument("--feedback", type=Path, metavar="FOLDER", help="write a text for each")
-        parser.add_argument("--gradescope", type=Path, metavar="FILE", help="grade one student")
+        parser.add_argument("folder", type=Path, metavar="SUBMISSIONS")
+        parser.add_argument("--only", metavar="NAME,NAME")
+        for flag in ("--csv", "--feedback", "--gradescope"):
+            parser.add_argument(flag, type=Path, metavar="PATH")
         given = parser.parse_args(argv)
         names = [exercise.name for exercise in exercises_called(given.only)]
         for path in filter(None, (given.csv, given.gradescope)):

@@ -37,8 +37,8 @@ REPORT = os.environ.pop("XL_REPORT", None)  # the file in which grade.py reads t
 
 
 def take_lessons_from(place):
-    """Test the lessons of a submission, which run and write their files in a temporary folder.
-    Raises ValueError: one sentence."""
+    """Test the lessons of a submission, which run and write their files in a temporary folder, with
+    limits of memory and file size.  Raises ValueError: one sentence."""
     global under_test, home
     paths = {lesson: Path(place, f"{lesson}.py").resolve() for lesson in LESSONS}
     under_test = {lesson: path for lesson, path in paths.items() if path.is_file()}
@@ -47,7 +47,12 @@ def take_lessons_from(place):
                          f"{LESSONS[-1]}.py); unpack archives first")
     home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     sys.dont_write_bytecode = True
-    limit_resources()
+    taken = Path("/proc/self/statm")
+    if taken.exists():  # on Linux
+        import resource
+        memory = int(taken.read_text().split()[0]) * resource.getpagesize() + MEMORY
+        for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, FILE_SIZE)):
+            resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
 
 
 def go_home():
@@ -56,16 +61,6 @@ def go_home():
         folder = Path(home.name) / "home"  # one deeper, so that .. is also temporary
         folder.mkdir(parents=True, exist_ok=True)
         os.chdir(folder)
-
-
-def limit_resources():
-    """Limit the memory of this process and the size of the files that it writes (on Linux)."""
-    taken = Path("/proc/self/statm")
-    if taken.exists():
-        import resource
-        memory = int(taken.read_text().split()[0]) * resource.getpagesize() + MEMORY
-        for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, FILE_SIZE)):
-            resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
 
 
 def note(**facts):
