@@ -9,7 +9,7 @@
     python tests/blank.py --all FOLDER --exam    without the solutions and known mistakes
 
 Nothing is ever lost: a lesson is copied to tests/course/pristine before its first blank, and an
-attempt of yours is appended to runs/attempts.txt before it is overwritten.  Git is not needed.
+attempt of yours is appended to runs/attempts.txt before it is overwritten.
 """
 import ast
 import codecs

@@ -44,7 +44,7 @@ class Row:
 
     place: Path  # a folder or an archive; all else is refused
     graded: list = field(default_factory=list)  # the lesson files that count
-    left_out: list = field(default_factory=list)  # what could be taken for one, but does not count
+    left_out: list = field(default_factory=list)  # what looks like one
     found: dict = field(default_factory=dict)  # exercise -> (a key of MARKS, a message, its body)
     remark: str = ""  # for the teacher only
 
@@ -230,7 +230,7 @@ async def grade_all(rows, names, path):
             found = {name: ("missing", f"{name}: not handed in", "") for name in names}
             try:
                 found |= await judged(take_lessons(row), names)
-            except Exception as error:  # of any kind: the other students must be graded
+            except Exception as error:  # the other students must be graded
                 why = "a .zip archive is damaged: " * isinstance(error, zipfile.BadZipFile)
                 found = dict.fromkeys(names, ("refused", why + (str(error) or repr(error)), ""))
                 row.graded = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = ROOT / "tests" / "README.md"  # with a table of the exercises
+PAGE = ROOT / "tests" / "README.md"
 LESSONS = ("01_vanilla_segments", "02_recurrence", "03_relative_attention", "04_rel_shift",
            "05_full_model", "train")
 ONE, TWO, THREE, FOUR, FIVE, TRAIN = LESSONS
@@ -23,7 +23,7 @@ class Exercise:
     file: str  # the lesson
     function: str  # in that lesson: a function, or Class.method
     lines: int  # of the shipped solution
-    minutes: int  # an estimate, until a class has measured it
+    minutes: int  # an estimate
     level: int  # difficulty, 1 to 3
     idea: str
     before: str  # prerequisites
