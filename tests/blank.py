@@ -9,7 +9,7 @@
     python tests/blank.py --all FOLDER --exam    without the solutions and known mistakes
 
 Nothing is ever lost: a lesson is copied to tests/course/pristine before its first blank, and an
-attempt of yours is appended to runs/attempts.txt before it is overwritten.  Git is not needed.
+attempt of yours is appended to runs/attempts.txt before it is overwritten.
 """
 import ast
 import codecs
@@ -28,8 +28,7 @@ from support.names import did_you_mean
 from training.command import Parser
 
 WIDTH = 88  # columns of a lesson, so that it can be projected, blank or not
-# the content of the student edition: files that students open show no solution, and files that
-# need the answers are in tests/course and say so
+# the content of the student edition; files that need the answers are in tests/course and say so
 EDITION = """*.py .gitignore LICENSE pytest.ini requirements.txt support/*.py training/*.py
     pretrained/* tests/conftest.py tests/helpers.py tests/blank.py tests/test_*.py
     tests/course/__init__.py tests/course/compare.py tests/course/diagnosis.py
@@ -37,8 +36,6 @@ EDITION = """*.py .gitignore LICENSE pytest.ini requirements.txt support/*.py tr
     tests/course/oracles.py tests/course/rules.py tests/course/stand_ins.py""".split()
 FAST, PLAIN = "training/reader.py", "tests/course/plain_reader.py"  # PLAIN replaces FAST there
 
-
-# ---- a lesson file, taken apart -----------------------------------------------------------------
 
 class Lesson:
     """A lesson file, split around the body of one exercise.  Raises ValueError: one sentence."""
@@ -49,18 +46,13 @@ class Lesson:
             data = self.path.read_bytes()
             self.codec = "utf-8-sig" if data.startswith(codecs.BOM_UTF8) else "utf-8"
             self.line_end = "\r\n" if b"\r\n" in data else "\n"
-            text = data.decode(self.codec).replace("\r\n", "\n")
-            node, first = find(text, exercise.function)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{self.path.name} is not UTF-8 text (byte {error.start}); save it as "
-                             "UTF-8, then run this again") from None
-        except SyntaxError as error:
-            raise ValueError(f"{lessons.sentence(error, self.path)}; fix that line first, nothing "
-                             "was changed") from None
+            node, first = find(data, exercise.function)
+            lines = data.decode(self.codec).replace("\r\n", "\n").splitlines(keepends=True)
+        except (SyntaxError, UnicodeDecodeError) as error:
+            raise ValueError(f"{lessons.sentence(error, self.path)}; nothing was changed") from None
         except KeyError:
             raise ValueError(f"there is no {exercise.function} in {self.path.name}; give it its "
                              "name back, nothing was changed") from None
-        lines = text.splitlines(keepends=True)
         self.before = "".join(lines[: first - 1])
         self.after = "".join(lines[node.end_lineno :])
         self.body = "".join(lines[first - 1 : node.end_lineno])
@@ -76,15 +68,11 @@ class Lesson:
         task = textwrap.wrap(f"EXERCISE {name}: {self.exercise.task}",
                              WIDTH - 2 - len(self.indent))
         lines = [f"# {line}\n" for line in [*task, f"Test it with: pytest -k {name}"]]
-        lines.append(f'''raise NotImplementedError(
-    "{name} is blank: write it here, "
-    "then run pytest -k {name}")
-''')
+        lines.append(f'raise NotImplementedError("{name} is blank: write it here")\n')
         return textwrap.indent("".join(lines), self.indent)
 
     def write(self, body):
-        """Replace the body in the file atomically; append an attempt to runs/attempts.txt.  The
-        lesson's first text is kept as long as the lesson differs from it."""
+        """Replace the body, and keep the lesson's first text as long as it differs from that."""
         kept, attempts = lessons.kept_file(self.path.stem, ROOT), ROOT / "runs" / "attempts.txt"
         text = f"{self.before}{body}{self.after}".replace("\n", self.line_end)
         try:
@@ -107,8 +95,6 @@ def write_whole(path, text):
     """Write a text file atomically."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
-
-# ---- what the command does ----------------------------------------------------------------------
 
 def exercise_called(name):
     """Return the exercise with this name or function; ValueError names the closest match."""
@@ -147,8 +133,7 @@ def undo(name):
     exercise = exercise_called(name)
     lesson, kept = Lesson(exercise), lessons.kept_file(exercise.file, ROOT)
     if is_student_edition() or not kept.exists():
-        why = "this is the student edition" if is_student_edition() else "it was not blanked here"
-        raise ValueError(f"{exercise.name}: {why}, so there is nothing to restore")
+        raise ValueError(f"{exercise.name} was not blanked here; there is nothing to restore")
     lesson.write(Lesson(exercise, kept).body)
     print(f"{exercise.function} in {lesson.path.name} is as it was before it was blanked")
 
@@ -156,14 +141,11 @@ def undo(name):
 def show_list():
     """Print all exercises in course order, and whether their rules hold."""
     from course import rules  # which imports torch
-    print("testing all exercises ...", end="", file=sys.stderr, flush=True)
     lessons.import_lessons()
-    states = [rules.state(exercise.name)[0] for exercise in EXERCISES]
-    print("\r" + " " * 40, end="\r", file=sys.stderr, flush=True)
     print(f"{'exercise':<20}lesson  lines  minutes  level  state    idea")
-    for e, state in zip(EXERCISES, states):
-        print(f"{e.name:<20}{e.lesson:<8}{e.lines:<7}{e.minutes:<9}{'*' * e.level:<7}{state:<9}"
-              f"{e.idea}; needs {e.before}")
+    for e in EXERCISES:
+        print(f"{e.name:<20}{e.lesson:<8}{e.lines:<7}{e.minutes:<9}{'*' * e.level:<7}"
+              f"{rules.state(e.name)[0]:<9}{e.idea}; needs {e.before}")
     print(*lessons.broken.values(), rules.progress_line(), sep="\n")
 
 
@@ -232,9 +214,7 @@ def write_edition(folder, exam, blank_ones):
             folder.rmdir()  # it is empty
         part.rename(folder)
     print(f"{folder} holds the student edition: {len(blank_ones)} of {len(EXERCISES)} exercises "
-          "are blank")
-    print(f"students start with pytest -k {blank_ones[0].name}; python tests/blank.py --list shows "
-          "the rest")
+          f"are blank\nstudents start with pytest -k {blank_ones[0].name}")
 
 
 def main(argv=None):
@@ -242,15 +222,13 @@ def main(argv=None):
     try:
         parser = Parser(prog="blank.py", description=__doc__)
         what = parser.add_mutually_exclusive_group(required=True)
-        what.add_argument("name", nargs="?", help="the exercise to blank")
-        what.add_argument("--list", action="store_true", help="show all exercises")
-        what.add_argument("--undo", metavar="NAME", help="restore the original body")
-        what.add_argument("--submit", metavar="NAME", help="pack the lesson files into NAME.zip")
-        what.add_argument("--all", metavar="FOLDER", help="write the student edition")
-        parser.add_argument("--exam", action="store_true",
-                            help="with --all: no solutions and no known mistakes")
-        parser.add_argument("--only", metavar="NAME,NAME",
-                            help="with --all: only these exercises are blank")
+        what.add_argument("name", nargs="?")
+        what.add_argument("--list", action="store_true")
+        what.add_argument("--undo", metavar="NAME")
+        what.add_argument("--submit", metavar="NAME")
+        what.add_argument("--all", metavar="FOLDER")
+        parser.add_argument("--exam", action="store_true")
+        parser.add_argument("--only", metavar="NAME,NAME")
         given = parser.parse_args(argv)
         if (given.exam or given.only) and given.all is None:
             raise ValueError("--exam and --only go with --all FOLDER")

@@ -44,13 +44,12 @@ class Row:
 
     place: Path  # a folder or an archive; all else is refused
     graded: list = field(default_factory=list)  # the lesson files that count
-    left_out: list = field(default_factory=list)  # what could be taken for one, but does not count
+    left_out: list = field(default_factory=list)  # what looks like one
     found: dict = field(default_factory=dict)  # exercise -> (a key of MARKS, a message, its body)
     remark: str = ""  # for the teacher only
 
     def cells(self):
-        """Return the cells of a table: the name, the points, one letter per exercise, the
-        sentences, the files, a remark.  Exercises with the same cause share a sentence."""
+        """Return the cells of a table.  Exercises with the same cause share a sentence."""
         marks, sentences = [MARKS[state] for state, *_ in self.found.values()], {}
         for state, message, _ in self.found.values():
             if state in ("failing", "refused"):
@@ -105,9 +104,8 @@ def copied(path, opens, most):
 
 
 def take_lessons(row):
-    """Return {lesson: its bytes}, of several copies the one nearest to the top, and note in the row
-    which files count.  Archives are opened if there is no lesson file yet, and those in an archive
-    once.  Raises ValueError with one sentence."""
+    """Return {lesson: its bytes}, of several copies the one nearest to the top; note the others in
+    the row.  Archives are opened if there is no lesson file yet.  Raises ValueError."""
     name, mode, chosen = row.place.name, row.place.lstat().st_mode, {}
     if not stat.S_ISDIR(mode) and not (stat.S_ISREG(mode) and name.lower().endswith(".zip")):
         raise ValueError(f"{name} is not a folder or .zip archive (a link is neither); {REMEDY}")
@@ -177,9 +175,8 @@ async def run_rules(files, names):
 
 
 def read_report(data, names):
-    """Return the lesson whose import a report ends in, or "", and {exercise: (state, message,
-    body)} as noted after the imports.  Results that contradict each other fail the exercise.
-    Raises ValueError for a line that the tests of these exercises do not write."""
+    """Return the lesson whose import a report ends in, or "", and what was noted after the imports:
+    {exercise: (state, message, body)}.  Raises ValueError for a line of another form."""
     importing, found = "the tests", {}
     try:
         for line in data.split(b"\n")[:-1]:  # the complete ones
@@ -219,9 +216,8 @@ async def judged(files, names):
 
 
 async def grade_all(rows, names, path):
-    """Grade these submissions, as many at a time as there are cores; after each, write what is
-    known as CSV, and print progress on stderr.  Raises OSError if our own lessons do not pass here,
-    because then no student's could."""
+    """Grade these submissions; after each, write what is known as CSV and print its name.
+    Raises OSError if our own lessons do not pass here, because then no student's could."""
     ours = await judged({file: lessons.pristine(file).encode() for file in LESSONS}, names)
     for state, message, _ in ours.values():
         if state != "solved":
@@ -234,7 +230,7 @@ async def grade_all(rows, names, path):
             found = {name: ("missing", f"{name}: not handed in", "") for name in names}
             try:
                 found |= await judged(take_lessons(row), names)
-            except Exception as error:  # of any kind: the other students must be graded
+            except Exception as error:  # the other students must be graded
                 why = "a .zip archive is damaged: " * isinstance(error, zipfile.BadZipFile)
                 found = dict.fromkeys(names, ("refused", why + (str(error) or repr(error)), ""))
                 row.graded = []
@@ -284,29 +280,25 @@ def as_csv(rows, names):
     return file.getvalue()
 
 
-def gradescope(row):
-    """Return Gradescope's results.json of a row: one test of one point per exercise."""
+def results(row):
+    """Return what a student reads, without the remark, as a text and as Gradescope's JSON: one test
+    of one point per exercise."""
     tests = [{"name": name, "score": float(state == "solved"), "max_score": 1.0,
-              "output": message or "solved", "visibility": "visible"}
+              "output": message or f"{name} is solved", "visibility": "visible"}
              for name, (state, message, _) in row.found.items()]
-    return json.dumps({"output": row.cells()[-2], "visibility": "visible", "tests": tests})
-
-
-def feedback(row):
-    """Return the text for a student: what pytest would show, without the remark."""
-    texts = [message or f"{name} is solved" for name, (_, message, _) in row.found.items()]
-    return visible("\n\n".join([*dict.fromkeys(texts), row.cells()[-2]])) + "\n"
+    texts = [*dict.fromkeys(test["output"] for test in tests), files := row.cells()[-2]]
+    return visible("\n\n".join(texts)) + "\n", json.dumps(
+        {"output": files, "visibility": "visible", "tests": tests})
 
 
 def main(argv=None):
     """Grade, and return the exit status: 0, or 1 after a one-line error."""
     try:
         parser = Parser(prog="grade.py", description=__doc__)
-        parser.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="folder of the class")
-        parser.add_argument("--only", metavar="NAME,NAME", help="grade only these exercises")
-        parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table to FILE")
-        parser.add_argument("--feedback", type=Path, metavar="FOLDER", help="write a text for each")
-        parser.add_argument("--gradescope", type=Path, metavar="FILE", help="grade one student")
+        parser.add_argument("folder", type=Path, metavar="SUBMISSIONS")
+        parser.add_argument("--only", metavar="NAME,NAME")
+        for flag in ("--csv", "--feedback", "--gradescope"):
+            parser.add_argument(flag, type=Path, metavar="PATH")
         given = parser.parse_args(argv)
         names = [exercise.name for exercise in exercises_called(given.only)]
         for path in filter(None, (given.csv, given.gradescope)):
@@ -318,9 +310,9 @@ def main(argv=None):
         asyncio.run(grade_all(rows, names, given.csv))
         print(table(rows))
         for row in rows if given.feedback else ():
-            write_whole(given.feedback / f"{row.place.name}.txt", feedback(row))
+            write_whole(given.feedback / f"{row.place.name}.txt", results(row)[0])
         if given.gradescope:
-            write_whole(given.gradescope, gradescope(rows[0]))
+            write_whole(given.gradescope, results(rows[0])[1])
         return 0
     except (ValueError, OSError) as error:
         print(f"grade.py: {printable(str(error))}", file=sys.stderr)

@@ -2,17 +2,17 @@
 
     python tests/blank.py --list         prints this list
     python tests/course/exercises.py     writes the table of tests/README.md
-
-Their rules are tests: those of rel_shift are in tests/test_04_rel_shift.py and take `rel_shift` as
-an argument.
 """
 import ast
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = ROOT / "tests" / "README.md"
 LESSONS = ("01_vanilla_segments", "02_recurrence", "03_relative_attention", "04_rel_shift",
            "05_full_model", "train")
+ONE, TWO, THREE, FOUR, FIVE, TRAIN = LESSONS
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Exercise:
     file: str  # the lesson
     function: str  # in that lesson: a function, or Class.method
     lines: int  # of the shipped solution
-    minutes: int  # an estimate, until a class has measured it
+    minutes: int  # an estimate
     level: int  # difficulty, 1 to 3
     idea: str
     before: str  # prerequisites
@@ -43,33 +43,26 @@ class Exercise:
 
 EXERCISES = (
     Exercise(
-        "lanes", "01_vanilla_segments", "lanes", 5, 15, 1,
-        "one stream, B contiguous lanes", "slices, stack",
+        "lanes", ONE, "lanes", 5, 15, 1, "one stream, B contiguous lanes", "slices, stack",
         "Split the stream into B contiguous lanes of L + 1 tokens, where L = (n - 1) // B. The "
         "last column of a lane is only a target; it is also the first column of the next lane. "
-        "Raise a ValueError if B < 1 or if the stream has B tokens or fewer: each lane needs an "
-        "input and its target.",
-        "At which index of the stream does lane b begin, and where does it end if it contains "
-        "one token more than its L inputs?"),
+        "Raise a ValueError if B < 1 or if the stream has B tokens or fewer.",
+        "Where does lane b begin, and where does it end with one token more than its L inputs?"),
     Exercise(
-        "segments", "01_vanilla_segments", "segments", 6, 15, 1,
-        "inputs and their next tokens, in order", "yield",
+        "segments", ONE, "segments", 6, 15, 1, "inputs and their next tokens, in order", "yield",
         "Go through the columns of the lanes, T at a time from column `start` on. Yield x and y, "
         "both (B, T) int64, where y is one column further than x. The last segment may be "
         "shorter, but every input has its target, and the last column is never an input.",
         "With L + 1 columns there are L inputs. For the last segment, write down the column at "
         "which x ends and the column at which y ends. Use `yield`, not a list."),
     Exercise(
-        "sinusoid", "01_vanilla_segments", "sinusoid", 4, 15, 1,
-        "a position as sines and cosines", "broadcasting",
+        "sinusoid", ONE, "sinusoid", 4, 15, 1, "a position as sines and cosines", "broadcasting",
         "Encode each position as D/2 sines followed by D/2 cosines, in float64 on its device. "
-        "Frequency k (k = 0, 1, ...) is 10000^(-2k/D): the first one is 1, and they decrease. D is "
-        "even.",
-        "First compute the D/2 frequencies, then the matrix of all angles (n, D/2). Concatenate "
-        "its sine and its cosine, all sines first. Convert positions and frequencies to float64 "
-        "before you multiply them."),
+        "Frequency k = 0, 1, ... is 10000^(-2k/D): the first is 1, and they decrease. D is even.",
+        "Compute the D/2 frequencies in float64 and, with float64 positions, the matrix of all "
+        "angles (n, D/2). Concatenate its sine and its cosine, all sines first."),
     Exercise(
-        "update_memory", "02_recurrence", "update_memory", 3, 10, 1,
+        "update_memory", TWO, "update_memory", 3, 10, 1,
         "first in, first out, no gradient", "cat, detach",
         "Concatenate the memory (B, m, D) and the hidden states h (B, T, D) along time and keep "
         "the last M rows, or all rows if there are fewer. The result carries no gradient, and "
@@ -77,7 +70,7 @@ EXERCISES = (
         "In Python rows[-0:] is everything, and rows[k:] with a negative k counts from the end. "
         "Compute the index of the first row to keep, and never let it be below 0."),
     Exercise(
-        "causal_mask", "02_recurrence", "causal_mask", 3, 15, 1,
+        "causal_mask", TWO, "causal_mask", 3, 15, 1,
         "the future, after a memory of m keys", "comparing rows with columns",
         "Return a bool mask (T, m + T) on `device` that is True where a query must NOT attend. "
         "The first m keys are the memory, so query i of the segment is key m + i. It attends to "
@@ -85,8 +78,7 @@ EXERCISES = (
         "Compare a row of key indices with a column of the queries' own key indices. How many "
         "True values does the last row have?"),
     Exercise(
-        "reach", "02_recurrence", "reach", 5, 25, 2,
-        "how far back N layers attend", "integer arithmetic",
+        "reach", TWO, "reach", 5, 25, 2, "how far back N layers attend", "integer arithmetic",
         "Return how many tokens back the last token of a segment reaches through N layers. In "
         "one layer a token attends to its own segment up to itself and to the M tokens before "
         "the start of its SEGMENT. Each further layer continues in the same way from the farthest "
@@ -94,7 +86,7 @@ EXERCISES = (
         "Let the query's segment start at 0, so that the query is token T - 1. Which is the "
         "first token that one layer attends to, and where does its segment start?"),
     Exercise(
-        "stream_losses", "02_recurrence", "stream_losses", 6, 10, 1,
+        "stream_losses", TWO, "stream_losses", 6, 10, 1,
         "carrying the memory over", "a loop that carries a state",
         "Read x (B, n) in segments of T tokens, in order; y (B, n) holds the target of each token "
         "of x, so split it in the same way. The first call of the model gets None as its memory; "
@@ -104,7 +96,7 @@ EXERCISES = (
         "model(x, memory) returns the logits and the new memory. x.split(T, dim=1) splits x into "
         "segments, and torch.cat(..., dim=1) concatenates losses along time."),
     Exercise(
-        "four_terms", "03_relative_attention", "four_terms", 11, 35, 2,
+        "four_terms", THREE, "four_terms", 11, 35, 2,
         "the score, term by term", "dot products; the lesson's table",
         "For one head, fill a float64 array (4, T, K) with the terms (a) to (d) of the table in "
         "the lesson's docstring. Query i is key m + i with m = K - T, and its distance to key j is "
@@ -113,7 +105,7 @@ EXERCISES = (
         "Write two loops, over i and over all j that are not in the future: 0 ... m + i. W_kR @ "
         "R[distance] occurs in two of the terms."),
     Exercise(
-        "rel_shift_by_index", "04_rel_shift", "rel_shift_by_index", 5, 25, 2,
+        "rel_shift_by_index", FOUR, "rel_shift_by_index", 5, 25, 2,
         "the shift as one gather", "gather",
         "For every cell (i, j) of the result, compute the column of x that it comes from, as one "
         "(T, K) tensor on x.device. Gather along the last axis, for any leading dimensions. Where "
@@ -121,7 +113,7 @@ EXERCISES = (
         "rel_shift_loops contains the column: read it there. torch.gather needs an index of the "
         "shape of x, and expand makes one without copying."),
     Exercise(
-        "rel_shift", "04_rel_shift", "rel_shift", 4, 25, 3,
+        "rel_shift", FOUR, "rel_shift", 4, 25, 3,
         "the shift by pad and reshape", "the layout of a matrix in memory; view",
         "Pad one cell in front of every row, view the same values as rows of T, drop one of "
         "these rows, and view the rest as (T, K). This moves row i to the left by T - 1 - i. "
@@ -130,43 +122,38 @@ EXERCISES = (
         "matrix begins with a pad cell and contains only values that are not needed: the first "
         "or the last? With leading dimensions, x.shape[-2:] is T and K."),
     Exercise(
-        "attention_mask", "05_full_model", "attention_mask", 6, 20, 2,
+        "attention_mask", FIVE, "attention_mask", 6, 20, 2,
         "same_length: every query sees M + 1 keys", "causal_mask",
         "Return a bool mask (T, m + T) on `device` that is True where a query must NOT attend, "
         "for a memory of m hidden states; query i is key m + i. Keys in the future are masked. "
         "With same_length, keys more than M back are also masked, so that each query attends to "
         "itself and to at most M keys before it.",
-        "First compute the matrix of distances: both conditions follow from it. A key that is "
-        "exactly M back is not masked."),
+        "Both conditions follow from the matrix of distances. A key exactly M back is not masked."),
     Exercise(
-        "distance_encoding", "05_full_model", "distance_encoding", 4, 15, 1,
+        "distance_encoding", FIVE, "distance_encoding", 4, 15, 1,
         "clamp: no unknown distance", "sinusoid, clamp",
         "Return the sinusoids R (K, D) of the distances K - 1, ..., 1, 0, in this order. If "
-        "clamp_len is above 0, every larger distance is encoded as clamp_len. If it is 0 or "
-        "less, no distance is clamped.",
-        "torch.arange can count down. Clamp the distances, not their indices in the tensor and "
-        "not the encoding."),
+        "clamp_len is above 0, every larger distance is encoded as clamp_len. Otherwise none is.",
+        "torch.arange can count down. Clamp distances, neither their indices nor the encoding."),
     Exercise(
-        "relative_attention", "05_full_model", "RelativeAttention.attend", 5, 30, 3,
+        "relative_attention", FIVE, "RelativeAttention.attend", 5, 30, 3,
         "attention by content and distance", "four_terms, rel_shift",
-        "Score each query against each key with lesson 4's relative_score, divide by sqrt(C), "
-        "and set the scores of masked keys to -inf. Take the softmax over the keys, apply "
+        "Score each query against each key with lesson 4's relative_score, divide by sqrt(C), and "
+        "set the scores of masked keys to -inf. Take the softmax over the keys, apply "
         "self.dropout_attention to these probabilities, and compute the weighted sum of the "
-        "values. Concatenate the heads, one after the other, to (B, T, H * C), without W_o, "
-        "which the caller applies.",
+        "values. Concatenate the heads, in their order, to (B, T, H * C); the caller applies W_o.",
         "Write the shape next to every line: score and probability (B, H, T, K), weighted sum "
         "(B, H, T, C). A reshape alone never swaps two axes: first move H next to C."),
     Exercise(
-        "layer", "05_full_model", "Layer.forward", 4, 15, 1,
+        "layer", FIVE, "Layer.forward", 4, 15, 1,
         "attention, add, norm; feed-forward, add, norm", "residual connections, layer norm",
         "Add dropout_output of self.attention(h, memory, R, u, v, mask) to h, and normalize the "
         "SUM with norm_1. Apply the feed-forward network (W_1, ReLU, dropout_inner, W_2) and "
         "dropout_ff to the result, add this to it, and normalize the sum with norm_2. Each norm "
         "comes after its sum (post-norm), as in the paper.",
-        "h = norm(h + dropout(block(h))), twice. The second block reads the result of the first "
-        "norm."),
+        "h = norm(h + dropout(block(h))), twice. The second block reads the first norm's result."),
     Exercise(
-        "sample_top_k", "05_full_model", "sample_top_k", 5, 20, 2,
+        "sample_top_k", FIVE, "sample_top_k", 5, 20, 2,
         "sample from the k most probable tokens", "topk, softmax, multinomial",
         "For each row of the logits (B, V), sample one of its top_k most probable tokens, using "
         "`generator`. The probabilities are softmax(logits / temperature) among these. Return "
@@ -174,7 +161,7 @@ EXERCISES = (
         "topk returns values and indices. multinomial samples a rank among the k best, which you "
         "must map back to an index into the vocabulary."),
     Exercise(
-        "generate", "05_full_model", "generate", 9, 25, 2,
+        "generate", FIVE, "generate", 9, 25, 2,
         "sampling with memory", "update_memory, sample_top_k",
         "Read the prompt (B, P) once, then one token at a time: sample_top_k samples from the "
         "logits of the LAST position, and the memory holds everything that was read before. "
@@ -184,7 +171,7 @@ EXERCISES = (
         "Keep one variable for the model's next input: first the prompt, which is then in the "
         "memory, and after it the (B, 1) token just sampled."),
     Exercise(
-        "train_step", "train", "train_step", 17, 40, 3,
+        "train_step", TRAIN, "train_step", 17, 40, 3,
         "one update that carries the memory over", "backward, clipping, update_memory",
         "(1) Clear the gradients; (2) for each slice of micro_batches(B, recipe.micro_batch), call "
         "the model with x, memory (a tensor (B, m, D) of each layer, or None) and y of these lanes "
@@ -198,14 +185,12 @@ EXERCISES = (
         "layer. clip_grad_norm_ clips in place and returns the norm before clipping; loss.item() "
         "is a float."),
     Exercise(
-        "evaluate", "train", "evaluate", 11, 30, 2,
-        "every token counted once", "no_grad, segments",
-        "Move the tokens to device = model.u.device, split them into one lane and into segments "
-        "of evaluation_segment_length(recipe), and read these in order inside `with "
-        "evaluating(model, recipe)`, under machine.autocast(recipe, device.type). A call "
-        "model(x, memory, y) returns losses (1, T) and the new memory: sum the losses of ALL "
-        "predictions in float64; the last segment may be shorter. Return the sum divided by the "
-        "number of predictions, a float.",
+        "evaluate", TRAIN, "evaluate", 11, 30, 2, "every token counted once", "no_grad, segments",
+        "Move the tokens to device = model.u.device, split them into one lane and into segments of "
+        "evaluation_segment_length(recipe), and read these in order inside `with evaluating(model, "
+        "recipe)`, under machine.autocast(recipe, device.type). A call model(x, memory, y) returns "
+        "losses (1, T) and the new memory: sum the losses of ALL predictions in float64; the last "
+        "segment may be shorter. Return the sum divided by the number of predictions, a float.",
         "n tokens are n - 1 predictions. A mean of the segments' means is not the mean over the "
         "tokens. The model may be a Reader, which has no parameters(). You may use "
         "progress(items, label, total), which displays the progress of the loop."),
@@ -213,27 +198,15 @@ EXERCISES = (
 BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
 
 
-# ---- the source of a function -------------------------------------------------------------------
-
 def find(source, function):
     """Return the node of the function in this source (text or bytes), and the line number, from 1,
-    at which its body begins after the docstring.
-
-    Raises SyntaxError if the source is not Python, KeyError if the function is not in it.
-    """
-    body = ast.parse(source).body
-    for part in function.split("."):
-        found = [node for node in body if getattr(node, "name", None) == part]
-        if not found:
-            raise KeyError(function)
-        node, body = found[-1], found[-1].body
+    at which its body begins after the docstring.  Raises SyntaxError, or KeyError if the function
+    is not in the source."""
+    node = ast.parse(source)
+    for part in function.split("."):  # of several, the last one counts
+        node = {own.name: own for own in node.body if hasattr(own, "name")}[part]
     documented = ast.get_docstring(node) is not None
-    return node, body[0].end_lineno + 1 if documented else body[0].lineno
-
-
-# ---- the table of tests/README.md ---------------------------------------------------------------
-
-PAGE = ROOT / "tests" / "README.md"
+    return node, node.body[0].end_lineno + 1 if documented else node.body[0].lineno
 
 
 def page_with_table():
@@ -244,9 +217,8 @@ def page_with_table():
     rows += [(e.name, e.lesson, e.idea, e.before, str(e.minutes), f"`{'*' * e.level}`")
              for e in EXERCISES]
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition("<!-- exercises -->\n")
-    _, end, after = rest.partition("<!-- end -->")
-    return before + begin + table + end + after
+    between = "(?s)(?<=<!-- exercises -->\n).*(?=<!-- end -->)"
+    return re.sub(between, lambda _: table, PAGE.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -36,11 +36,9 @@ FILE_SIZE = 100 << 20  # the largest file that it may write, in bytes
 REPORT = os.environ.pop("XL_REPORT", None)  # the file in which grade.py reads the results
 
 
-# ---- the lessons of a submission ----------------------------------------------------------------
-
 def take_lessons_from(place):
-    """Test the lessons of a submission, which run and write their files in a temporary folder.
-    Raises ValueError: one sentence."""
+    """Test the lessons of a submission, which run and write their files in a temporary folder, with
+    limits of memory and file size.  Raises ValueError: one sentence."""
     global under_test, home
     paths = {lesson: Path(place, f"{lesson}.py").resolve() for lesson in LESSONS}
     under_test = {lesson: path for lesson, path in paths.items() if path.is_file()}
@@ -49,7 +47,12 @@ def take_lessons_from(place):
                          f"{LESSONS[-1]}.py); unpack archives first")
     home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     sys.dont_write_bytecode = True
-    limit_resources()
+    taken = Path("/proc/self/statm")
+    if taken.exists():  # on Linux
+        import resource
+        memory = int(taken.read_text().split()[0]) * resource.getpagesize() + MEMORY
+        for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, FILE_SIZE)):
+            resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
 
 
 def go_home():
@@ -58,16 +61,6 @@ def go_home():
         folder = Path(home.name) / "home"  # one deeper, so that .. is also temporary
         folder.mkdir(parents=True, exist_ok=True)
         os.chdir(folder)
-
-
-def limit_resources():
-    """Limit the memory of this process and the size of the files that it writes (on Linux)."""
-    taken = Path("/proc/self/statm")
-    if taken.exists():
-        import resource
-        memory = int(taken.read_text().split()[0]) * resource.getpagesize() + MEMORY
-        for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, FILE_SIZE)):
-            resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
 
 
 def note(**facts):
@@ -88,8 +81,6 @@ def body_of(exercise):
         return f"{count:03} {zlib.crc32(ast.dump(tree).encode())}"
     return ""
 
-
-# ---- the lessons, imported in order -------------------------------------------------------------
 
 def load(file, path):
     """Import a lesson from this path under this name, and return it, as later imports do."""
@@ -121,9 +112,8 @@ def sentence(error, path):
         where = f", line {line}" if line else ""
         python = ".".join(map(str, sys.version_info[:2]))
         return f"{path.name}{where}: {type(error).__name__} in Python {python}: {message}"
-    advice = "; the course uses numpy, torch and matplotlib only"
-    return f"{path.name}: {raised(error, str(path))}" + (
-        advice if isinstance(error, ModuleNotFoundError) else "")
+    advice = "; use numpy, torch and matplotlib only" * isinstance(error, ModuleNotFoundError)
+    return f"{path.name}: {raised(error, str(path))}{advice}"
 
 
 def import_lessons(up_to=LESSONS[-1]):
@@ -166,12 +156,10 @@ def replace_missing(file, path):
             setattr(lesson, name, getattr(ours, name))
 
 
-@contextmanager
 def no_terminal():
-    """Give code streams of its own, and a breakpoint() that raises an error."""
+    """Return a context that gives code its own streams, and a breakpoint() that raises an error."""
     streams = {name: io.StringIO() for name in ("stdin", "stdout", "stderr")}
-    with patch.multiple(sys, breakpointhook=BREAKPOINT, **streams):
-        yield
+    return patch.multiple(sys, breakpointhook=BREAKPOINT, **streams)
 
 
 @contextmanager
@@ -195,8 +183,6 @@ def time_limit(seconds):
         signal.signal(signal.SIGPROF, before)
 
 
-# ---- one function -------------------------------------------------------------------------------
-
 def function_of(exercise):
     """Return the function under test, or None if it is missing, as an inherited method is."""
     found = import_module(exercise.file)
@@ -210,8 +196,6 @@ def problem_of(exercise):
     why = broken.get(exercise.file) or missing.get(exercise.name)
     return f"{exercise.name}: {why}" if why else ""
 
-
-# ---- the shipped solutions ----------------------------------------------------------------------
 
 WARNING = "# SPOILERS: this lesson before it was blanked; the known mistakes are edits of it.\n"
 

@@ -63,9 +63,10 @@ def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys):
 
 
 def test_an_attempt_is_never_destroyed(project, capsys):
-    """Blanking again and undoing append the attempt to a file."""
+    """Blank and undo append the attempt to a file.  The last of two definitions counts."""
     path = project / "04_rel_shift.py"
-    shipped = path.read_bytes()
+    shipped = b"def rel_shift():\n    pass\n" + path.read_bytes()
+    path.write_bytes(shipped)
     for i, act in enumerate((["rel_shift"], ["--undo", "rel_shift"])):
         blank.main(["rel_shift"])
         stub = blank.Lesson(BY_NAME["rel_shift"]).body
@@ -91,7 +92,7 @@ def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
     path = project / "04_rel_shift.py"
     good = path.read_bytes()
     for bad, words in ((good + b"\ndef f(:\n", "line"),
-                       (good + "# \xe9".encode("latin-1"), "not UTF-8"),
+                       (good + "# \xe9".encode("latin-1"), "'utf-8' codec can't decode byte 0xe9"),
                        (good.replace(b"rel_shift(x", b"shift(x"), "no rel_shift in")):
         path.write_bytes(bad)
         assert words in failure(capsys, "rel_shift")
@@ -99,8 +100,7 @@ def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
 
 
 def test_a_lesson_that_imports_other_files_is_not_packed(project, capsys):
-    """Otherwise pytest passes here, and the lesson is broken when it is graded.  A lesson with a
-    syntax error, which gets no points, is packed."""
+    """Otherwise it passes here, and is broken when it is graded.  A syntax error is packed."""
     for line in ("from my_helpers import shift", "def f(): import scipy.special",
                  "m = importlib.import_module('mine')"):
         blank.write_whole(project / "04_rel_shift.py", line)
@@ -111,8 +111,7 @@ def test_a_lesson_that_imports_other_files_is_not_packed(project, capsys):
 
 
 def test_a_full_disk_loses_nothing(project, capsys, monkeypatch):
-    """A failed blank leaves no files, whichever flush fails, and --undo works after a later one.
-    The lesson is always complete, and an edition that cannot be finished leaves no files."""
+    """A failed blank leaves no files, whichever flush fails, and --undo works after a later one."""
     (project / "tests/course/pristine").mkdir(parents=True)
     before, full = content_of(project), OSError(28, "No space left on device")
     monkeypatch.setattr(os, "fsync", Mock())

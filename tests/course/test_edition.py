@@ -29,8 +29,6 @@ def edition(tmp_path_factory):
     return folder
 
 
-# ---- the files that students read ---------------------------------------------------------------
-
 def test_the_edition_leaves_out_what_is_not_for_students(edition):
     """The edition has no other tests, experiments or answers, and no solution in another form."""
     found = {path.relative_to(edition).as_posix() for path in edition.rglob("*") if path.is_file()}
@@ -65,8 +63,6 @@ def test_its_readme_is_the_students_page(edition):
         assert (edition / path).exists() or (edition / "tests" / path).exists(), path
     assert "pip install" in text and "grade.py" not in text and "experiments" not in text
 
-
-# ---- runs of pytest, as by a student ------------------------------------------------------------
 
 def run(folder, *command, **environment):
     """Run python with these arguments -> (exit status, its output in one line, its last line)."""
@@ -112,9 +108,9 @@ def test_no_test_is_named_by_an_address(request):
 
 @pytest.mark.slow
 def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
-    """A broken rule shows the values that it compared, but no mistake is identified.  The other
-    exercises are solved.  Settings of the parent folder, modules with the names of ours, a plugin
-    that runs each test twice, and pytest in a subfolder change no result."""
+    """A broken rule shows the values that it compared, but no mistake is identified.  Settings of
+    the parent folder, modules with our names, a plugin that runs each test twice, and pytest in a
+    subfolder change no result."""
     (tmp_path / "pytest.ini").write_text(OF_A_PARENT)
     (tmp_path / "course.py").write_text("raise SystemExit('the wrong file')\n")
     (tmp_path / "reruns.py").write_text(RERUNS)
@@ -141,9 +137,8 @@ def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
 
 @pytest.mark.slow
 def test_a_student_solves_one_and_then_all(edition):
-    """A blank prints its task and a hint, an incorrect solution the mistake.  With -k only that
-    exercise's rules run, and a misspelled name gets a suggestion.  A missing colon affects only its
-    lesson.  When all exercises are solved, the trained model continues a text."""
+    """A blank prints its task and a hint, an incorrect solution the mistake.  A missing colon
+    affects only its lesson.  When all exercises are solved, the trained model continues a text."""
     exercise, lesson_2 = BY_NAME["reach"], edition / "02_recurrence.py"
     status, out, last = pytest_in(edition)
     assert status == 1 and f"{COUNT} failed" in out and " error" not in out
@@ -193,8 +188,6 @@ def test_only_rules_run_until_all_exercises_are_solved(tmp_path):
     assert outcome() == (0, False, False)
 
 
-# ---- XL_CODE: somebody else's files -------------------------------------------------------------
-
 ROAMS = """import os, shutil
 for name in os.listdir("."):
     (shutil.rmtree if os.path.isdir(name) else os.remove)(name)
@@ -207,10 +200,9 @@ os.chdir("..")
 
 @pytest.mark.slow
 def test_xl_code_tests_a_students_files(tmp_path):
-    """The submission has a blank function, another encoding, and a broken lesson.  Missing lessons
-    are not counted, and no shipped solution replaces a submitted one.  Code that writes, deletes
-    and changes directory by relative paths, on import or when called, does not change the project
-    or its surroundings."""
+    """Missing lessons are not counted, and no shipped solution replaces a submitted one.  Code that
+    writes, deletes and changes directory by relative paths, on import or when called, does not
+    change the project or its surroundings."""
     project, theirs, other = copy_of_project(tmp_path), tmp_path / "anna", tmp_path / "tmp"
     theirs.mkdir(), other.mkdir()
     (tmp_path / "pytest.ini").write_text(OF_A_PARENT)

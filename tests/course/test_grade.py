@@ -77,8 +77,7 @@ CLASS = {
 @pytest.mark.slow
 def test_a_mistake_costs_its_own_point_only(tmp_path):
     """The class is inside the project, below an ini file that must not matter.  Every mistake has a
-    sentence, a formula is defused, and the project does not change.  Neither the end nor an earlier
-    Ctrl-C leaves a child, and Ctrl-C leaves no file."""
+    sentence.  Neither the end nor an earlier Ctrl-C leaves a child, and Ctrl-C leaves no file."""
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-flag\n")
     project, mark, path = copy_of_project(tmp_path), tmp_path / "mark", tmp_path / "grades.csv"
     for name, (files, *_) in CLASS.items():
@@ -129,8 +128,6 @@ def test_a_broken_environment_grades_nobody(tmp_path, monkeypatch, capsys):
     assert grade.main(argv) == 1 and not os.listdir("results")
     assert "No module named 'of mine'" in capsys.readouterr().err.splitlines()[-1]
 
-
-# ---- what is handed in, and what is written ------------------------------------------------------
 
 OURS = "tests/course/pristine/04_rel_shift.py"
 ONE_ZIP = zipped({"hw/train.py": b"", f"hw/{OURS}": b"", "__MACOSX/train.py": b"", "x.txt": b""})
@@ -216,8 +213,8 @@ def test_a_report_has_only_lines_of_the_tests():
 
 
 def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch, capsys):
-    """Grading stops at the last student, then it does not.  Equal bodies are remarked, short ones
-    if they are ours.  A long message ends, and no name or message controls the terminal."""
+    """Grading stops at the last student, then it does not.  No name or message controls the
+    terminal, and a long message ends."""
     async def judged(files, names):
         state, body = files["train"].decode().split(",") if len(files) == 1 else ("solved", "003 x")
         if state == "stops":
