@@ -11,6 +11,7 @@
 """
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 
 import torch
@@ -151,33 +152,27 @@ def rotate(x, position):
                       first * angle.sin() + second * angle.cos()], dim=-1).to(x.dtype)
 
 
-class RotaryAttention(lesson_5.RelativeAttention):
-    """Lesson 5's attention with RoPE."""
-
-    def attend(self, q, k, value, k_R, u, v, mask):
-        """As lesson 5's; k_R, u and v are not used."""
-        T, K = mask.shape
-        position = torch.arange(K, device=q.device)
-        score = rotate(q, position[K - T :]) @ rotate(k, position).mT / math.sqrt(self.C)
-        probability = score.masked_fill(mask, float("-inf")).softmax(-1)
-        return (self.dropout_attention(probability) @ value).transpose(1, 2).flatten(2)
+def rotary_score(q, k, query, key):
+    """RoPE."""
+    return rotate(q, query) @ rotate(k, key).mT / math.sqrt(q.shape[-1])
 
 
-class LinearBiasAttention(lesson_5.RelativeAttention):
-    """Lesson 5's attention with ALiBi: head h of H subtracts 2^(-8 h / H) per token of distance."""
-
-    def attend(self, q, k, value, k_R, u, v, mask):
-        """As lesson 5's; k_R, u and v are not used."""
-        T, K = mask.shape
-        key = torch.arange(K, device=q.device)
-        distance = key[K - T :, None] - key  # (T, K)
-        slope = 2.0 ** (-8 * torch.arange(1, self.H + 1, device=q.device) / self.H)
-        score = q @ k.mT / math.sqrt(self.C) - slope[:, None, None] * distance
-        probability = score.masked_fill(mask, float("-inf")).softmax(-1)
-        return (self.dropout_attention(probability).to(value) @ value).transpose(1, 2).flatten(2)
+def linear_bias_score(q, k, query, key):
+    """ALiBi: head h of H subtracts 2^(-8 h / H) per token of distance."""
+    H, C = q.shape[1], q.shape[3]
+    slope = 2.0 ** (-8 * torch.arange(1, H + 1, device=q.device) / H)
+    return q @ k.mT / math.sqrt(C) - slope[:, None, None] * (query[:, None] - key)
 
 
-ATTENTIONS = {"rope": RotaryAttention, "alibi": LinearBiasAttention}
+def attend(attention, score_of, q, k, value, k_R, u, v, mask):
+    """As lesson 5's attend, with the score of two positions; k_R, u and v are not used."""
+    key = torch.arange(mask.shape[1], device=q.device)
+    score = score_of(q, k, key[-mask.shape[0] :], key).masked_fill(mask, float("-inf"))
+    probability = attention.dropout_attention(score.softmax(-1)).to(value)
+    return (probability @ value).transpose(1, 2).flatten(2)
+
+
+SCORES = {"rope": rotary_score, "alibi": linear_bias_score}
 
 
 def add_sinusoid(dropout, arguments, h):
@@ -223,8 +218,8 @@ class Variant(lesson_5.TransformerXL):
                     config.mem_len + T, config.n_head * config.d_head)
             elif encoding != "ours":  # no term (b)
                 nn.init.zeros_(layer.attention.W_kR.weight).requires_grad_(False)
-            if encoding in ATTENTIONS:
-                layer.attention.__class__ = ATTENTIONS[encoding]
+            if encoding in SCORES:
+                layer.attention.attend = partial(attend, layer.attention, SCORES[encoding])
 
     def forward(self, x, memory=None, y=None, last_only=False):
         """As lesson 5's; in training with half_loss the losses (B, T) are weighted 0 and 2."""
