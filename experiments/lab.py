@@ -40,8 +40,6 @@ RESULT_COLUMNS = ("row", "seed", "steps", "dtype", "measure", "length", "value",
 GROUPS = {"recl": ("ours", "ours-none", "rope", "alibi"), "second recl": ("ours", "lstm")}
 
 
-# ---- the table ----------------------------------------------------------------------------------
-
 def read_results(path):
     """Return the lines of a table of results as dicts of text; none if it is missing."""
     lines = path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else []
@@ -57,8 +55,6 @@ def append(path, fixed, found):
     with open(path, "a", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
 
-
-# ---- one model ----------------------------------------------------------------------------------
 
 def train_row(name, seed, scale, corpus, flags):
     """Train the model of a row with a seed, or resume it -> its Job, finished."""
@@ -121,8 +117,6 @@ def measure_pretrained(scale, flags):
     return {"row": "pretrained", "seed": recipe.seed, "steps": state["step"],
             "dtype": recipe.dtype, "minutes": f"{state['seconds'] / 60:.1f}"}, found
 
-
-# ---- the command --------------------------------------------------------------------------------
 
 def parse(argv):
     """Return the flags.  ValueError for impossible ones."""

@@ -45,10 +45,7 @@ def excerpts(tokens, before, count, n):
 
 @torch.no_grad()
 def memory_losses(model, tokens, before, T, **changes):
-    """Read excerpts (B, before + n + 1) with a memory -> losses (B, n), without the context's.
-
-    changes are those of the config, such as mem_len=512.  The model may be a Reader.
-    """
+    """Read excerpts (B, before + n + 1) with a memory of the changed config -> losses (B, n)."""
     memory, losses = None, []
     with train.evaluating(model, **changes):
         for x, y in train.progress(lesson_1.segments(tokens, T), "evaluating segment"):
@@ -59,10 +56,8 @@ def memory_losses(model, tokens, before, T, **changes):
 
 @torch.no_grad()
 def window_losses(model, tokens, before, L):
-    """Read excerpts without a memory, in windows of L tokens; the last quarter of each is counted.
-
-    So each prediction has a context of L - L // 4 + 1 to L tokens.
-    """
+    """Read excerpts without a memory, in windows of L tokens; the last quarter of each is counted:
+    each prediction has a context of L - L // 4 + 1 to L tokens."""
     stride, n = max(1, L // 4), tokens.shape[1] - 1 - before
     ends = [*range(before + stride, before + n, stride), before + n]
     windows = torch.stack([tokens[:, end - L : end + 1] for end in ends], 1)  # (B, W, L + 1)
@@ -77,9 +72,7 @@ def window_losses(model, tokens, before, L):
 
 
 def losses_by_length(reader, row, scale, corpus):
-    """Return the mean losses of validation and test text for each attention length, in windows and,
-    with recurrence, with a memory of L - 1.
-    """
+    """Return the mean losses by attention length, in windows and with a memory of L - 1."""
     found, before, is_lstm = {}, scale.lengths[-1], row.encoding == "lstm"
     for split, tokens, n in (("valid", corpus.valid, scale.n // 2), ("test", corpus.test, scale.n)):
         tokens = excerpts(tokens, before, scale.count, n)
@@ -173,8 +166,7 @@ def attention(model, corpus, M, n=512, each_head=False):
 
 def memory_by_layer(model, corpus, T, count=8, n=2500):
     """Return the bits per byte of count * n test bytes with the M of training: with all memory,
-    with none, without that of layer k = 1, 2, ..., and with all rows in random order.
-    """
+    with none, without that of layer k = 1, 2, ..., and with all rows in random order."""
     def without(attention, arguments):  # hooks: the arguments with another memory
         h, memory, R, u, v, mask = arguments
         T = h.shape[1]
@@ -265,10 +257,7 @@ def context_losses(model, scale, corpus, L):
 
 
 def gain(losses, i, c, r):
-    """Return g_i(c, the next c); c is the index of a context, f_i(c, c) the mean of b(c, t).
-
-    losses (models, contexts, positions); T_r is the fraction r of the positions, at least one.
-    """
+    """Return g_i(c, the next c); c is the index of a context, and T_r has at least a position."""
     best = losses[:, c].min(0).values  # b(c, t)
     hard = best.topk(max(1, round(r * len(best)))).indices  # T_r(c)
     here = best[hard].double().mean()

@@ -30,16 +30,13 @@ lesson_5 = import_module("05_full_model")
 
 @dataclass(frozen=True)
 class Row:
-    """One model of the lab: what differs from the first row.
-
-    T, the segment length, is `longer` times the scale's; M is T, or 0 without recurrence.
-    """
+    """One model of the lab: what differs from the first row; M is T, or 0 without recurrence."""
 
     encoding: str = "ours"
     recurrence: bool = True
     half_loss: bool = False  # train the later half of each segment only
     n_layer: int = 0  # 0: the scale's
-    longer: float = 1.0
+    longer: float = 1.0  # T is this many times the scale's
     shuffled: bool = False  # lines in random order
     optimizer: str = "muon"
     lr: float = 0.003  # Adam's
@@ -127,10 +124,7 @@ SCALES = {
 # ---- attention with another encoding ------------------------------------------------------------
 
 class LearnedDistances(nn.Module):
-    """Learned vectors per distance instead of W_kR; larger distances use the last one.
-
-    The table is one matrix, so that it is trained by Muon, as W_kR is.
-    """
+    """Learned vectors by distance instead of W_kR, one matrix for Muon; the last one repeats."""
 
     def __init__(self, distances, width):
         super().__init__()
@@ -266,11 +260,8 @@ def recipe_of(row, scale, seed, dtype):
 
 
 def optimizer_of(row, model, recipe):
-    """Return the optimizer of a row.
-
-    With row.averaged it also averages the weights in model.average, after each step of the last 30
-    percent, at the learning rate of their first.
-    """
+    """Return the optimizer of a row.  With row.averaged it also averages weights, in model.average,
+    after each step of the last 30 percent, at the learning rate of their first."""
     optimizer = OPTIMIZERS[recipe.optimizer](model, recipe)
     if not row.averaged:
         return optimizer
@@ -289,17 +280,12 @@ def optimizer_of(row, model, recipe):
     return optimizer
 
 
-# ---- texts --------------------------------------------------------------------------------------
-
 def text_of(row, corpus, seed):
-    """Return the text for a row and seed: seed 0 begins at its start, others elsewhere.
-
-    With row.shuffled, training lines have a new order in each epoch, other splits a fixed one.
-    """
+    """Return the text for a row and seed: only seed 0 begins at its start; or shuffled lines."""
     if row.shuffled:
         end = corpus.vocab.index("<eos>" if "<eos>" in corpus.vocab else 10)  # 10: of bytes
-        valid, test = (sentence_lanes(split, 1, end, 0, 0)[0]
-                       for split in (corpus.valid, corpus.test))
-        return replace(corpus, separator=end, valid=valid, test=test)
+        return replace(corpus, separator=end, **{  # a fixed order; in training each epoch's own
+            split: sentence_lanes(getattr(corpus, split), 1, end, 0, 0)[0]
+            for split in ("valid", "test")})
     start = torch.randint(len(corpus.train), (), generator=torch.Generator().manual_seed(seed))
     return replace(corpus, train=corpus.train.roll(-start.item())) if seed else corpus
