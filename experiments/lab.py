@@ -40,13 +40,9 @@ RESULT_COLUMNS = ("row", "seed", "steps", "dtype", "measure", "length", "value",
 GROUPS = {"recl": ("ours", "ours-none", "rope", "alibi"), "second recl": ("ours", "lstm")}
 
 
-# ---- the table ----------------------------------------------------------------------------------
-
 def read_results(path):
     """Return the lines of a table of results as dicts of text; none if it is missing."""
-    if not path.exists():
-        return []
-    _, *lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else []
     return [dict(zip(RESULT_COLUMNS, line.split("\t"))) for line in lines]
 
 
@@ -59,8 +55,6 @@ def append(path, fixed, found):
     with open(path, "a", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
 
-
-# ---- one model ----------------------------------------------------------------------------------
 
 def train_row(name, seed, scale, corpus, flags):
     """Train the model of a row with a seed, or resume it -> its Job, finished."""
@@ -89,10 +83,9 @@ def train_row(name, seed, scale, corpus, flags):
 def measure_row(job, row, scale):
     """Return {(measure, length): value} of a row's model; what RECL needs is kept in its folder."""
     model, T = job.model, job.recipe.segment
-    corpus = replace(job.corpus, valid=job.corpus.valid.to(job.device),
-                     test=job.corpus.test.to(job.device))
-    found = {("parameters", ""): sum(
-        weight.numel() for weight in model.parameters() if weight.requires_grad)}
+    corpus = replace(job.corpus, **{split: getattr(job.corpus, split).to(job.device)
+                                    for split in ("valid", "test")})
+    found = {("parameters", ""): sum(W.numel() for W in model.parameters() if W.requires_grad)}
     if row.averaged:
         for W, mean in zip(model.parameters(), model.average.module):
             W.data.copy_(mean)
@@ -120,19 +113,10 @@ def measure_pretrained(scale, flags):
              | measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
              | measures.memory_by_layer(model, corpus, recipe.segment)
              | measures.stopped_gradient(model, corpus, recipe.segment))
-    minutes = f"{saved['state']['seconds'] / 60:.1f}"
-    return {"row": "pretrained", "seed": recipe.seed, "steps": saved["state"]["step"],
-            "dtype": recipe.dtype, "minutes": minutes}, found
+    state = saved["state"]
+    return {"row": "pretrained", "seed": recipe.seed, "steps": state["step"],
+            "dtype": recipe.dtype, "minutes": f"{state['seconds'] / 60:.1f}"}, found
 
-
-def measure_group(measure, paths, scale):
-    """Return [{(measure, r): RECL}] of models whose losses by context are in `paths`."""
-    losses = torch.stack([torch.load(path) for path in paths])
-    lengths = {r: measures.recl(losses, scale.contexts, r) for r in (0.1, 0.5, 1.0)}  # the paper's
-    return [{(measure, r): lengths[r][i] for r in lengths} for i in range(len(paths))]
-
-
-# ---- the command --------------------------------------------------------------------------------
 
 def parse(argv):
     """Return the flags.  ValueError for impossible ones."""
@@ -174,15 +158,13 @@ def run(argv=None):
     if "pretrained" in flags.rows and not is_there(row="pretrained"):
         own, found = measure_pretrained(scale, flags)
         append(flags.results, shared | own, found)
-    def contexts(name, seed):
-        return flags.out / f"{name}-{seed}" / "contexts.pt"
-
     for seed in map(str, flags.seeds):
+        contexts = {name: flags.out / f"{name}-{seed}/contexts.pt" for name in ROWS}
         for name in (name for name in flags.rows if name in ROWS):
             own = setting | {"row": name, "seed": seed}
             is_needed = any(name in group and not is_there(**own, measure=measure)
                             for measure, group in GROUPS.items())  # for RECL, on this machine
-            if not is_there(**own) or is_needed and not contexts(name, seed).exists():
+            if not is_there(**own) or is_needed and not contexts[name].exists():
                 job = train_row(name, int(seed), scale, corpus, flags)
                 minutes = f"{job.state.seconds / 60:.1f}"
                 print(f"{name}, seed {seed}: trained {job.state.step:,} steps in {minutes} "
@@ -191,12 +173,14 @@ def run(argv=None):
                 if not is_there(**own):
                     append(flags.results, shared | own | {"minutes": minutes}, found)
         for measure, group in GROUPS.items():
-            paths = [contexts(name, seed) for name in group]
+            paths = [contexts[name] for name in group]
             if (all(path.exists() for path in paths)
                     and not is_there(**setting, row=group[0], seed=seed, measure=measure)):
-                for name, found in zip(group, measure_group(measure, paths, scale)):
-                    own = {"row": name, "seed": seed, "minutes": "0"}
-                    append(flags.results, shared | own, found)
+                losses = torch.stack([torch.load(path, weights_only=True) for path in paths])
+                lengths = {r: measures.recl(losses, scale.contexts, r) for r in (0.1, 0.5, 1.0)}
+                for i, name in enumerate(group):
+                    append(flags.results, shared | {"row": name, "seed": seed, "minutes": "0"},
+                           {(measure, r): lengths[r][i] for r in lengths})
 
 
 main = partial(exit_status, "lab.py", run)

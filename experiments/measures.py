@@ -45,10 +45,7 @@ def excerpts(tokens, before, count, n):
 
 @torch.no_grad()
 def memory_losses(model, tokens, before, T, **changes):
-    """Read excerpts (B, before + n + 1) with a memory -> losses (B, n), without the context's.
-
-    changes are those of the config, such as mem_len=512.  The model may be a Reader.
-    """
+    """Read excerpts (B, before + n + 1) with a memory of the changed config -> losses (B, n)."""
     memory, losses = None, []
     with train.evaluating(model, **changes):
         for x, y in train.progress(lesson_1.segments(tokens, T), "evaluating segment"):
@@ -59,10 +56,8 @@ def memory_losses(model, tokens, before, T, **changes):
 
 @torch.no_grad()
 def window_losses(model, tokens, before, L):
-    """Read excerpts without a memory, in windows of L tokens; the last quarter of each is counted.
-
-    So each prediction has a context of L - L // 4 + 1 to L tokens.
-    """
+    """Read excerpts without a memory, in windows of L tokens; the last quarter of each is counted:
+    each prediction has a context of L - L // 4 + 1 to L tokens."""
     stride, n = max(1, L // 4), tokens.shape[1] - 1 - before
     ends = [*range(before + stride, before + n, stride), before + n]
     windows = torch.stack([tokens[:, end - L : end + 1] for end in ends], 1)  # (B, W, L + 1)
@@ -77,24 +72,17 @@ def window_losses(model, tokens, before, L):
 
 
 def losses_by_length(reader, row, scale, corpus):
-    """Return the mean losses of validation and test text for each attention length, in windows and,
-    with recurrence, with a memory of L - 1.
-    """
-    found, before = {}, scale.lengths[-1]
+    """Return the mean losses by attention length, in windows and with a memory of L - 1."""
+    found, before, is_lstm = {}, scale.lengths[-1], row.encoding == "lstm"
     for split, tokens, n in (("valid", corpus.valid, scale.n // 2), ("test", corpus.test, scale.n)):
         tokens = excerpts(tokens, before, scale.count, n)
-        if row.encoding == "lstm":  # its state has no length
-            losses = memory_losses(reader, tokens, before, 128, mem_len=0)
-            found[f"{split} memory", ""] = losses.mean().item()
-            continue
-        for L in scale.lengths:
+        for L in ("",) if is_lstm else scale.lengths:  # its state has no length
             if row.recurrence:
-                losses = memory_losses(reader, tokens, before, 128, mem_len=L - 1,
-                                       same_length=True)
-                found[f"{split} memory", L] = losses.mean().item()
-            losses = window_losses(reader, tokens, before, L)
-            found[f"{split} windows", L] = losses.mean().item()
-    return found
+                lengths = {"mem_len": 0} if is_lstm else {"mem_len": L - 1, "same_length": True}
+                found[f"{split} memory", L] = memory_losses(reader, tokens, before, 128, **lengths)
+            if not is_lstm:
+                found[f"{split} windows", L] = window_losses(reader, tokens, before, L)
+    return {key: losses.mean().item() for key, losses in found.items()}
 
 
 def losses_of_splits(reader, lengths, corpus, recipe):
@@ -124,18 +112,6 @@ def copying_score(reader, n, device="cpu"):
 
 # ---- attention by distance (appendix D) ---------------------------------------------------------
 
-def terms(q, k, k_R, u, v):
-    """Return the terms of lesson 4's relative_score, (a) to (d), from its arguments, divided by
-    sqrt(C), (4, B, H, T, K).
-
-    q (B, H, T, C), k (B, H, K, C), k_R (H, K, C) by descending distance, u, v (H, C).
-    """
-    u, v = (bias[:, None].expand_as(q) for bias in (u, v))  # the same for every query
-    k, k_R = k.mT, k_R.mT  # (B, H, C, K), (H, C, K)
-    b, d = lesson_4.rel_shift(q @ k_R), lesson_4.rel_shift(v @ k_R)
-    return torch.stack([q @ k, b, u @ k, d]) / q.shape[-1] ** 0.5
-
-
 @torch.no_grad()
 def attention_by_distance(model, tokens, n):
     """Return the mean attention of the last n tokens of each lane (B, L) by distance; L - n >= M.
@@ -147,8 +123,11 @@ def attention_by_distance(model, tokens, n):
 
     def look(number, attend, *arguments):
         q, k, _, k_R, u, v, mask = arguments
-        table = terms(q[:, :, -n:], k, k_R, u, v)[..., ~mask[-n:]]  # a query's keys as in the text
-        table = table.unflatten(-1, (n, c.mem_len + 1)).flip(-1)  # nearest first
+        q = q[:, :, -n:]
+        u, v = (bias[:, None].expand_as(q) for bias in (u, v))  # the same for every query
+        b, d = (lesson_4.rel_shift(left @ k_R.mT) for left in (q, v))
+        table = torch.stack([q @ k.mT, b, u @ k.mT, d]) / q.shape[-1] ** 0.5
+        table = table[..., ~mask[-n:]].unflatten(-1, (n, c.mem_len + 1)).flip(-1)  # nearest first
         for i, score in enumerate((table.sum(0), *table[[0, 1, 3]])):
             sums[i, number] += score.double().softmax(-1).sum((0, 2)).cpu()
         return attend(*arguments)
@@ -170,41 +149,40 @@ def attention(model, corpus, M, n=512, each_head=False):
     tokens = lesson_1.lanes(corpus.valid, 8)[:, : M + n]
     with train.evaluating(model, mem_len=M, same_length=True, clamp_len=0):
         by_head = attention_by_distance(model, tokens, n).flatten(1, 2)  # (4, N * H, M + 1)
-    found, distances = {}, [2**i for i in range(20) if 2**i <= M]
+    found, distances = {}, [0, *(2**i for i in range(20) if 2**i <= M)]
     for part, heads in zip(("whole", "a", "b", "d"), by_head):  # the paper leaves out (c)
-        found |= {(f"attention {part}", d): heads[:, d].mean().item() for d in (0, *distances)}
+        found |= {(f"attention {part}", d): heads[:, d].mean().item() for d in distances}
         found[f"entropy {part}", ""] = torch.special.entr(heads).sum(-1).mean().item() / math.log(2)
         if part != "whole":
             found[f"apart {part}", ""] = (heads - by_head[0]).abs().sum(-1).mean().item() / 2
     if each_head:
-        found |= {(f"head {i}", d): head[d].item() for i, head in enumerate(by_head[0])
-                  for d in (0, *distances)}
-    return found | {(f"norm {name}", ""): getattr(model, name).norm(dim=-1).mean().item()
-                    for name in ("u", "v")}
+        found |= {(f"head {i}", d): row[d].item() for i, row in enumerate(by_head[0])
+                  for d in distances}
+    return found | {(f"norm {name}", ""): bias.norm(dim=-1).mean().item()
+                    for name, bias in (("u", model.u), ("v", model.v))}
 
 
 # ---- the memory: of which layers, and with a gradient -------------------------------------------
 
-def change_memory(is_shuffled, attention, arguments):
-    """Return an attention's arguments with the memory in random order, or without it: a hook."""
-    h, memory, R, u, v, mask = arguments
-    T, m = h.shape[1], memory.shape[1]
-    if is_shuffled:
-        return h, memory[:, torch.randperm(m)], R, u, v, mask
-    return h, memory[:, :0], R[-T:], u, v, mask[:, -T:]
-
-
 def memory_by_layer(model, corpus, T, count=8, n=2500):
     """Return the bits per byte of count * n test bytes with the M of training: with all memory,
-    with none, without that of layer k = 1, 2, ..., and with all rows in random order.
-    """
+    with none, without that of layer k = 1, 2, ..., and with all rows in random order."""
+    def without(attention, arguments):  # hooks: the arguments with another memory
+        h, memory, R, u, v, mask = arguments
+        T = h.shape[1]
+        return h, memory[:, :0], R[-T:], u, v, mask[:, -T:]
+
+    def shuffled(attention, arguments):
+        h, memory, *rest = arguments
+        return h, memory[:, torch.randperm(memory.shape[1])], *rest
+
     torch.manual_seed(0)  # of the order
     M, layers = model.config.mem_len, range(1, model.config.n_layer + 1)
     tokens, found = excerpts(corpus.test, M, count, n), {}
     cases = {("memory all", ""): [], ("memory none", ""): layers, ("memory shuffled", ""): layers,
              **{("memory without", k): [k] for k in layers}}
     for case, changed in cases.items():
-        hook = partial(change_memory, case[0] == "memory shuffled")
+        hook = shuffled if case[0] == "memory shuffled" else without
         hooks = [model.layers[k - 1].attention.register_forward_pre_hook(hook) for k in changed]
         found[case] = lesson_1.bits(memory_losses(model, tokens, M, T, mem_len=M))
         for each in hooks:
@@ -241,10 +219,11 @@ def stopped_gradient(model, corpus, T, places=16):
     pieces = excerpts(corpus.valid, before, places, T).split(1)
     g = sum(torch.stack([gradient(model, tokens, T, k) for k in range(4)]).double() / places
             for tokens in train.progress(pieces, "comparing gradients, place", places))  # (4, P)
-    found = {"lacks": (g - g[0]).norm(dim=1) / g.norm(dim=1),
-             "cosine": torch.cosine_similarity(g, g[:1]), "norm": g.norm(dim=1)}
-    return {("gradient norm", 0): g[0].norm().item()} | {
-        (f"gradient {name}", k): row[k].item() for name, row in found.items() for k in (1, 2, 3)}
+    norm = g.norm(dim=1)
+    found = {"norm": norm, "lacks": (g - g[0]).norm(dim=1) / norm,
+             "cosine": torch.cosine_similarity(g, g[:1])}
+    return {(f"gradient {name}", k): row[k].item() for name, row in found.items()
+            for k in range(name != "norm", 4)}
 
 
 # ---- RECL ---------------------------------------------------------------------------------------
@@ -264,8 +243,8 @@ def losses_by_context(model, tokens, contexts, L):
     windows = tokens.unfold(0, contexts[-1] + 1, step).long()  # (W, the longest context + 1)
     losses = [memory_losses(model, part, 0, 64, mem_len=L - 1, same_length=True)
               for part in windows.split(100)]
-    table = torch.cat(losses)[:, step - 1 :: step]  # (W, I)
-    # the loss of window w at column i is that of position w + i + 1, counted in steps
+    # (W, I): the loss of window w at column i is that of position w + i + 1, counted in steps
+    table = torch.cat(losses)[:, step - 1 :: step]
     return torch.stack([table[I - 1 - i : len(table) - i, i] for i in range(I)])
 
 
@@ -278,10 +257,7 @@ def context_losses(model, scale, corpus, L):
 
 
 def gain(losses, i, c, r):
-    """Return g_i(c, the next c); c is the index of a context, f_i(c, c) the mean of b(c, t).
-
-    losses (models, contexts, positions); T_r is the fraction r of the positions, at least one.
-    """
+    """Return g_i(c, the next c); c is the index of a context, and T_r has at least a position."""
     best = losses[:, c].min(0).values  # b(c, t)
     hard = best.topk(max(1, round(r * len(best)))).indices  # T_r(c)
     here = best[hard].double().mean()

@@ -66,8 +66,7 @@ def parts_by_name(model):
 @torch.no_grad()
 def load_official_weights(model, state):
     """Copy a state dict {name: tensor} of the official code or its port into our model; return it.
-    ValueError unless it has the names and shapes of this model, and equal tensors where it ties.
-    """
+    ValueError unless it has the names and shapes of this model, and equal tensors where it ties."""
     if any(name.startswith("transformer.") for name in state):  # the port has the first tail first
         state = {name.removeprefix("transformer."): value.flip(0) if "cluster" in name else value
                  for name, value in state.items()}

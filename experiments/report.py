@@ -33,8 +33,6 @@ STATUS = "as in the paper", "reversed", "undecided", "not in the paper", "not ru
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
-# ---- what is compared ---------------------------------------------------------------------------
-
 @dataclass(frozen=True)
 class Claim:
     """The claim that a value of one row is larger than a value of another."""
@@ -186,11 +184,10 @@ def compare(claim, runs):
     setting, values = max(found.items(), key=lambda item: len(item[1]))
     n = len(values)
     half = T95[min(n, 10)] * stdev(values) / sqrt(n) if n > 1 else inf
-    if not claim.paper:
-        return "not in the paper", values, half, setting
-    if n < 3 or not abs(mean(values)) > half:
-        return "undecided", values, half, setting
-    return "as in the paper" if mean(values) > 0 else "reversed", values, half, setting
+    status = ("not in the paper" if not claim.paper else
+              "undecided" if n < 3 or not abs(mean(values)) > half else
+              "as in the paper" if mean(values) > 0 else "reversed")
+    return status, values, half, setting
 
 
 # ---- tables -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@
 """
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 
 import torch
@@ -29,16 +30,13 @@ lesson_5 = import_module("05_full_model")
 
 @dataclass(frozen=True)
 class Row:
-    """One model of the lab: what differs from the first row.
-
-    T, the segment length, is `longer` times the scale's; M is T, or 0 without recurrence.
-    """
+    """One model of the lab: what differs from the first row; M is T, or 0 without recurrence."""
 
     encoding: str = "ours"
     recurrence: bool = True
     half_loss: bool = False  # train the later half of each segment only
     n_layer: int = 0  # 0: the scale's
-    longer: float = 1.0
+    longer: float = 1.0  # T is this many times the scale's
     shuffled: bool = False  # lines in random order
     optimizer: str = "muon"
     lr: float = 0.003  # Adam's
@@ -126,10 +124,7 @@ SCALES = {
 # ---- attention with another encoding ------------------------------------------------------------
 
 class LearnedDistances(nn.Module):
-    """Learned vectors per distance instead of W_kR; larger distances use the last one.
-
-    The table is one matrix, so that it is trained by Muon, as W_kR is.
-    """
+    """Learned vectors by distance instead of W_kR, one matrix for Muon; the last one repeats."""
 
     def __init__(self, distances, width):
         super().__init__()
@@ -151,33 +146,27 @@ def rotate(x, position):
                       first * angle.sin() + second * angle.cos()], dim=-1).to(x.dtype)
 
 
-class RotaryAttention(lesson_5.RelativeAttention):
-    """Lesson 5's attention with RoPE."""
-
-    def attend(self, q, k, value, k_R, u, v, mask):
-        """As lesson 5's; k_R, u and v are not used."""
-        T, K = mask.shape
-        position = torch.arange(K, device=q.device)
-        score = rotate(q, position[K - T :]) @ rotate(k, position).mT / math.sqrt(self.C)
-        probability = score.masked_fill(mask, float("-inf")).softmax(-1)
-        return (self.dropout_attention(probability) @ value).transpose(1, 2).flatten(2)
+def rotary_score(q, k, query, key):
+    """RoPE."""
+    return rotate(q, query) @ rotate(k, key).mT / math.sqrt(q.shape[-1])
 
 
-class LinearBiasAttention(lesson_5.RelativeAttention):
-    """Lesson 5's attention with ALiBi: head h of H subtracts 2^(-8 h / H) per token of distance."""
-
-    def attend(self, q, k, value, k_R, u, v, mask):
-        """As lesson 5's; k_R, u and v are not used."""
-        T, K = mask.shape
-        key = torch.arange(K, device=q.device)
-        distance = key[K - T :, None] - key  # (T, K)
-        slope = 2.0 ** (-8 * torch.arange(1, self.H + 1, device=q.device) / self.H)
-        score = q @ k.mT / math.sqrt(self.C) - slope[:, None, None] * distance
-        probability = score.masked_fill(mask, float("-inf")).softmax(-1)
-        return (self.dropout_attention(probability).to(value) @ value).transpose(1, 2).flatten(2)
+def linear_bias_score(q, k, query, key):
+    """ALiBi: head h of H subtracts 2^(-8 h / H) per token of distance."""
+    H, C = q.shape[1], q.shape[3]
+    slope = 2.0 ** (-8 * torch.arange(1, H + 1, device=q.device) / H)
+    return q @ k.mT / math.sqrt(C) - slope[:, None, None] * (query[:, None] - key)
 
 
-ATTENTIONS = {"rope": RotaryAttention, "alibi": LinearBiasAttention}
+def attend(attention, score_of, q, k, value, k_R, u, v, mask):
+    """As lesson 5's attend, with the score of two positions; k_R, u and v are not used."""
+    key = torch.arange(mask.shape[1], device=q.device)
+    score = score_of(q, k, key[-mask.shape[0] :], key).masked_fill(mask, float("-inf"))
+    probability = attention.dropout_attention(score.softmax(-1)).to(value)
+    return (probability @ value).transpose(1, 2).flatten(2)
+
+
+SCORES = {"rope": rotary_score, "alibi": linear_bias_score}
 
 
 def add_sinusoid(dropout, arguments, h):
@@ -223,8 +212,8 @@ class Variant(lesson_5.TransformerXL):
                     config.mem_len + T, config.n_head * config.d_head)
             elif encoding != "ours":  # no term (b)
                 nn.init.zeros_(layer.attention.W_kR.weight).requires_grad_(False)
-            if encoding in ATTENTIONS:
-                layer.attention.__class__ = ATTENTIONS[encoding]
+            if encoding in SCORES:
+                layer.attention.attend = partial(attend, layer.attention, SCORES[encoding])
 
     def forward(self, x, memory=None, y=None, last_only=False):
         """As lesson 5's; in training with half_loss the losses (B, T) are weighted 0 and 2."""
@@ -271,11 +260,8 @@ def recipe_of(row, scale, seed, dtype):
 
 
 def optimizer_of(row, model, recipe):
-    """Return the optimizer of a row.
-
-    With row.averaged it also averages the weights in model.average, after each step of the last 30
-    percent, at the learning rate of their first.
-    """
+    """Return the optimizer of a row.  With row.averaged it also averages weights, in model.average,
+    after each step of the last 30 percent, at the learning rate of their first."""
     optimizer = OPTIMIZERS[recipe.optimizer](model, recipe)
     if not row.averaged:
         return optimizer
@@ -294,17 +280,12 @@ def optimizer_of(row, model, recipe):
     return optimizer
 
 
-# ---- texts --------------------------------------------------------------------------------------
-
 def text_of(row, corpus, seed):
-    """Return the text for a row and seed: seed 0 begins at its start, others elsewhere.
-
-    With row.shuffled, training lines have a new order in each epoch, other splits a fixed one.
-    """
+    """Return the text for a row and seed: only seed 0 begins at its start; or shuffled lines."""
     if row.shuffled:
         end = corpus.vocab.index("<eos>" if "<eos>" in corpus.vocab else 10)  # 10: of bytes
-        valid, test = (sentence_lanes(split, 1, end, 0, 0)[0]
-                       for split in (corpus.valid, corpus.test))
-        return replace(corpus, separator=end, valid=valid, test=test)
+        return replace(corpus, separator=end, **{  # a fixed order; in training each epoch's own
+            split: sentence_lanes(getattr(corpus, split), 1, end, 0, 0)[0]
+            for split in ("valid", "test")})
     start = torch.randint(len(corpus.train), (), generator=torch.Generator().manual_seed(seed))
     return replace(corpus, train=corpus.train.roll(-start.item())) if seed else corpus

@@ -22,8 +22,7 @@ def assert_close(found, wanted, message, tolerance=1e-12):
 
 
 def gradients(output, leaves):
-    """Return the gradients of a loss that weights each element of the output differently.  The
-    gradient of a leaf that is not connected is zero."""
+    """Return the gradients (0 for a leaf without) of a loss that weights each element otherwise."""
     weight = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view_as(output)
     loss = (output * weight).sum() if output.dim() else output
     if not loss.requires_grad:

@@ -31,8 +31,7 @@ def run(out, *flags):
 
 
 def test_a_row_and_seed_are_trained_once_and_measured_completely(tmp_path, monkeypatch, capsys):
-    """Every line has all columns; a second call does nothing; RECL comes with the last of its
-    group."""
+    """A second call does nothing; RECL comes with the last of its group."""
     monkeypatch.setattr(lab, "GROUPS", {"recl": ("ours", "lstm")})
     monkeypatch.setattr(measures, "recl", lambda *given: (1, 2))
     status, lines = run(tmp_path, "--rows", "ours", "ours-none-176", "--seeds", "0", "3")

@@ -46,8 +46,7 @@ def test_a_window_gives_its_last_quarter(L, stride):
 
 @pytest.mark.parametrize("copies, score", [(True, -2), (False, 0)])
 def test_only_a_model_that_copies_has_a_score(copies, score, model, monkeypatch):
-    """A token, or pair, that came before costs 0 nats, others cost 2.  In 8 of 10,000 tokens hardly
-    any comes twice by chance."""
+    """A token, or pair, that came before costs 0 nats, others cost 2."""
     def losses(x, memory, y):
         came_before = (y[:, :, None] == x[:, None]).tril()  # (B, target, earlier token)
         if copies:

@@ -13,8 +13,7 @@ lesson_1, lesson_2, lesson_3, lesson_4, lesson_5 = map(import_module, exercises.
 
 
 def test_figures(monkeypatch):
-    """Training reads even tokens, and evaluation odd ones.  Stand-ins for losses grow along a
-    segment, with M and with clamp_len, and those for times with M.  States and terms are real."""
+    """Training reads even tokens; stand-ins for losses grow along a segment, with M and clamp."""
     text, read, models, axes = torch.arange(1_400_000) % 100, set(), [], []
     corpus = SimpleNamespace(vocab=bytes(range(9, 109)), train=text[::2], valid=text[1::2])
     growing = [t / 15.5 for t in range(32)]  # with a mean of 1

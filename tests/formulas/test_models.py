@@ -120,8 +120,7 @@ SEGMENTED = {
 
 @pytest.mark.parametrize("name", SEGMENTED)
 def test_segments_equal_one_pass(name):
-    """With relative positions, the segmentation changes no logit while no state has left the
-    memory, or with same_length, where each query attends to M keys before it."""
+    """Segments change no logit while no state has left the memory, or with same_length."""
     model = SEGMENTED[name]()
     x = torch.randint(11, (2, 12))
     for lengths in ((3, 3, 3, 3), (1,) * 12, (5, 1, 6), (2, 10)):
@@ -131,8 +130,7 @@ def test_segments_equal_one_pass(name):
 @pytest.mark.parametrize("words", [
     {}, {"cutoffs": (900, 1900), "div_val": 2, "init_std": 0.005}], ids=["full", "bands"])
 def test_first_values_are_the_authors(words):
-    """N(0, init_std) for matrices, embedding, u, v; N(0, 0.01) for projections of the adaptive
-    softmax; gains N(1, 0.02); biases 0."""
+    """Projections of the adaptive softmax are N(0, 0.01), gains N(1, 0.02), biases 0."""
     model = TransformerXL(lesson.Config(3000, n_layer=3, d_model=128, n_head=3, d_head=32,
                                         d_inner=256, untie_r=True, **words))
     for name, weight in model.named_parameters():

@@ -42,8 +42,7 @@ class Bigram(nn.Module):
 @pytest.mark.parametrize("lesson, memories", [
     (lesson_1, [None] * 8), (lesson_2, [None, 1, 2, None, 4, 5, None, 7])], ids=["1", "2"])
 def test_fit_equals_the_loop_from_the_formulas(lesson, memories):
-    """Segments repeat in stream order, each with the memory of the one before; gradients are
-    clipped, and the learning rate warms up and decays."""
+    """Segments repeat in order; gradients are clipped, and the rate warms up and decays."""
     found = Bigram(lesson is lesson_2)
     wanted = Bigram(False)
     text = torch.cat([torch.full((12,), 3), torch.randint(11, (13,))])
@@ -102,8 +101,7 @@ TEXT = torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
 
 
 def test_batches_of_sentences_continue_where_they_stopped():
-    """Segments continue from any position, including the end of the text.  Each epoch has a new
-    order, and looking at a segment changes nothing."""
+    """Each epoch has a new order, and looking at a segment changes nothing."""
     corpus = corpora.Corpus(TEXT, TEXT, TEXT, [97], "made up", separator=0)
     model = lesson_5.TransformerXL(lesson_5.CONFIGS["tiny"])
     made, again = (Job(None, "", model, replace(RECIPE, batch=2, segment=2, seed=5), corpus)
@@ -124,8 +122,7 @@ def test_batches_of_sentences_continue_where_they_stopped():
 
 @pytest.mark.parametrize("n, B", [(1, 1), (53, 8), (9, 9), (1003, 10)])
 def test_lanes_of_sentences_equal_those_written_out_by_hand(n, B):
-    """Lane b has the sentences order[b::B], shuffled by seed and epoch, with their separators; all
-    lanes are as long as the shortest."""
+    """Lane b has the sentences order[b::B]; all lanes are as long as the shortest."""
     draw, numbers = random.Random(0), iter(range(8, 10**5))  # no word twice; 7 is the separator
     sentences = [[7, *(next(numbers) for _ in range(draw.randrange(7)))] for _ in range(n)]
     tokens = torch.tensor(sum(sentences, []) + [7], dtype=torch.int32)

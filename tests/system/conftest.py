@@ -66,12 +66,6 @@ def again(out, *flags):
     return import_module("train").main([*flags, "--out", str(out), "--device", "cpu"])
 
 
-def files():
-    """Return the contents of all files in the working folder, except locks."""
-    return {path: path.read_bytes() for path in Path().rglob("*")
-            if path.is_file() and path.name != "lock"}
-
-
 def last_line(capsys):
     return capsys.readouterr().out.splitlines()[-1]
 

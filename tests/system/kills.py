@@ -27,8 +27,7 @@ def kill_at(n, patch, *places):
 
 
 def differences(a, b, path=""):
-    """Return the paths at which the contents of two checkpoints are not bitwise identical.  The
-    seconds of training are ignored, and the path."""
+    """Return where two checkpoints are not bitwise equal, except for their seconds and path."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return [place for key in a if key not in ("seconds", "path") for place in differences(
             a[key], b[key], f"{path}/{key}")]

@@ -7,20 +7,18 @@ import random
 import sys
 import sysconfig
 import zlib
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
+import train
 from helpers import published, refusal, zipped
 from support import corpora
 from support.corpora import as_bytes, decode, encode, load
 from support.download import File, Source
 from system.conftest import TINY
 from system.kills import Killed, kill_at
-
-train = import_module("train")
 
 # its lines grow longer, so dropping newlines before the split gives other splits
 RAW = "".join(f"<page {i * i}>{' naïve café' * (i // 20)}\n" for i in range(200)).encode()
@@ -37,8 +35,7 @@ def texts_of(corpus):
     (zipped({"a": RAW}), "a zip archive"), (b"%PDF-1.7" + RAW, "a PDF"),
     (b"\xff\xfe" + RAW, "UTF-16 text"), (b"\xfe\xff" + RAW, "UTF-16 text")], ids=len)
 def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data, kind, capsys):
-    """Valid and test have n // 20 bytes each, and train has the rest.  The vocabulary is in the
-    official order: by decreasing count, then by appearance.  A line says if it is no plain text."""
+    """The vocabulary is in the official order: by decreasing count, then by appearance."""
     (tmp_path / "notes.txt").write_bytes(data)
     corpus = load(tmp_path / "notes.txt")
     n = len(data) // 20
@@ -121,8 +118,7 @@ WORDS = ["<eos>", "the", "cat", "sat"]
     ("", list(b"ab"), "the text is empty"), (" ", ["<eos>", "a"], "the text is empty"),
     ("dog", ["<eos>", "<unk>"], "the corpus has no 'dog'; write <unk> instead")], ids=ascii)
 def test_encode_and_decode_are_inverse(text, vocab, wanted):
-    """Words are joined by spaces; newlines become separators, and newlines again.  What the
-    vocabulary lacks is listed, with what can be written instead."""
+    """Newlines become separators, and newlines again; what the vocabulary lacks is listed."""
     if isinstance(wanted, str):
         assert refusal(encode, text, vocab).startswith(wanted)
         return
@@ -134,8 +130,7 @@ def test_encode_and_decode_are_inverse(text, vocab, wanted):
 
 @pytest.mark.parametrize("letter", ["é", "記", "😀"], ids=ascii)
 def test_the_bytes_of_half_a_letter_are_not_printed(letter):
-    """A prompt may end, and what continues it begin, within a letter.  Other bytes are visible, and
-    no text controls the terminal."""
+    """A prompt may end within a letter.  Other bytes are visible; none controls the terminal."""
     whole, vocab = letter.encode(), list(range(256))
     tokens = torch.tensor(list(whole + b"a\xff\t\x1bb" + whole))
     for cut in range(1, len(whole)):
@@ -171,8 +166,7 @@ STRANGE = "cat a\n\nb  é\tcat\r\n記憶 \n<unk>\r😀 b x.y\va\fb\x1cc\x85a\u20
 
 
 def test_words_follow_the_official_rule(tmp_path):
-    """Lines, as in Python's text mode, are stripped and split at white space, and end in `<eos>`.
-    The vocabulary starts with `<eos>`; words follow by decreasing count, then by appearance."""
+    """Lines are those of Python's text mode; each ends in `<eos>`, the vocabulary's first."""
     texts = STRANGE, STRANGE[9:], STRANGE[:9] + "\nnew"
     corpus = words(tmp_path, *(text.encode() for text in texts))
     every = []
@@ -200,8 +194,7 @@ def test_unpublished_counts_and_bad_texts_are_rejected(tmp_path):
 
 
 def test_sentences_have_single_separators_and_a_killed_encoding_restarts(tmp_path):
-    """Unknown words are <UNK>, empty sentences are kept, and shards are in the table's order.  The
-    vocabulary is in the order of its file.  A killed encoding leaves no partial file."""
+    """Unknown words are <UNK>, empty sentences are kept; a killed encoding leaves no file."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         kill_at(1, patch, (corpora, "tokenize"))
         sentences(tmp_path)

@@ -1,14 +1,11 @@
 """A new run may start from the weights of another one (--init), on any text in its vocabulary."""
-from importlib import import_module
-
 import pytest
 
+import train
 from helpers import refusal
 from support import corpora
 from system.conftest import WHOLE, again, last_line
 from training import checkpoint, flags, job, log, presets, text as texts
-
-train = import_module("train")
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +24,7 @@ def start(run, text, out, *more):
 
 def test_a_run_from_other_weights_has_their_loss_sizes_and_vocabulary(
         finished, other, tmp_path, capsys):
-    """At a rate of almost 0 the weights hardly change, so the loss is the run's.  Memory length and
-    dropout may change; optimizer, step and memory are new."""
+    """At a rate of almost 0 the loss is the run's; optimizer, step and memory are new."""
     run, out = finished(*WHOLE)[0], tmp_path / "new"
     before = checkpoint.to_evaluate(run)
     corpus = corpora.load(other)
@@ -50,8 +46,7 @@ def test_a_run_from_other_weights_has_their_loss_sizes_and_vocabulary(
 
 
 def test_settings_are_those_of_the_run_or_typed(finished):
-    """Another corpus or length replaces the run's; the dtype is chosen again for this machine.  A
-    size may be typed as it is, and changes no other."""
+    """What is typed replaces the run's; the dtype is chosen again for this machine."""
     run = finished(*WHOLE, "--d-head", "8")[0]
     typed = {"dataset": "enwik8", "minutes": 2.0}
     given = flags.Flags(init=str(run), typed=typed | {"n_head": 2})

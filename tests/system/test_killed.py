@@ -31,9 +31,8 @@ def continued(text, out, flags, n):
 
 @pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_any_write_and_resumed(stride, text, tmp_path, monkeypatch):
-    """The run is killed at write n, and again at a write of the resumed run.  A line may be half
-    written, and the newest checkpoint may be damaged.  The text restarts within the run, which is
-    saved every two steps, around a validation, and at the end."""
+    """It is killed again at a write of the resumed run.  A line may be half written, and the
+    newest checkpoint damaged.  The text restarts within the run."""
     monkeypatch.setattr("train.finish", lambda job, flags: None)  # is slow and writes nothing
     clock = count(step=0.4)  # seconds of a step
     monkeypatch.setattr("train.time.perf_counter", lambda: next(clock))

@@ -2,7 +2,6 @@
 import math
 import os
 import re
-from importlib import import_module
 from pathlib import Path
 from shutil import copy
 from types import SimpleNamespace
@@ -10,11 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
+import train
 from system.conftest import run
 from training import checkpoint, log, presets
 from training.job import State
-
-train = import_module("train")
 
 
 def test_the_log_line_by_a_clock(monkeypatch, capsys):
@@ -71,8 +69,7 @@ def test_the_curve_shows_both_losses_over_the_tokens(tmp_path, monkeypatch):
 @pytest.mark.parametrize("flags", [[], ["--plain"]], ids=["fast", "plain"])
 def test_a_checkpoint_is_used_in_the_form_that_was_trained(flags, text, tmp_path, monkeypatch,
                                                            capsys):
-    """The same form is used at the end and later; a run continues the start of the test split.  No
-    name controls the terminal or adds a line of metrics.tsv."""
+    """A sample continues the start of the test split; no name controls the terminal or a file."""
     text = Path(copy(text, tmp_path / "a\n9\x1b.txt"))
     monkeypatch.setattr("sys.argv", ["train.py", "--text", str(text)])
     make = Mock(wraps=train.reader_of)

@@ -59,8 +59,7 @@ def test_sizes_schedules_and_parameter_counts_are_the_published_ones(row):
     ({"model": "wt103-large", "dataset": "enwik8"}, "cpu", 205, "wt103-large", (), 1),
     ({"model": "tiny", "dataset": "wt103"}, "cpu", 267_735, "tiny", WT103, 2)], ids=str)
 def test_a_model_fits_its_device_and_its_vocabulary(typed, device, V, name, cutoffs, div_val):
-    """Without a GPU a benchmark trains a small model, with its bands for many words.  Bands beyond
-    the vocabulary are dropped; typed values stay."""
+    """Without a GPU a benchmark trains a small model; bands beyond the vocabulary are dropped."""
     typed = dict(typed)
     flags = Flags(model=typed.pop("model", ""), typed=typed)
     found, config, _ = choose_model(flags, device)

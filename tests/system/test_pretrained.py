@@ -1,14 +1,13 @@
 """Test the model that is included in the course: its content, and when it is used."""
-from importlib import import_module
 from unittest.mock import Mock
 
 import pytest
 import torch
 
+import train
 from support import corpora
 from training import checkpoint, flags, presets, text as texts
 
-train = import_module("train")
 CPU = "--n-tokens", "3", "--device", "cpu"
 
 

@@ -21,7 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from helpers import refusal
 from support import progress
 from system.kills import differences, runs_differ
-from system.conftest import TINY, again
+from system.conftest import TINY, again, at_call
 from training import checkpoint, log, machine, presets, ranks
 
 train, lesson_1, lesson_5 = map(import_module, (
@@ -60,13 +60,6 @@ def on_ranks(count, tmp_path, act):
         child.join(10)
     return [c.exitcode for c in children], [
         (tmp_path / f"log-{r}").read_text() for r in range(count)]
-
-
-def curve(folder):
-    """Return the tokens of all ranks and the loss of each line of metrics.tsv."""
-    rows = log.read_metrics(folder / "metrics.tsv")
-    return [float(number) for row in rows
-            for number in (row["tokens"], row["train"] or row["valid"])]
 
 
 def test_lanes_are_assigned_in_order(monkeypatch):
@@ -175,21 +168,19 @@ def test_a_loss_that_is_not_finite_on_one_rank_leaves_all_weights_equal(spoil, t
     assert one.equal(two) and one.isfinite().all()
 
 
-def whole_run(argv, stop_at=0, break_at=0, on_rank=0, where="train_step", number=signal.SIGTERM):
-    """Run train.main(argv); at one call of a function of train.py a rank gets a signal or fails."""
-    real, calls = getattr(train, where), count(1)
+def stop():
+    os.kill(os.getpid(), signal.SIGTERM)
 
-    def call(*arguments):
-        now = next(calls) if ranks.RANK == on_rank else -1
-        if now == stop_at:
-            os.kill(os.getpid(), number)
-        if now == break_at:
-            raise ValueError("the cables have been mixed up")
-        return real(*arguments)
 
-    setattr(train, where, call)
+def fail():
+    raise ValueError("the cables have been mixed up")
+
+
+def whole_run(argv, number=0, act=stop, on_rank=0, where="train_step"):
+    """Run train.main(argv); in one call of a function of train.py a rank stops or fails."""
     log.draw = lambda *arguments: None
-    return train.main(argv)
+    with at_call(number, lambda: ranks.RANK == on_rank and act(), where):
+        return train.main(argv)
 
 
 @pytest.mark.slow
@@ -200,27 +191,29 @@ def test_ranks_stop_together_and_other_ranks_resume(text, tmp_path, capsys):
     assert train.main([*argv, str(tmp_path / "one")]) == 0
     score = capsys.readouterr().out.split("\ntest ")[1]
     statuses, said = on_ranks(2, tmp_path, partial(
-        whole_run, [*argv, str(out)], stop_at=6, on_rank=1))
+        whole_run, [*argv, str(out)], 6, on_rank=1))
     assert statuses == [143, 143], said
     assert "stopped after step 6, saved; continue with" in said[0] and said[1] == ""
     content = checkpoint.load(out / "checkpoint.pt")
     assert [len(past) for past in content["state"]["memory"]] == [4] * 2
     assert len(content["random"]) == 2
     assert again(out, "--resume") == 0
-    assert curve(out) == pytest.approx(curve(tmp_path / "one"), abs=2e-3)
+    one, two = ([float(number) for row in log.read_metrics(folder / "metrics.tsv")
+                 for number in (row["tokens"], row["train"] or row["valid"])]
+                for folder in (tmp_path / "one", out))
+    assert two == pytest.approx(one, abs=2e-3)
     resumed = capsys.readouterr().out.split("\ntest ")[1]
     assert float(resumed[:6]) == pytest.approx(float(score[:6]), abs=2e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count, how, statuses, step", [
-    (4, {"stop_at": 6, "on_rank": 1}, [143] * 4, 6),
-    (2, {"stop_at": 2, "where": "evaluate"}, [143, 143], 8),
-    (2, {"break_at": 2, "where": "evaluate"}, [1, 1], 8)],
+    (4, {"number": 6, "on_rank": 1}, [143] * 4, 6),
+    (2, {"number": 2, "where": "evaluate"}, [143, 143], 8),
+    (2, {"number": 2, "act": fail, "where": "evaluate"}, [1, 1], 8)],
     ids=["a signal", "a signal in a validation", "a failure in a validation"])
 def test_resuming_with_the_same_ranks_is_exact(count, how, statuses, step, text, tmp_path):
-    """With dropout, parameters, optimizer, every rank's random state, memory and metrics agree.
-    No step is lost, even if a validation is interrupted."""
+    """Every rank's random state agrees too; a validation that is interrupted loses no step."""
     argv = [*FLAGS, str(text), "--dropout", "0.2", "--optimizer", "muon", "--out"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert on_ranks(count, tmp_path, partial(whole_run, [*argv, str(whole)]))[0] == [0] * count
@@ -228,7 +221,7 @@ def test_resuming_with_the_same_ranks_is_exact(count, how, statuses, step, text,
     assert found == statuses, said
     content = checkpoint.load(broken / "checkpoint.pt")
     assert content["state"]["step"] == step
-    if "break_at" in how:  # rank 0 prints the reason
+    if "act" in how:  # rank 0 prints the reason
         assert said[0].endswith("train.py: the cables have been mixed up\n")
         assert said[1] == "train.py: rank 1: another rank has exited, so this one also exits\n"
     again = partial(whole_run, [*argv, str(broken), "--resume"])

@@ -117,23 +117,19 @@ def test_what_does_not_fit_is_rejected(call, words):
 AS_WRITTEN = "the model runs as it is written"
 
 
-def prints(capsys, model):
-    """Return what `reader_of` returns, and what it prints when it is called for the first time."""
-    readers.say_once.cache_clear()
-    return readers.reader_of(model), capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", presets.CONFIGS)
 def test_it_is_used_for_every_preset_without_a_message(name, capsys):
     """The model may have any dtype.  A subclass runs as it is written, which one line reports."""
     with torch.device("meta"):
         model = lesson_5.TransformerXL(presets.CONFIGS[name]).bfloat16()
-    reader, out = prints(capsys, model)
-    assert type(reader) is readers.Reader and reader.model is model and out == ""
+    readers.say_once.cache_clear()
+    reader = readers.reader_of(model)
+    assert type(reader) is readers.Reader and reader.model is model
+    assert capsys.readouterr().out == ""
     model.__class__ = type("Mine", (lesson_5.TransformerXL,), {})
-    found, out = prints(capsys, model)
-    assert found is model and out.startswith(AS_WRITTEN) and out.count("\n") == 1
-    assert readers.reader_of(model) is model and capsys.readouterr().out == ""
+    assert readers.reader_of(model) is model and readers.reader_of(model) is model
+    out = capsys.readouterr().out
+    assert out.startswith(AS_WRITTEN) and out.count("\n") == 1
 
 
 EDITS = {  # a lesson, its text, the edited text
@@ -170,8 +166,7 @@ def edited_modules(name, folder, monkeypatch):
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_takes_effect_as_without_a_reader(
         name, tmp_path, monkeypatch, capsys, needs_shipped_solutions):
-    """Training with an edit equals `--plain` bit for bit.  So do evaluation and sampling, or up to
-    rounding error where a Reader agrees; a comment changes nothing."""
+    """Training equals `--plain` bit for bit, evaluation up to rounding where a Reader agrees."""
     lesson, edited = edited_modules(name, tmp_path, monkeypatch)
     torch.manual_seed(1)
     plain = randomized(lesson.TransformerXL(lesson.Config(**vars(SMALL) | {"dropout": 0.2})))

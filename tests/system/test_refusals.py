@@ -13,8 +13,7 @@ import torch
 import blank
 import grade
 from course.exercises import LESSONS, ROOT
-from helpers import refusal
-from system.conftest import files
+from helpers import content_of, refusal
 
 lesson_1, lesson_5, train = map(import_module, (LESSONS[0], LESSONS[4], "train"))
 
@@ -102,7 +101,7 @@ def test_a_command_line_is_rejected_in_one_line(
     for name, content in (("notes.txt", text.read_text()), ("short.txt", "x = 10000\n" * 20),
                           ("turned.txt", text.read_text()[:8] + text.read_text()[:7:-1]),
                           ("brief.txt", "x" * 39),
-                          ("none/.hidden.py", ""), ("small.zip", ""),
+                          ("none/.hidden.py", ""), ("small.zip", ""), ("runs/other", ""),
                           ("project/tests/grade.py", ""),
                           ("project/02_recurrence.py", (ROOT / "02_recurrence.py").read_text())):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -114,14 +113,14 @@ def test_a_command_line_is_rejected_in_one_line(
     monkeypatch.setattr("training.flags.ROOT", tmp_path)
     monkeypatch.setattr(blank, "ROOT", tmp_path / "project")
     monkeypatch.setattr(grade, "grade_all", None)
-    before = files()
+    before = content_of(Path())
     argv = argv.split() if isinstance(argv, str) else argv
     assert import_module(program).main(argv) == 1
     error = capsys.readouterr().err.rpartition("\r")[2]  # the text after a progress line
     lines = [line for line in error.split("\n") if line.strip()]
     assert len(lines) == 1 and words in lines[0], lines
     assert lines[0].startswith(program.removeprefix("experiments.") + ".py: ")
-    assert files() == before and not (program == "train" and Path("new").exists())
+    assert content_of(Path()) == before
 
 
 CODE = """import os, pathlib, sys, support; from support import files

@@ -15,7 +15,7 @@ import torch
 
 from course import lessons
 from system.kills import runs_differ
-from helpers import assert_close, gradients, refusal
+from helpers import assert_close, content_of, gradients, refusal
 from training import checkpoint, job as runs, log, machine, optimizers, ranks, signals
 from system.conftest import WHOLE, again, at_call, failure, last_line, run, saved
 from training.reader import Reader, reader_of
@@ -69,8 +69,7 @@ def test_eval_only_chooses_its_dtype_by_the_machine(small, monkeypatch, capsys):
     ("train_step", 7, signal.SIGTERM, (*WHOLE, "--optimizer", "adam"))])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
         text, tmp_path, capsys, monkeypatch, finished, where, call, number, flags):
-    """Parameters, random states, memory, metrics and test score agree, also with an optimizer of
-    your own (here instead of adam).  The folder of a running run is locked."""
+    """So it is with an optimizer of your own, here instead of adam.  A running run is locked."""
     monkeypatch.setitem(optimizers.OPTIMIZERS, "adam", lambda model, recipe: (
         torch.optim.Adafactor(model.parameters(), lr=recipe.lr)))
     (whole, score), out = finished(*flags), tmp_path / "run"
@@ -92,8 +91,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 
 
 def test_nohup_ctrl_c_a_suspended_process_and_compiled_layers(capfd, monkeypatch):
-    """SIGHUP stays ignored, Ctrl-C is confirmed.  A pause, and a step that compiled (70, 80, 90
-    seconds), count as the median step."""
+    """A pause, and a step that compiled (70, 80, 90 seconds), count as the median step."""
     before = signal.signal(signals.HANG_UP, signal.SIG_IGN)
     with signals.Stop() as stop:
         signal.raise_signal(signals.HANG_UP), signal.raise_signal(signal.SIGINT)
@@ -119,8 +117,7 @@ def test_a_run_in_another_thread_leaves_signals_alone(text, tmp_path):
     (["--steps", "40", "--eval-every", "0"], [*range(4, 41, 4), 40]),
     (["--minutes", "33", "--eval-every", "99", "--save-minutes", "24"], [11, 14, 14])])
 def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, flags, wanted):
-    """A run is saved at least every ten minutes (--save-minutes) and before each validation, which
-    restarts these minutes."""
+    """The default is ten minutes (--save-minutes); a validation saves, and restarts them."""
     steps, save, counted = [], runs.Job.save, runs.State.record_step
     monkeypatch.setattr(runs.Job, "save", lambda job: (steps.append(job.state.step), save(job)))
     monkeypatch.setattr(runs.State, "record_step", lambda self, *given: counted(
@@ -135,18 +132,17 @@ def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, f
 @pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
 @pytest.mark.parametrize("flags", [[], ["--resume"]], ids=["new", "resume"])
 def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys, flags):
-    """The second run reads and changes no checkpoint, which the first may be moving.  --eval-only
-    is allowed.  A folder with only a best model also counts as a run."""
+    """It reads no checkpoint, which the first may be moving; --eval-only is allowed."""
     out = small()
     path = out / "checkpoint.pt"
     path.write_bytes(b"") if flags else path.unlink()
-    left = {path.name: path.read_bytes() for path in out.iterdir()}
+    left = content_of(out)
     with checkpoint.locked(out):
         assert "is in use by another run" in failure(
             capsys, run(text, out, "--steps", "3", *flags))
         assert again(out, "--eval-only") == 0
     assert "holds a run already" in failure(capsys, run(text, out, "--steps", "3"))
-    assert left == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert left == content_of(out)
 
 
 def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkeypatch, capsys):
@@ -178,8 +174,7 @@ def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypat
 
 
 def test_ten_non_finite_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys):
-    """The run prints one sentence, exits with status 1, and keeps its last good checkpoint.  A loss
-    that is not finite enters no mean, and with a finite norm its step is not skipped."""
+    """A loss that is not finite enters no mean; with a finite norm its step is not skipped."""
     skipped = (math.nan, math.nan, None)
     good = (1.0, 1.0, None)
     monkeypatch.setattr(train, "train_step", Mock(side_effect=[
