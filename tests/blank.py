@@ -49,7 +49,9 @@ class Lesson:
             node, first = find(data, exercise.function)
             lines = data.decode(self.codec).replace("\r\n", "\n").splitlines(keepends=True)
         except (SyntaxError, UnicodeDecodeError) as error:
-            raise ValueError(f"{lessons.sentence(error, self.path)}; nothing was changed") from None
+            hint = "; save it as UTF-8" * isinstance(error, UnicodeDecodeError)
+            raise ValueError(f"{lessons.sentence(error, self.path)}; nothing was changed{hint}"
+                             ) from None
         except KeyError:
             raise ValueError(f"there is no {exercise.function} in {self.path.name}; give it its "
                              "name back, nothing was changed") from None
