@@ -30,18 +30,11 @@ def paths(tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="a folder cannot be flushed on Windows")
 def test_a_file_is_flushed_before_its_rename_and_the_folder_after_it(paths, monkeypatch):
     """In any other order a loss of power could leave an empty file with a valid name."""
-    acts, real, flush = [], os.replace, os.fsync
-
-    def rename(one, two):
-        acts.append(f"{one.name} -> {two.name}")
-        real(one, two)
-
-    def fsync(number):
-        acts.append("flush folder" if os.path.isdir(f"/proc/self/fd/{number}") else "flush")
-        flush(number)
-
-    monkeypatch.setattr(os, "replace", rename)
-    monkeypatch.setattr(os, "fsync", fsync)
+    acts, real = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda one, two: (
+        acts.append(f"{one.name} -> {two.name}"), real(one, two)))
+    monkeypatch.setattr(os, "fsync", lambda number: acts.append(
+        "flush folder" if os.path.isdir(f"/proc/self/fd/{number}") else "flush"))
     checkpoint.save(paths[0], CONTENT, paths[1])
     assert acts == ["flush", "checkpoint.pt -> previous.pt", "checkpoint.pt.part -> checkpoint.pt",
                     "flush folder"]

@@ -8,28 +8,15 @@ from system.conftest import WHOLE, again, last_line
 from training import checkpoint, flags, job, log, presets, text as texts
 
 
-@pytest.fixture(scope="module")
-def other(text):
-    """Write the bytes of `text` without one of them, so that their order by frequency differs."""
-    path = text.with_name("other.txt")
-    path.write_text(text.read_text()[::-1].replace("e", "c "))
-    return path
-
-
-def start(run, text, out, *more):
-    """Start a run of five steps from the weights of a run."""
-    return train.main(["--init", str(run), "--text", str(text), "--out", str(out), "--steps", "5",
-                       "--device", "cpu", *more])
-
-
 def test_a_run_from_other_weights_has_their_loss_sizes_and_vocabulary(
-        finished, other, tmp_path, capsys):
+        finished, text, tmp_path, capsys):
     """At a rate of almost 0 the loss is the run's; optimizer, step and memory are new."""
-    run, out = finished(*WHOLE)[0], tmp_path / "new"
+    run, out, other = finished(*WHOLE)[0], tmp_path / "new", tmp_path / "other.txt"
+    other.write_text(text.read_text()[::-1].replace("e", "c "))  # other frequencies
     before = checkpoint.to_evaluate(run)
     corpus = corpora.load(other)
-    assert start(run, other, out, "--steps", "1", "--lr", "1e-9", "--muon-lr", "1e-9",
-                 "--mem-len", "5", "--dropout", "0") == 0
+    assert again(out, "--init", str(run), "--text", str(other), "--steps", "1", "--lr", "1e-9",
+                 "--muon-lr", "1e-9", "--mem-len", "5", "--dropout", "0") == 0
     score = last_line(capsys)
     new = checkpoint.load(out / "checkpoint.pt")
     assert new["config"] == before["config"] | {"mem_len": 5, "dropout": 0.0}

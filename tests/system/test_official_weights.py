@@ -20,10 +20,6 @@ CASES = {
         BANDS, div_val=4, cutoffs=(5, 11), tie_projections=False, untie_r=True)}
 
 
-def random_model(config):
-    return randomized(lesson_5.TransformerXL(config)).eval()
-
-
 def official_state(model, port):
     """Return our weights, named and stacked as in the official code or its port."""
     c, words, state = model.config, model.embedding, {}
@@ -64,9 +60,9 @@ def official_state(model, port):
 @pytest.mark.parametrize("case", CASES)
 def test_each_tensor_becomes_its_weight_and_is_required(case, port):
     """Missing, misshapen, extra and untied tensors are rejected, with their name."""
-    wanted = random_model(CASES[case])
+    wanted, empty = (randomized(lesson_5.TransformerXL(CASES[case])) for _ in range(2))
     state = official_state(wanted, port)
-    load = partial(official.load_official_weights, random_model(CASES[case]))
+    load = partial(official.load_official_weights, empty)
     found = load(state).state_dict()
     assert all(weight.equal(found[name]) for name, weight in wanted.state_dict().items())
     name = "crit.out_layers.0.weight"  # also the embedding
@@ -89,7 +85,7 @@ def test_a_file_is_evaluated_or_rejected_in_one_line(tmp_path, monkeypatch, caps
     recipe = replace(presets.RECIPES["tiny"], dataset=str(text), eval_mem_len=20)
     monkeypatch.setitem(presets.CONFIGS, "small", replace(config, untie_r=False))
     monkeypatch.setitem(presets.RECIPES, "small", recipe)
-    model = random_model(config)
+    model = randomized(lesson_5.TransformerXL(config))
     argv = [str(path), "--model", "small"]
     state = official_state(model, port=True)
     torch.save(state, path)

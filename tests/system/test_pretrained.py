@@ -1,7 +1,6 @@
 """Test the model that is included in the course: its content, and when it is used."""
 from unittest.mock import Mock
 
-import pytest
 import torch
 
 import train
@@ -11,37 +10,27 @@ from training import checkpoint, flags, presets, text as texts
 CPU = "--n-tokens", "3", "--device", "cpu"
 
 
-@pytest.fixture(scope="module")
-def saved():
-    return checkpoint.to_evaluate(flags.PRETRAINED)
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    """Return a folder for runs that contains no run yet."""
-    monkeypatch.setattr(flags, "ROOT", tmp_path)
-    return tmp_path
-
-
-def test_it_is_small_and_described(saved):
+def test_it_is_small_and_described():
+    saved = checkpoint.to_evaluate(flags.PRETRAINED)
     assert [path.name for path in flags.PRETRAINED.glob("*.pt")] == ["best.pt"]
     assert saved["path"].stat().st_size <= 8_000_000 and "optimizer" not in saved
     page = (flags.PRETRAINED / "README.md").read_text(encoding="utf-8")
     assert f"checksum {saved['text']}" in page and f"{saved['state']['step']:,} steps" in page
 
 
-def test_it_is_used_if_there_is_no_run_yet(home, small, capsys):
+def test_it_is_used_if_there_is_no_run_yet(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(flags, "ROOT", tmp_path)
     assert train.main(["--sample", "class ", *CPU]) == 0
     said = capsys.readouterr().out
     assert "no run in " in said and "class " in said
     assert f"{flags.PRETRAINED / 'best.pt'}: step 29,348\n" in said
-    (home / "runs").mkdir()
-    small().rename(home / "runs" / "stdlib-laptop")
+    (tmp_path / "runs").mkdir()
+    small().rename(tmp_path / "runs" / "stdlib-laptop")
     assert train.main(["--sample", "a", *CPU]) == 0
     assert str(flags.PRETRAINED) not in capsys.readouterr().out
 
 
-def test_it_evaluates_any_text_in_its_vocabulary(home, small, text, capsys, monkeypatch):
+def test_it_evaluates_any_text_in_its_vocabulary(small, text, tmp_path, capsys, monkeypatch):
     """It predicts LICENSE, the last 20th, as well as when it was added.  So does a run in --out."""
     evaluate, out = Mock(wraps=train.evaluate), small()
     monkeypatch.setattr(train, "evaluate", evaluate)
@@ -49,8 +38,8 @@ def test_it_evaluates_any_text_in_its_vocabulary(home, small, text, capsys, monk
     for folder, name, data, said in (
             (flags.PRETRAINED, "mine.txt", 20 * license, "step 29,348\ntest 1.92"),
             (out, "turned.txt", text.read_bytes()[::-1], "step 3\ntest ")):
-        (home / name).write_bytes(data)
-        given = ["--eval-only", "--text", str(home / name), "--dtype", "float32", *CPU]
+        (tmp_path / name).write_bytes(data)
+        given = ["--eval-only", "--text", str(tmp_path / name), "--dtype", "float32", *CPU]
         assert train.main(given + ["--out", str(out)] * (folder == out)) == 0
         output = capsys.readouterr().out
         assert said in output and output.endswith(f"; {name}, not the text of its training)\n")

@@ -27,6 +27,7 @@ from training import checkpoint, log, machine, presets, ranks
 train, lesson_1, lesson_5 = map(import_module, (
     "train", "01_vanilla_segments", "05_full_model"))
 RECIPE = presets.Recipe(steps=10, batch=4, dtype="float32", eval_segment=5, eval_mem_len=7)
+STOP = partial(signal.raise_signal, signal.SIGTERM)
 FLAGS = [*TINY, "--eval-every", "4", "--steps", "12", "--text"]
 
 
@@ -120,8 +121,7 @@ def four_steps(path, micro_batch, is_compiled=False):
         x = stream[mine, column : column + 6]
         y = stream[mine, column + 1 : column + 7]
         loss, norm, memory = train.train_step(wrapped, optimizer, x, y, memory, recipe)
-        loss = ranks.mean(loss)
-        found += [torch.tensor([loss, norm]), *(p.grad.clone() for p in model.parameters())]
+        found += [torch.tensor([ranks.mean(loss), norm]), *(p.grad.clone() for p in model.parameters())]
     assert ranks.COUNT == 1 or sent == [0] * 4, "gradients were not sent once per step"
     assert not is_compiled or torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
     found += [ranks.gather(past) for past in memory] + [*model.state_dict().values()]
@@ -168,15 +168,11 @@ def test_a_loss_that_is_not_finite_on_one_rank_leaves_all_weights_equal(spoil, t
     assert one.equal(two) and one.isfinite().all()
 
 
-def stop():
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def fail():
     raise ValueError("the cables have been mixed up")
 
 
-def whole_run(argv, number=0, act=stop, on_rank=0, where="train_step"):
+def whole_run(argv, number=0, act=STOP, on_rank=0, where="train_step"):
     """Run train.main(argv); in one call of a function of train.py a rank stops or fails."""
     log.draw = lambda *arguments: None
     with at_call(number, lambda: ranks.RANK == on_rank and act(), where):

@@ -162,12 +162,8 @@ def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkey
 def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypatch):
     """After losses of 1.7, NaN, 1.9 and 1.8 the best is 1.7, and its weights are tested."""
     losses, seen = iter([1.7, math.nan, 1.9, 1.8, 2.0]), []
-
-    def evaluate(model, *rest):
-        seen.append(model.u.sum().item())
-        return next(losses)
-
-    monkeypatch.setattr(train, "evaluate", evaluate)
+    monkeypatch.setattr(train, "evaluate", lambda model, *rest: (
+        seen.append(model.u.sum().item()), next(losses))[1])
     assert run(text, tmp_path / "run", "--steps", "12", "--eval-every", "3") == 0
     assert (saved(tmp_path / "run", "best")["step"], saved(tmp_path / "run")["lowest"]) == (3, 1.7)
     assert len(set(seen)) == 4 and seen[4] == seen[0]
