@@ -88,7 +88,6 @@ def test_colabs_notebook_packs_what_the_student_wrote(project):
 
 
 def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
-    """The file has a syntax error, another encoding, or a function with another name."""
     path = project / "04_rel_shift.py"
     good = path.read_bytes()
     for bad, words in ((good + b"\ndef f(:\n", "line"),

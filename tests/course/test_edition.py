@@ -30,7 +30,6 @@ def edition(tmp_path_factory):
 
 
 def test_the_edition_leaves_out_what_is_not_for_students(edition):
-    """The edition has no other tests, experiments or answers, and no solution in another form."""
     found = {path.relative_to(edition).as_posix() for path in edition.rglob("*") if path.is_file()}
     assert found - {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*")} <= {
         f"tests/course/pristine/{lesson}.py" for lesson in LESSONS}
@@ -57,7 +56,6 @@ def test_no_telling_line_of_a_solution_is_in_what_students_read(edition, exercis
 
 
 def test_its_readme_is_the_students_page(edition):
-    """Every file that the page names exists, and the page names nothing for teachers."""
     text = (edition / "README.md").read_text(encoding="utf-8")
     for path in re.findall(r"[\w./]+\.(?:py|txt|md)\b|\b(?:tests|support|training)/[\w/]*", text):
         assert (edition / path).exists() or (edition / "tests" / path).exists(), path

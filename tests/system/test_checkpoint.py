@@ -40,15 +40,9 @@ def test_a_file_is_flushed_before_its_rename_and_the_folder_after_it(paths, monk
                     "flush folder"]
 
 
-class FullDisk(io.BytesIO):
-    def write(self, data):
-        if self.tell():
-            raise FULL
-        return super().write(data)
-
-
 FULL = OSError("No space left on device")
 FAILS = Mock(side_effect=FULL)
+FullDisk = type("FullDisk", (io.BytesIO,), {"write": Mock(side_effect=[64, *99 * [FULL]])})
 
 
 @pytest.mark.parametrize("broken, mock", [
@@ -101,7 +95,6 @@ def test_other_files_are_rejected(tmp_path, monkeypatch, content, words):
 
 
 def test_the_previous_checkpoint_is_used_if_the_newest_is_damaged(paths, tmp_path, capsys):
-    """One line reports the damage, and the next save keeps the previous checkpoint."""
     assert checkpoint.load_first_valid(*paths)["step"] == 2
     paths[0].write_bytes(b"half a checkpoint")
     assert capsys.readouterr().out == "" and checkpoint.load_first_valid(*paths)["step"] == 1

@@ -183,7 +183,6 @@ def test_words_follow_the_official_rule(tmp_path):
 
 
 def test_unpublished_counts_and_bad_texts_are_rejected(tmp_path):
-    """The sentence has the numbers that were found and those that are published."""
     words(tmp_path, b"a b\n", counts=(3, 2, 2), vocab_size=3)
     for *counts, V in ((4, 2, 2, 3), (3, 2, 2, 4)):
         message = refusal(words, tmp_path, b"a b\n", counts=tuple(counts), vocab_size=V)

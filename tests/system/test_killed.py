@@ -14,16 +14,16 @@ from training import log
 WRITES = [(os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "mkdir"), (torch, "save"),
           (log, "write_line")]
 FLAGS = ["--steps", "6", "--eval-every", "4", "--segment", "16", "--dropout", "0.2", "--plain",
-         "--n-layer", "1"]
+         "--n-layer", "1", "--save-minutes", "0.01"]
 
 
-def continued(text, out, flags, n):
+def continued(text, out, n):
     """Start or resume the run in `out`, kill it at write n, and return whether it was killed."""
     resume = ["--resume"] if any(out.glob("*.pt")) else []
     with pytest.MonkeyPatch.context() as patch:
         kill_at(n, patch, *WRITES)
         try:
-            assert run(text, out, *flags, *resume) == 0
+            assert run(text, out, *FLAGS, *resume) == 0
             return False
         except Killed:
             return True
@@ -36,12 +36,11 @@ def test_killed_at_any_write_and_resumed(stride, text, tmp_path, monkeypatch):
     monkeypatch.setattr("train.finish", lambda job, flags: None)  # is slow and writes nothing
     clock = count(step=0.4)  # seconds of a step
     monkeypatch.setattr("train.time.perf_counter", lambda: next(clock))
-    flags = [*FLAGS, "--save-minutes", f"{0.6 / 60}"]
     whole = tmp_path / "whole"
-    assert run(text, whole, *flags) == 0
+    assert run(text, whole, *FLAGS) == 0
     for n in count(0, stride):
         out = tmp_path / f"{n}"
-        if not continued(text, out, flags, n):
+        if not continued(text, out, n):
             break
         if n % 2 and (out / "metrics.tsv").exists():
             with open(out / "metrics.tsv", "a") as file:
@@ -49,8 +48,8 @@ def test_killed_at_any_write_and_resumed(stride, text, tmp_path, monkeypatch):
         newest = out / "checkpoint.pt"
         if n % 3 == 0 and newest.exists() and (out / "previous.pt").exists():
             newest.write_bytes(newest.read_bytes()[:-30])
-        continued(text, out, flags, n % 13)
-        assert not continued(text, out, flags, 999)
+        continued(text, out, n % 13)
+        assert not continued(text, out, 999)
         assert not runs_differ(whole, out), n
         shutil.rmtree(out)
     assert n > 40

@@ -59,7 +59,6 @@ def official_state(model, port):
 @pytest.mark.parametrize("port", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_each_tensor_becomes_its_weight_and_is_required(case, port):
-    """Missing, misshapen, extra and untied tensors are rejected, with their name."""
     wanted, empty = (randomized(lesson_5.TransformerXL(CASES[case])) for _ in range(2))
     state = official_state(wanted, port)
     load = partial(official.load_official_weights, empty)

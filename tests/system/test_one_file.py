@@ -22,7 +22,6 @@ outputs += [*model.parameters(), generate(model.eval(), x, 6)]
 
 
 def test_the_file_alone_trains_and_generates_as_lesson_5():
-    """Three steps with a memory and a sample are equal up to rounding."""
     text, alone = one_file.one_file(), {"__name__": "xl"}
     assert re.findall(r"^ *(?:import|from) (.+)$", text, re.MULTILINE) == [
         "math", "dataclasses import dataclass", "torch", "torch.nn as nn",

@@ -133,7 +133,6 @@ def four_steps(path, micro_batch, is_compiled=False):
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batch, is_compiled", [(0, False), (1, False), (0, True)])
 def test_two_ranks_equal_one(tmp_path, micro_batch, is_compiled):
-    """This compares losses, gradients, the memory in stream order, weights, and evaluation."""
     four_steps(tmp_path / "one", micro_batch)
     statuses, said = on_ranks(
         2, tmp_path, partial(four_steps, tmp_path / "two", micro_batch, is_compiled))

@@ -104,7 +104,6 @@ X = torch.zeros(2, 3, dtype=torch.int64)
     (lambda r, m: r(X, r(X[:1])[1]), "memory has 1 lanes, x has 2"),
 ], ids=["training", "token", "list", "another model", "lanes"])
 def test_what_does_not_fit_is_rejected(call, words):
-    """A ValueError says what was passed and what is expected."""
     model = model_of()
     with pytest.raises(ValueError, match=words):
         call(readers.Reader(model), model)

@@ -70,7 +70,6 @@ def test_the_front_page_is_short_and_shows_lesson_5_as_it_is():
 
 
 def test_each_question_of_the_lessons_has_an_answer():
-    """Each lesson has as many answers as questions, in the order of its two lists."""
     answers = (ROOT / "tests/course/answers.md").read_text(encoding="utf-8")
     sections = answers.partition("\n## Week 4")[0].split("\n## ")[1:]
     for path, section in zip(sorted(ROOT.glob("0*.py")), sections, strict=True):

@@ -96,7 +96,6 @@ REFUSED = {  # program: command line, words of the sentence
     ids=lambda value: ascii(value)[1:-1][:60])
 def test_a_command_line_is_rejected_in_one_line(
         program, argv, words, text, small, tmp_path, monkeypatch, capsys):
-    """One line on stderr has the error, its place and the remedy; the status is 1."""
     monkeypatch.chdir(tmp_path)
     for name, content in (("notes.txt", text.read_text()), ("short.txt", "x = 10000\n" * 20),
                           ("turned.txt", text.read_text()[:8] + text.read_text()[:7:-1]),

@@ -24,7 +24,6 @@ train, lesson_2, lesson_5 = map(import_module, ("train", "02_recurrence", "05_fu
 
 
 def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
-    """The last line is the test score with its evaluation lengths; metrics.tsv has the command."""
     out, score = finished(*WHOLE)
     assert score.startswith("test ")
     assert score.endswith(" bpc (evaluation T 16, M 16, clamp none; 11 predictions; notes.txt)")
@@ -37,7 +36,6 @@ def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
 
 
 def test_eval_only_and_sample_need_only_the_folder(finished, capsys):
-    """Evaluation and sampling need only the checkpoint; evaluation prints the run's score again."""
     out, figure = finished(*WHOLE)
     assert again(out, "--eval-only", "--dtype", "float32") == 0
     assert last_line(capsys) == figure
@@ -146,7 +144,6 @@ def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys
 
 
 def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkeypatch, capsys):
-    """A run keeps the absolute path of its text, and accepts the same text at another path."""
     out, moved = tmp_path / "run", tmp_path / "moved.txt"
     moved.write_bytes(text.read_bytes())
     monkeypatch.chdir(tmp_path)
@@ -160,7 +157,6 @@ def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkey
 
 
 def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypatch):
-    """After losses of 1.7, NaN, 1.9 and 1.8 the best is 1.7, and its weights are tested."""
     losses, seen = iter([1.7, math.nan, 1.9, 1.8, 2.0]), []
     monkeypatch.setattr(train, "evaluate", lambda model, *rest: (
         seen.append(model.u.sum().item()), next(losses))[1])
@@ -183,7 +179,6 @@ def test_ten_non_finite_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch,
 
 
 def test_out_of_memory_is_reported_in_one_line(text, small, tmp_path, monkeypatch, capsys):
-    """A step or an evaluation may run out of memory."""
     out = small()
     gpu = torch.OutOfMemoryError("CUDA out of memory")
     cpu = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: ...")
