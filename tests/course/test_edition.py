@@ -169,7 +169,6 @@ def test_a_student_solves_one_and_then_all(edition):
 
 @pytest.mark.slow
 def test_only_rules_run_until_all_exercises_are_solved(tmp_path):
-    """An exercise is blank, incorrect, solved without --undo, and restored by it."""
     project = copy_of_project(tmp_path)
 
     def outcome():

@@ -65,7 +65,6 @@ def test_a_file_is_fetched_once_and_checked(web, tmp_path):
     (FLIPPED, "checksum sha256:"), (DATA[:9], "9 bytes, expected 768"),
     (DATA * 9, "more than the expected 768 bytes")])
 def test_a_bad_response_raises_one_sentence_and_leaves_no_file(web, tmp_path, answer, words):
-    """The sentence has the address, the error, and the path for a file fetched by hand."""
     web[SITE] = answer
     message = refusal(fetch, published("file", DATA, SITE), tmp_path)
     assert words in message and SITE in message and f"it as {tmp_path / 'file'}" in message

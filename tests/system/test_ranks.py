@@ -64,7 +64,6 @@ def on_ranks(count, tmp_path, act):
 
 
 def test_lanes_are_assigned_in_order(monkeypatch):
-    """Each lane is assigned once; if COUNT does not divide B, the error names a B that fits."""
     monkeypatch.setattr(ranks, "COUNT", 3)
     found = []
     for rank in range(3):
@@ -121,7 +120,8 @@ def four_steps(path, micro_batch, is_compiled=False):
         x = stream[mine, column : column + 6]
         y = stream[mine, column + 1 : column + 7]
         loss, norm, memory = train.train_step(wrapped, optimizer, x, y, memory, recipe)
-        found += [torch.tensor([ranks.mean(loss), norm]), *(p.grad.clone() for p in model.parameters())]
+        loss = ranks.mean(loss)
+        found += [torch.tensor([loss, norm]), *(p.grad.clone() for p in model.parameters())]
     assert ranks.COUNT == 1 or sent == [0] * 4, "gradients were not sent once per step"
     assert not is_compiled or torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
     found += [ranks.gather(past) for past in memory] + [*model.state_dict().values()]
@@ -180,7 +180,6 @@ def whole_run(argv, number=0, act=STOP, on_rank=0, where="train_step"):
 
 @pytest.mark.slow
 def test_ranks_stop_together_and_other_ranks_resume(text, tmp_path, capsys):
-    """A signal to one rank ends all ranks after the same step, and one rank resumes all lanes."""
     argv = [*FLAGS, str(text), "--out"]
     out = tmp_path / "two"
     assert train.main([*argv, str(tmp_path / "one")]) == 0
