@@ -21,7 +21,6 @@ from course.stand_ins import Adder, Greedy, Mix, Multiply, kind_of
 from helpers import gradients
 
 lesson = import_module("05_full_model")
-Config = lesson.Config
 
 
 # ---- exercise attention_mask ---------------------------------------------------------------------
@@ -111,7 +110,7 @@ Given = namedtuple("Given", "q k value k_R u v")
 def attended(attend, given, dropout=None, most=None):
     """Call the exercise with a mask of the future and of all keys more than `most` - 1 back."""
     _, H, T, C = given.q.shape
-    part = lesson.RelativeAttention(Config(7, n_layer=1, d_model=10, n_head=H, d_head=C, d_inner=9))
+    part = lesson.RelativeAttention(lesson.Config(7, n_head=H, d_head=C))
     part.to(given.q.dtype).dropout_attention = dropout or Multiply(1.0)
     return attend(part, *given, ~oracles.visible_entries(T, given.k.shape[2] - T, most))
 
@@ -194,7 +193,7 @@ def test_the_result_of_dropout_is_used(relative_attention):
 
 def test_the_attention_is_on_the_device(relative_attention):
     """The result has the dtype and the device of the arguments."""
-    part = lesson.RelativeAttention(Config(7, n_head=2, d_head=4))
+    part = lesson.RelativeAttention(lesson.Config(7, n_head=2, d_head=4))
     given, mask = inputs(torch.ones, B=1, H=2, T=2, K=3, C=4), ~oracles.visible_entries(2, 1)
     assert kind_of(relative_attention, part, *given, mask) == (torch.float64, "meta")
 
@@ -268,7 +267,7 @@ def test_each_norm_comes_after_its_sum(layer):
 
 def random_layer(D=6, FF=9, factors=(1.5, 0.7, 1.9)):
     """Return a layer with random weights, Mix as its attention, and dropouts that multiply."""
-    part = lesson.Layer(Config(9, n_layer=1, d_model=D, n_head=8, d_head=5, d_inner=FF)).double()
+    part = lesson.Layer(lesson.Config(9, d_model=D, n_head=8, d_head=5, d_inner=FF)).double()
     for weight in part.parameters():
         nn.init.normal_(weight)
     part.dropout_output, part.dropout_inner, part.dropout_ff = map(Multiply, factors)
