@@ -28,18 +28,14 @@ def test_a_memory_grows_until_it_is_full(update_memory):
     assert same(update_memory(rows(0, 1), rows(1, 5), 7), rows(0, 5))
 
 
-@pytest.mark.parametrize("m, T", [(4, 2), (0, 2)])
-def test_nothing_is_kept_if_M_is_0(update_memory, m, T):
-    """M = 0 keeps nothing: the result has no rows, (2, 0, 3)."""
-    assert same(update_memory(rows(0, m), rows(m, m + T), 0), rows(0, 0))
-
-
 @pytest.mark.parametrize("B", [2, 1])
 @pytest.mark.parametrize("m, T, M, first", [
-    (0, 3, 7, 0), (0, 4, 3, 1), (3, 2, 4, 1), (5, 1, 2, 4), (3, 2, 5, 0), (3, 2, 3, 2),
-    (1, 5, 3, 3), (6, 2, 3, 5), (3, 3, 5, 1), (4, 4, 4, 4), (4, 4, 3, 5)])
+    (4, 2, 0, 6), (0, 2, 0, 2), (0, 3, 7, 0), (0, 4, 3, 1), (3, 2, 4, 1), (5, 1, 2, 4),
+    (3, 2, 5, 0), (3, 2, 3, 2), (1, 5, 3, 3), (6, 2, 3, 5), (3, 3, 5, 1), (4, 4, 4, 4),
+    (4, 4, 3, 5)])
 def test_other_numbers_of_rows(update_memory, m, T, M, first, B):
-    """The same holds for any m old rows, T new rows, B and M: M rows remain even if T is more."""
+    """The same holds for any m old rows, T new rows, B and M: M rows remain even if T is more.
+    M = 0 keeps nothing: the result has no rows."""
     assert same(update_memory(rows(0, m, B), rows(m, m + T, B), M), rows(first, m + T, B))
 
 

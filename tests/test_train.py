@@ -4,7 +4,6 @@
 """
 import math
 from contextlib import suppress
-from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -26,7 +25,6 @@ train = import_module("train")
 # memory) = (3, 4), of norm 5.  The rate is 1/2.
 
 X, Y = torch.tensor([[9, 7, 2], [8, 0, 5]]), torch.tensor([[0, 2, 4], [6, 5, 1]])
-RECIPE_TO_TRAIN = presets.Recipe(steps=9, dtype="float32")
 NON_FINITE = "loss and gradient", "gradient"  # values of a Ledger
 
 
@@ -40,9 +38,9 @@ def step(train_step, model, memory, clip=100.0, micro_batch=0, x=X, y=Y):
     """Return the result of one step; clip 100 is too high to clip anything."""
     model.optimizer = Descent(model)
     device = model.W.device
+    recipe = presets.Recipe(steps=9, dtype="float32", clip=clip, micro_batch=micro_batch)
     with replaced(machine, autocast=model.autocast):
-        return train_step(model, model.optimizer, x.to(device), y.to(device), memory,
-                          replace(RECIPE_TO_TRAIN, clip=clip, micro_batch=micro_batch))
+        return train_step(model, model.optimizer, x.to(device), y.to(device), memory, recipe)
 
 
 def stepped(train_step, memory, *more, bad="", **settings):
@@ -222,14 +220,14 @@ def test_the_model_is_called_under_autocast(train_step, device):
 #     loss    1 4 1 | 9 13 6 | 15     their sum is 49, their mean 7
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
-RECIPE_TO_EVALUATE = presets.Recipe(steps=9, dtype="float32", batch=2, segment=2)
 
 
 def read(evaluate, model=None, tokens=TOKENS, eval_segment=3, eval_mem_len=1, *label):
     """Evaluate with stand-ins for everything outside this exercise."""
     model = model or Ledger()
     tokens = torch.as_tensor(tokens, dtype=torch.uint8)
-    recipe = replace(RECIPE_TO_EVALUATE, eval_segment=eval_segment, eval_mem_len=eval_mem_len)
+    recipe = presets.Recipe(steps=9, dtype="float32", batch=2, segment=2,
+                            eval_segment=eval_segment, eval_mem_len=eval_mem_len)
     with replaced(train, progress=model.progress, evaluating=model.evaluating), replaced(
             machine, autocast=model.autocast):
         return evaluate(model, tokens, recipe, *label)

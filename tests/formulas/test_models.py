@@ -1,5 +1,4 @@
 """Test all models against the paper's equations and two equalities of every Transformer-XL."""
-import itertools
 import math
 from dataclasses import replace
 from importlib import import_module
@@ -70,7 +69,6 @@ MODELS = {
 @pytest.mark.parametrize("lengths", [(3, 4, 2), (1, 7, 1)], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_and_gradients_equal_the_papers_equations(name, lengths):
-    """This compares log-probabilities and gradients; the memory never exceeds M."""
     model, (x, y) = MODELS[name](), torch.randint(11, (2, 2, sum(lengths)))
     found, memories = read(model, x, lengths)
     found, wanted = found.log_softmax(-1), oracle.read(model, x, lengths)
@@ -79,8 +77,8 @@ def test_outputs_and_gradients_equal_the_papers_equations(name, lengths):
     for weight, a, b in zip(names, gradients(found, weights), gradients(wanted, weights)):
         assert_close(a, b, f"gradient of {weight}", tolerance=1e-8)
     M = model.config.mem_len if isinstance(model, TransformerXL) else getattr(model, "M", 0)
-    for n, memory in zip(itertools.accumulate(lengths), memories):
-        assert all(h.shape[1] == min(n, M) for h in memory), f"memory after {n} tokens"
+    for s, memory in enumerate(memories, 1):
+        assert all(h.shape[1] == min(sum(lengths[:s]), M) for h in memory), f"segment {s}"
     if isinstance(model, TransformerXL):
         losses = read(model, x, lengths, y)[0]
         assert_close(losses, -wanted.gather(-1, y[..., None])[..., 0], "losses", tolerance=1e-10)
@@ -111,17 +109,12 @@ def test_every_parameter_has_a_gradient_if_a_batch_holds_one_band(token):
     assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
 
 
-SEGMENTED = {
-    "lesson 3": lambda: early(lesson_3.RelativeTransformer, M=12),
-    "lesson 5": lambda: full(replace(SMALL, mem_len=12)),
-    **{f"same_length, M {M}": lambda M=M: full(replace(SMALL, mem_len=M, same_length=True))
-       for M in (0, 1, 4)}}
-
-
-@pytest.mark.parametrize("name", SEGMENTED)
-def test_segments_equal_one_pass(name):
+@pytest.mark.parametrize("make", [
+    lambda: early(lesson_3.RelativeTransformer, M=12), lambda: full(replace(SMALL, mem_len=12)),
+    *(lambda M=M: full(replace(SMALL, mem_len=M, same_length=True)) for M in (0, 1, 4))])
+def test_segments_equal_one_pass(make):
     """Segments change no logit while no state has left the memory, or with same_length."""
-    model = SEGMENTED[name]()
+    model = make()
     x = torch.randint(11, (2, 12))
     for lengths in ((3, 3, 3, 3), (1,) * 12, (5, 1, 6), (2, 10)):
         assert_close(read(model, x, lengths)[0], read(model, x, (12,))[0], str(lengths))
@@ -134,11 +127,9 @@ def test_first_values_are_the_authors(words):
     model = TransformerXL(lesson.Config(3000, n_layer=3, d_model=128, n_head=3, d_head=32,
                                         d_inner=256, untie_r=True, **words))
     for name, weight in model.named_parameters():
-        n, mean = weight.numel(), float("norm" in name)
-        std = 0.02 if mean else 0.01 if "project" in name else model.config.init_std
-        if name.endswith("bias"):
-            assert not weight.any(), name
-            continue
+        n, bias = weight.numel(), name.endswith("bias")
+        mean = float("norm" in name and not bias)
+        std = 0.02 if mean else 0.01 if "project" in name else 0 if bias else model.config.init_std
         # within five standard errors
         assert weight.mean().item() == pytest.approx(mean, abs=5 * std / math.sqrt(n)), name
         assert weight.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * n)), name

@@ -1,7 +1,5 @@
 """Test training and evaluation: the loops of lessons 1 and 2, and the functions of train.py."""
 import random
-import sys
-import time
 from dataclasses import replace
 from importlib import import_module
 
@@ -66,8 +64,8 @@ def test_fit_equals_the_loop_from_the_formulas(lesson, memories):
     (True, ["", "step 1/30 ", "step 2/30 "]), (False, ["step 11/30 ", "step 22/30 "])])
 def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monkeypatch, capsys):
     """Progress is on stderr: one line on a terminal, and elsewhere one line per ten seconds."""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    monkeypatch.setattr(time, "monotonic", iter(range(1000)).__next__)  # a slow computer
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    monkeypatch.setattr("time.monotonic", iter(range(1000)).__next__)  # a slow computer
     assert list(progress(range(30), "step", 30)) == list(range(30))
     out, err = capsys.readouterr()
     assert out == "" and ("\r" in err) == terminal
