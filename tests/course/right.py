@@ -106,7 +106,8 @@ def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None)
 def train_step(model, optimizer, x, y, memory, recipe):
     optimizer.zero_grad(set_to_none=False)
     mean, new = 0.0, []
-    for part in torch.arange(len(x)).split(recipe.micro_batch or len(x)):
+    for b in range(0, len(x), recipe.micro_batch or len(x)):
+        part = slice(b, b + (recipe.micro_batch or len(x)))
         past = None if memory is None else [layer[part] for layer in memory]
         with machine.autocast(recipe=recipe, device=x.device.type):
             losses, after = model(x=x[part], memory=past, y=y[part])
