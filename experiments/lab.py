@@ -98,7 +98,8 @@ def measure_row(job, row, scale):
     if row.encoding == "ours":
         found |= measures.attention(model, corpus, 2 * T, scale.n // 4)
     if any(job.name in group for group in GROUPS.values()):
-        L = min(scale.lengths, key=lambda L: found.get(("valid memory", L), abs(L - T)))
+        by_length = {L: found[key, L] for key, L in found if key == "valid memory" and L}
+        L = min(by_length, key=by_length.get, default=T)  # T: no memory, or an LSTM's
         losses = measures.context_losses(reader, scale, corpus, L)
         torch.save(losses, job.path / "contexts.pt")
     return found

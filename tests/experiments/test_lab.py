@@ -93,6 +93,17 @@ def test_a_file_that_is_run_by_its_path_prints_its_command(name):
     assert f"python -m experiments.{name} ".encode() in found.stderr
 
 
+@pytest.mark.parametrize("name, lengths", [("ours-none-176", {11}), ("ours", {4, 8, 16, 24})])
+def test_contexts_are_read_with_the_best_attention_length_or_with_t(
+        name, lengths, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(lab, "GROUPS", {"recl": (name, "lstm")})
+    monkeypatch.setattr(measures, "context_losses", lambda model, scale, corpus, L: (
+        seen.append(L), torch.zeros(2, 2))[1])
+    assert run(tmp_path, "--rows", name, "--seeds", "0")[0] == 0
+    assert len(seen) == 1 and seen[0] in lengths  # T is 11, and no length of this scale
+
+
 def test_vaswanis_row_is_measured_without_a_reader(tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "Reader", None)
     assert run(tmp_path, "--rows", "vaswani", "--seeds", "0")[0] == 0
