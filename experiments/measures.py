@@ -73,15 +73,17 @@ def window_losses(model, tokens, before, L):
 
 def losses_by_length(reader, row, scale, corpus):
     """Return the mean losses by attention length, in windows and with a memory of L - 1."""
-    found, before, is_lstm = {}, scale.lengths[-1], row.encoding == "lstm"
+    found, before = {}, scale.lengths[-1]
     for split, tokens, n in (("valid", corpus.valid, scale.n // 2), ("test", corpus.test, scale.n)):
         tokens = excerpts(tokens, before, scale.count, n)
-        for L in ("",) if is_lstm else scale.lengths:  # its state has no length
+        if row.encoding == "lstm":  # its state has no length
+            found[f"{split} memory", ""] = memory_losses(reader, tokens, before, 128, mem_len=0)
+            continue
+        for L in scale.lengths:
             if row.recurrence:
-                lengths = {"mem_len": 0} if is_lstm else {"mem_len": L - 1, "same_length": True}
-                found[f"{split} memory", L] = memory_losses(reader, tokens, before, 128, **lengths)
-            if not is_lstm:
-                found[f"{split} windows", L] = window_losses(reader, tokens, before, L)
+                found[f"{split} memory", L] = memory_losses(reader, tokens, before, 128,
+                                                            mem_len=L - 1, same_length=True)
+            found[f"{split} windows", L] = window_losses(reader, tokens, before, L)
     return {key: losses.mean().item() for key, losses in found.items()}
 
 

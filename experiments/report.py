@@ -72,8 +72,7 @@ CLAIMS = [
           ("rope", 512, 256, 0), ("alibi", 512, 256, 0), ("ours", 1024, 256, 0))),
     *(Claim("RECL 0.1 (bytes) is longer", "ours", other, paper, "recl 0.1")
       for other, paper in (("ours-none", "700 − 300 words"), ("rope", ""), ("alibi", ""))),
-    Claim("RECL 0.1 (bytes) is longer", "ours", "lstm", "900 − 400 words",
-          "second recl 0.1"),
+    Claim("RECL 0.1 (bytes) is longer", "ours", "lstm", "900 − 400 words", "second recl 0.1"),
     *(Claim(f"figure 7: {text}", "adam", "adam", "yes", *keys) for text, *keys in (
         ("(a) is flatter than the whole", "entropy a", "entropy whole"),
         ("(d) is less like the whole than (b)", "apart d", "apart b"),
@@ -303,8 +302,8 @@ def draw_lines(panels, title, xlabel, ylabel, **labels):
     rows, columns = -(-len(panels) // 3), min(3, len(panels))
     figure = Figure(figsize=(3 + 4 * columns, 4 * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for axes, (name, lines) in zip(grid.flat, panels.items()):
-        axes.set(xscale="log", title=name, **labels)
+    for axes, (panel, lines) in zip(grid.flat, panels.items()):
+        axes.set(xscale="log", title=panel, **labels)
         for name, (points, style) in lines.items():
             axes.plot(*zip(*points.items()), style, markersize=4, label=name)
         axes.set_xticks(list(points), list(points))

@@ -39,7 +39,6 @@ class Row:
     longer: float = 1.0  # T is this many times the scale's
     shuffled: bool = False  # lines in random order
     optimizer: str = "muon"
-    lr: float = 0.003  # Adam's
     locked: bool = False  # dropout with one mask for all time steps
     averaged: bool = False  # evaluate the mean weights of the last 30 percent
 
@@ -76,7 +75,7 @@ WORDS = {  # the two parts that the paper names for Penn Treebank (section 4.1)
     "words-averaged": Row(averaged=True),
 }
 ROWS = BYTES | WORDS
-ADAM = {"optimizer": "adam", "schedule": "cosine", "warmup": 100, "clip": 0.25}
+ADAM = {"optimizer": "adam", "lr": 0.003, "schedule": "cosine", "warmup": 100, "clip": 0.25}
 
 
 @dataclass(frozen=True)
@@ -255,8 +254,7 @@ def make(row, scale, T, vocab_size):
 def recipe_of(row, scale, seed, dtype):
     """Return the Recipe that a row is trained with."""
     return replace(scale.recipe, segment=int(row.longer * scale.recipe.segment), seed=seed,
-                   dtype=dtype, save_minutes=1.0,
-                   **(ADAM | {"lr": row.lr} if row.optimizer == "adam" else {}))
+                   dtype=dtype, save_minutes=1.0, **(ADAM if row.optimizer == "adam" else {}))
 
 
 def optimizer_of(row, model, recipe):

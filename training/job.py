@@ -117,9 +117,8 @@ class Job:
     def without_pause(self, seconds):
         """Return the seconds of a step; the median step's, if the process was suspended in it.
         A step that compiled layers counts later, as a median step, when the next one is timed."""
-        graphs, before = torch._dynamo.utils.counters["stats"]["unique_graphs"], self.graphs
-        self.graphs, self.is_compiling = graphs, bool(ranks.largest(graphs > before))
-        if self.is_compiling:
+        before, self.graphs = self.graphs, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        if ranks.largest(self.graphs > before):
             self.untimed += 1
             return 0.0
         usual = sorted(self.step_seconds or [seconds])[len(self.step_seconds) // 2]

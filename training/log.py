@@ -95,7 +95,7 @@ def record_training(job, rate, loss, norm, done):
         left = state.seconds * (1 / done - 1) if done else 0
         took, left = (timedelta(seconds=int(min(seconds, 1e13)))  # more would overflow
                       for seconds in (state.seconds, left))
-        speed = ("compiling the layers" if job.is_compiling else
+        speed = ("compiling the layers" if job.untimed else
                  f"{state.tokens / state.seconds:,.0f} tok/s | {took}, {left} left")
         print(f"step {state.step:,} | {done:.0%} | loss of this step {in_unit(loss, unit):.3f} "
               f"{unit} | {speed}"

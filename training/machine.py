@@ -13,7 +13,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 def choose(device="", is_compiling=False):
     """Return the requested or the best device; tune the process.  ValueError if it is missing."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("torch finds no CUDA device here; leave out --device cuda or --scale gpu")
+        raise ValueError("torch finds no CUDA device here; leave out the flag that asks for one")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if is_compiling and device == "cpu":
         raise ValueError("--compile needs a GPU; leave the flag out")

@@ -18,12 +18,12 @@ from training.job import State
 def test_the_log_line_by_a_clock(monkeypatch, capsys):
     """Lines are at least five seconds apart.  After 100 seconds a quarter is done: 300 are left."""
     job = Mock(state=State(step=30, tokens=9000, seconds=100.0, skipped=2), printed_at=0.0,
-               recipe=presets.Recipe(steps=120, log_every=7), is_compiling=False)
+               recipe=presets.Recipe(steps=120, log_every=7), untimed=0)
     job.corpus.unit = "bpc"
     for now in (4.9, 5.1, 10.0, 11.0):  # the first and the third are too early
         monkeypatch.setattr(log.time, "monotonic", lambda now=now: now)
         log.record_training(job, 0.1, 2.0, 0.5, 0.25)
-        job.is_compiling, job.state.seconds = now == 10, 100.0 * (now < 10)
+        job.untimed, job.state.seconds = now == 10, 100.0 * (now < 10)
     assert capsys.readouterr().out == (
         "step 30 | 25% | loss of this step 2.885 bpc | 90 tok/s | 0:01:40, 0:05:00 left | 2 steps "
         "skipped\nstep 30 | 25% | loss of this step 2.885 bpc | compiling the layers | 2 steps "
