@@ -324,7 +324,7 @@ def make_figures(runs):
     styles = {"ours": "ko-", "ours-none": "k^--", "shaw": "ks:", "rope": "C1o-", "alibi": "C0o-"}
     yield "lengths", "Test loss over attention length, by encoding", draw_lines(
         {"": {row: (curve(runs, row, "loss"), style) for row, style in styles.items()}},
-        "Beyond the 256 bytes of training RoPE fails; the others change little",
+        "Beyond the 256 bytes of training RoPE fails; ours and ALiBi change little",
         "attention length (bytes, logarithmic)", "nats per byte (not from 0)")
     ticks = 32, 64, 128, 256, 512, 1024
     yield "recl", "Relative effective context length", draw_marks(
