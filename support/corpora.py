@@ -130,6 +130,8 @@ def byte_corpus(name, root, drop_newlines):
         label += " (newlines dropped)" if drop_newlines else " (all bytes)"
     drop = b"\n" if drop_newlines else b""  # after the split, as in the official code
     vocab = [byte for byte in vocabulary(b"".join(splits)) if byte not in drop]
+    if name in SOURCES and len(vocab) + drop_newlines != SOURCES[name].vocab_size:
+        raise ValueError(f"{name} in {root} is another text, of {len(vocab)} symbols; delete it")
     table = bytes.maketrans(bytes(vocab), bytes(range(len(vocab))))
     return Corpus(*(tensor(part.translate(table, drop)) for part in splits), vocab, label)
 
@@ -242,8 +244,10 @@ def load(name_or_path, root="data", drop_newlines=False):
         if kind == "bytes":
             return byte_corpus(name, root, drop_newlines)
         return (word_corpus if kind == "words" else sentence_corpus)(name, root)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{name} cannot be read or encoded ({error})") from None
+    except (MemoryError, OSError, UnicodeDecodeError) as error:
+        path = Path(root, SOURCES[name].files[0].name) if name in SOURCES else Path(name)
+        reason = str(error) or f"the memory is too small for {path.stat().st_size:,} bytes"
+        raise ValueError(f"{name} cannot be read or encoded ({reason})") from None
 
 
 def checksum(corpus):

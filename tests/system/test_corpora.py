@@ -50,7 +50,7 @@ def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data, kind, capsys):
 def test_newlines_are_dropped_after_the_split(tmp_path, monkeypatch):
     """The raw bytes are split first, as in the official code."""
     (tmp_path / "enwik8").write_bytes(RAW)
-    monkeypatch.setitem(corpora.SOURCES, "enwik8", Source("bytes", (), 0, None, (File("enwik8"),)))
+    monkeypatch.setitem(corpora.SOURCES, "enwik8", Source("bytes", (), 25, None, (File("enwik8"),)))
     full = load("enwik8", tmp_path)
     kept = load("enwik8", tmp_path, drop_newlines=True)
     assert (b"".join(texts_of(full)), full.name) == (RAW, "enwik8 (all bytes)")
@@ -182,7 +182,7 @@ def test_words_follow_the_official_rule(tmp_path):
     assert corpus.vocab == ["<eos>", "c", "b", "a"]
 
 
-def test_unpublished_counts_and_bad_texts_are_rejected(tmp_path):
+def test_unpublished_counts_and_bad_texts_are_rejected(tmp_path, monkeypatch):
     words(tmp_path, b"a b\n", counts=(3, 2, 2), vocab_size=3)
     for *counts, V in ((4, 2, 2, 3), (3, 2, 2, 4)):
         message = refusal(words, tmp_path, b"a b\n", counts=tuple(counts), vocab_size=V)
@@ -190,6 +190,10 @@ def test_unpublished_counts_and_bad_texts_are_rejected(tmp_path):
     for make, text in (words, b"a\n\nb \xff\n"), (sentences, {"shard": b"b \xff"}):
         message = refusal(make, tmp_path, text)
         assert message.startswith("new cannot be read") and "('utf-8' codec can't" in message
+    message = refusal(load_as, "bytes", tmp_path, {"text": 40 * b"a"}, vocab_size=2)
+    assert message == f"new in {tmp_path} is another text, of 1 symbols; delete it"
+    monkeypatch.setattr(Path, "read_bytes", lambda path: bytes(2**62))
+    assert "is too small for 40 bytes" in refusal(load, tmp_path / "text")
 
 
 def test_sentences_have_single_separators_and_a_killed_encoding_restarts(tmp_path):
@@ -219,7 +223,7 @@ def test_from_the_addresses_to_the_test_score(kind, n, unit, sizes, tmp_path, mo
     files = [published(url[-1], data, url) for url, data in web.items()]
     monkeypatch.setattr("urllib.request.urlopen", lambda request, timeout: io.BytesIO(
         web.pop(request.full_url)))  # each is fetched only once
-    monkeypatch.setitem(corpora.SOURCES, "new", Source(kind, (), 0, None, tuple(files[:n])))
+    monkeypatch.setitem(corpora.SOURCES, "new", Source(kind, (), 6, None, tuple(files[:n])))
     given = ["--dataset", "new", "--data-dir", str(tmp_path), "--out", str(tmp_path / "é😀\n%s"),
              "--dtype", "float32"]  # auto measures again, and may find another
     assert train.main([*TINY, *given, "--steps", "3", *sizes]) == 0
