@@ -292,7 +292,7 @@ def generate(model, prompt, n_tokens, top_k=40, temperature=1.0, generator=None)
 
 def load_pretrained():
     """Load the model in pretrained/ -> the model in eval mode, its vocabulary."""
-    saved = torch.load(Path(__file__).with_name("pretrained") / "best.pt")
+    saved = torch.load(Path(__file__).parent / "pretrained/best.pt", weights_only=True)
     model = TransformerXL(Config(**saved["config"]))
     model.load_state_dict(saved["model"])
     return model.eval(), saved["vocab"]

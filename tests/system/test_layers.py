@@ -23,6 +23,7 @@ def imports(path):
 def test_a_file_imports_only_from_the_layers_below_it(files, needs_shipped_solutions):
     for path in ROOT.glob(files):
         assert {*imports(path)} <= PACKAGES.union(BELOW[files]), path
+        assert not re.search(r"torch\.load\((?!.*weights_only=True)", path.read_text("utf-8")), path
         if path.parent == ROOT:  # lessons must fit on a projector
             assert max(map(len, path.read_text(encoding="utf-8").splitlines())) <= 88
 
