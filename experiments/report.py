@@ -395,7 +395,7 @@ def main(argv=None):
             print(f"{page} differs from results.tsv: run python -m experiments.report --write")
         return int(different != [])
     for page in PAGES:
-        write_atomically(ROOT / page, lambda file: file.write(new[page]), "w")
+        write_atomically(ROOT / page, lambda file: file.write(new[page]), "x")
     for name, figure in figures.items():
         if figure:
             figure.savefig(ROOT / f"figures/{name}.png", dpi=120)

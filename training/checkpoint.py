@@ -118,6 +118,9 @@ def locked(folder):
     if ranks.RANK > 0:
         yield
         return
+    for name in ("lock", "checkpoint.pt", "previous.pt", "best.pt", "metrics.tsv", "curve.png"):
+        if (path := folder / name).is_symlink() or path.exists() > path.is_file():
+            raise ValueError(f"{path} is not a regular file; use another folder with --out")
     lock, is_new = folder / "lock", not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     with open(lock, "a") as file:

@@ -56,7 +56,7 @@ def open_metrics(job):
     if state.step and path.exists():
         lines = [line for line in path.read_text("utf-8").splitlines(keepends=True)
                  if line.endswith("\n") and is_known(line, state)]
-    write_atomically(path, lambda file: file.writelines(lines), "w")
+    write_atomically(path, lambda file: file.writelines(lines), "x")
     return open(path, "a", buffering=1, encoding="utf-8")
 
 

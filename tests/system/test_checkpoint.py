@@ -113,6 +113,10 @@ def test_a_checkpoint_without_its_position_in_the_text_is_not_resumed(tmp_path):
 @pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
 def test_a_lock_belongs_to_one_run_and_leaves_nothing(tmp_path, monkeypatch):
     """A lock that another run removes between our open and our flock protects nothing."""
+    for name in ("lock", "checkpoint.pt", "previous.pt", "best.pt", "metrics.tsv", "curve.png"):
+        (tmp_path / name).symlink_to("nowhere")  # is neither followed nor replaced
+        assert f"{name} is not a regular file" in refusal(checkpoint.locked(tmp_path).__enter__)
+        (tmp_path / name).unlink()
     for folder, left in (tmp_path / "new", False), (tmp_path, True):
         with pytest.raises(KeyError), checkpoint.locked(folder):
             assert "in use" in refusal(checkpoint.locked(folder).__enter__)

@@ -125,7 +125,7 @@ def test_a_command_line_is_rejected_in_one_line(
 CODE = """import os, pathlib, sys, support; from support import files
 assert sys.excepthook is sys.__excepthook__
 print('a\\u2026', os.environ.get('MPLBACKEND'))
-files.write_atomically(pathlib.Path('file'), lambda file: file.write('\\u2026'), 'w')
+files.write_atomically(pathlib.Path('file'), lambda file: file.write('\\u2026'), 'x')
 sys.stderr.write('b')
 def main():
     raise KeyboardInterrupt
@@ -136,12 +136,13 @@ support.run_lesson(main, '')"""
     ("", "a? None\nbstopped\n"), (">&-", "bstopped\n"), ("2>&-", "a? None\n")])
 def test_a_program_accepts_any_streams_locale_backend_and_ctrl_c(streams, wanted, tmp_path):
     """Streams and files are ASCII, or streams are closed; the backend of figures is missing."""
+    (tmp_path / "file.part").symlink_to(tmp_path / "mine")
     result = subprocess.run(
         f'"{sys.executable}" -X utf8=0 -c "{CODE}" {streams}', shell=True, text=True, cwd=tmp_path,
         capture_output=True, env={"PYTHONPATH": str(ROOT), "MPLBACKEND": "module://nothing",
                                   "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"})
     assert result.stdout + result.stderr == wanted
-    assert (tmp_path / "file").read_bytes() == "…".encode()
+    assert content_of(tmp_path) == {tmp_path / "file": "…".encode()}  # follows no link
 
 
 SMALL = lesson_5.Config(11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)
