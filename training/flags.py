@@ -6,6 +6,7 @@ The flags are the fields of Flags and of presets.Recipe, with their help, and th
 import argparse
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from os.path import expanduser
 from pathlib import Path
 from shlex import quote
 
@@ -73,7 +74,8 @@ def add_flag(group, field, default):
         text += f" (default: {default})"
     kind, choices = field.type, field.metadata.get("choices")
     metavar = "|".join(choices) if choices else {str: "TEXT", tuple: "N"}.get(kind)
-    options = {"type": kind, "metavar": metavar or kind.__name__.upper()}
+    is_path = field.name in ("data_dir", "init", "out", "text")  # no shell expands ~ after =
+    options = {"type": expanduser if is_path else kind, "metavar": metavar or kind.__name__.upper()}
     if kind is bool:
         options = {"action": "store_true"}
     elif kind is tuple:

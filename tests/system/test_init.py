@@ -45,6 +45,8 @@ def test_settings_are_those_of_the_run_or_typed(finished):
     given = flags.Flags(eval_only=True, typed={"text": "notes.txt"})
     *_, found = flags.restore_settings(given, saved)
     assert (found.text, found.drop_newlines, found.dtype) == ("notes.txt", False, "auto")
+    found = flags.parse([f"--{name}=~/a" for name in ("data-dir", "init", "out", "text")], "")
+    assert {found.data_dir, found.init, found.out, found.typed["text"]} == {flags.expanduser("~/a")}
     saved["recipe"]["plain"] = True
     assert "the run has --plain" in refusal(flags.check_kept, flags.Flags(compile=True), saved, ())
     assert (recipe.steps, recipe.optimizer, recipe.eval_every) == (0, "muon", 3)
