@@ -54,15 +54,18 @@ def test_settings_are_those_of_the_run_or_typed(finished):
 
 @pytest.mark.parametrize("ours, theirs, words", [
     (b"ab", b"cab", ""), (b"ab\xc3", b"ba", "vocabulary lacks: b'\\xc3'; replace them"),
+    (b"\tcba", b"abc", ""),  # as Python's library may have
     (["<eos>", "a"], ["<eos>", "a"], ""), (["<eos>", "a"], ["<eos>", "a", "b"], "must be the same"),
     (b"ab", ["<eos>", "a"], "do not mix"), (["<eos>", "a"], b"ab", "do not mix")], ids=str)
-def test_bytes_are_encoded_again_and_words_must_be_the_same(ours, theirs, words):
+def test_bytes_are_encoded_again_and_words_must_be_the_same(ours, theirs, words, capsys):
     split = corpora.torch.arange(len(ours), dtype=corpora.torch.uint8)
     corpus = corpora.Corpus(split, split, split, list(ours), "it")
-    given = corpus, {"vocab": list(theirs)}, presets.Recipe(steps=1, text="it")
+    given = corpus, {"vocab": list(theirs)}, presets.Recipe(steps=1, text="it" * (9 not in ours))
     if words:
         assert words in refusal(texts.in_vocabulary, *given)
     else:
         found = texts.in_vocabulary(*given)
         assert found.vocab == list(theirs)
-        assert corpora.decode(found.test, found.vocab) == corpora.decode(split, list(ours))
+        left = corpora.decode(split, list(ours)).replace("\t", "")
+        assert corpora.decode(found.test, found.vocab) == left
+        assert ("b'\\t' is left out, since" in capsys.readouterr().out) == (9 in ours)

@@ -1,11 +1,9 @@
 """Test the model that is included in the course: its content, and when it is used."""
 from unittest.mock import Mock
 
-import torch
-
 import train
 from support import corpora
-from training import checkpoint, flags, presets, text as texts
+from training import checkpoint, flags
 
 CPU = "--n-tokens", "3", "--device", "cpu"
 
@@ -45,11 +43,3 @@ def test_it_evaluates_any_text_in_its_vocabulary(small, text, tmp_path, capsys, 
         assert said in output and output.endswith(f"; {name}, not the text of its training)\n")
         vocab = checkpoint.to_evaluate(folder)["vocab"]
         assert corpora.as_bytes(evaluate.call_args.args[1], vocab) == data[-(len(data) // 20):]
-
-
-def test_another_pythons_library_is_read_without_what_the_vocabulary_lacks(capsys):
-    split = torch.tensor([0, 3, 1, 0, 2], dtype=torch.uint8)
-    other = corpora.Corpus(split, split, split, list(b"\tcba"), "stdlib (Python 4)")
-    found = texts.in_vocabulary(other, {"vocab": list(b"abc")}, presets.Recipe(steps=1))
-    assert "b'\\t' is left out, since" in capsys.readouterr().out
-    assert corpora.as_bytes(found.test, found.vocab) == b"acb"
