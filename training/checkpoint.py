@@ -10,6 +10,7 @@ by the standard library; if the newest checkpoint is damaged, the one before it 
 """
 import os
 from contextlib import contextmanager
+from errno import EINVAL
 from zipfile import ZipFile
 
 import torch
@@ -37,7 +38,7 @@ def save(path, content, backup=None):
 def load(path):
     """Read a checkpoint -> its content, with its "path", on the CPU; no code in it is run.
 
-    ValueError if it is missing, damaged, or not a checkpoint.
+    ValueError if it is missing, damaged, or not a checkpoint; OSError if it cannot be read.
     """
     if not path.is_file():
         raise ValueError(f"no checkpoint at {path}; train first, or name another folder")
@@ -46,11 +47,12 @@ def load(path):
             if damaged := archive.testzip():  # compares the checksums
                 raise ValueError(f"bad CRC-32 of {damaged}")
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except MemoryError:
-        raise
     except Exception as error:  # truncated, a flipped bit, another file, a pickle that runs code
-        reason = (str(error) or type(error).__name__).splitlines()[0][:100]
-        raise ValueError(f"{path} is damaged or not a train.py checkpoint ({reason})") from None
+        if isinstance(error, MemoryError) or "t allocate" in str(error):
+            raise
+        cause = error.__context__ or error  # zipfile hides it
+        kind = ValueError if getattr(cause, "errno", EINVAL) == EINVAL else OSError
+        raise kind(f"{path} is unreadable, damaged or not a train.py checkpoint ({cause!r:.99})")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} is not a train.py checkpoint (its format is not {FORMAT!r})")
     return content | {"path": path}
@@ -78,11 +80,11 @@ def find(path, resume):
     last, before, saved = path / "checkpoint.pt", path / "previous.pt", None
     if ranks.RANK == 0 and resume:
         saved = load_first_valid(last, before)
-        if "column" not in saved["state"]:
-            raise ValueError(f"{saved['path']} is from an earlier version and cannot be resumed; "
-                             f"--init {path} starts a new run from its weights")
-        if saved["path"] == before:
-            last.unlink(missing_ok=True)  # damaged: the next save must not rename it to `before`
+        if "column" not in saved.get("state", ()) or not {"optimizer", "random"} <= saved.keys():
+            raise ValueError(f"{saved['path']} is from an earlier version, or incomplete, and "
+                             f"cannot be resumed; --init {path} starts a new run from its weights")
+        if saved["path"] == before and last.exists():
+            last.replace(path / "damaged.pt")  # the next save must not rename it to `before`
     elif ranks.RANK == 0 and any(path.glob("*.pt")):
         raise ValueError(f"{path} holds a run already: resume it with --resume, or use another "
                          "folder with --out")

@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 
 from support.names import did_you_mean
-from training import checkpoint, presets
+from training import checkpoint, job, presets
 from training.command import Parser, flag, option
 
 ROOT = Path(__file__).resolve().parent.parent  # of train.py
@@ -116,9 +116,9 @@ def choose_model(flags, device):
     if "text" in typed and "dataset" in typed:
         raise ValueError("--text and --dataset are two corpora; give one of them")
     if flags.start:
+        name, config, recipe = job.settings_of(flags.start)
         check_kept(flags, flags.start, {"dropout", "dropout_attention", "mem_len"}
                    | typed.keys() - MODEL_FLAGS.keys())
-        name, config, recipe = settings_of(flags.start)
         recipe = replace(recipe, dtype="auto")  # it may be on another machine
     else:
         name, config, recipe = choose_preset(flags, device)
@@ -148,11 +148,6 @@ def choose_preset(flags, device):
         config = replace(config, vocab_size=large.vocab_size, cutoffs=large.cutoffs,
                          div_val=4 if config.d_model >= 64 else 2)
     return name, config, recipe
-
-
-def settings_of(saved):
-    """Return the name, Config and Recipe of a checkpoint."""
-    return saved["name"], presets.Config(**saved["config"]), presets.Recipe(**saved["recipe"])
 
 
 def adapt_to_vocabulary(config, V, flags):
@@ -187,7 +182,7 @@ def restore_settings(flags, saved):
     ValueError if another setting differs from the saved one.  (A text may have moved: its content
     is compared when it is read.)  --eval-only may be on another machine, so its dtype is auto.
     """
-    name, config, recipe = settings_of(saved)
+    name, config, recipe = job.settings_of(saved)
     free = {"eval_segment", "eval_mem_len", "eval_clamp_len", "plain", "seed"}
     if flags.resume:
         free = {"micro_batch", "save_minutes", "text"}

@@ -9,7 +9,7 @@ from importlib import import_module
 
 import torch
 
-from support.corpora import checksum
+from support import corpora, validate
 from training import checkpoint, presets, ranks, text
 from training.optimizers import OPTIMIZERS
 
@@ -75,7 +75,7 @@ class Job:
         self.graphs = self.untimed = 0  # of compiled layers; such steps, not yet counted
         self.identity = {  # the part of all checkpoints that never changes
             "format": checkpoint.FORMAT, "name": name, "config": asdict(model.config),
-            "recipe": asdict(recipe), "vocab": corpus.vocab, "text": checksum(corpus)}
+            "recipe": asdict(recipe), "vocab": corpus.vocab, "text": corpora.checksum(corpus)}
         if ranks.RANK:  # each rank draws its own dropout
             torch.manual_seed(recipe.seed + ranks.RANK)
 
@@ -146,8 +146,18 @@ class Job:
         self.saved_at = self.state.seconds
 
 
+def settings_of(saved):
+    """Return a checkpoint's name, Config and Recipe.  ValueError if its content fits no run."""
+    try:
+        validate.types(State(**saved["state"]))
+        return saved["name"], load_model(saved, "cpu").config, presets.Recipe(**saved["recipe"])
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{saved['path']} does not fit this code: train again ({error!r:.200})")
+
+
 def load_model(saved, device):
     """Return the model of a checkpoint, in eval mode."""
-    model = lesson_5.TransformerXL(presets.Config(**saved["config"]))
+    config = presets.Config(**saved["config"] | {"vocab_size": len(saved["vocab"])})
+    model = lesson_5.TransformerXL(config)
     model.load_state_dict(saved["model"])
     return model.to(device).eval()

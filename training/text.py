@@ -27,11 +27,11 @@ def read_corpus(recipe, data_dir, saved=None, is_evaluated=False):
         return corpus
     if is_evaluated:
         corpus = in_vocabulary(corpus, saved, recipe)
-        is_other = checksum(corpus) != saved["text"]
+        is_other = checksum(corpus) != saved.get("text")
         return replace(corpus, name=corpus.name + ", not the text of its training" * is_other)
     with suppress(ValueError):  # other words or bytes: another text
         same = in_vocabulary(corpus, saved, recipe)
-        if checksum(same) == saved["text"]:
+        if checksum(same) == saved.get("text"):
             return same
     raise ValueError(f"{corpus.name} is not the text that the checkpoint was trained on: it is "
                      f"another one, or it has changed since ({len(saved['vocab'])} symbols "

@@ -40,8 +40,7 @@ def test_settings_are_those_of_the_run_or_typed(finished):
     _, config, recipe = flags.choose_model(given, "cpu")
     assert (config.n_head, config.d_head) == (2, 8)
     assert (recipe.dataset, recipe.text, recipe.dtype) == ("enwik8", "", "auto")
-    saved = {"name": "tiny", "config": vars(config), "recipe": vars(recipe) | {
-        "drop_newlines": True, "dtype": "bf16"}}
+    saved = given.start | {"recipe": vars(recipe) | {"drop_newlines": True, "dtype": "bf16"}}
     given = flags.Flags(eval_only=True, typed={"text": "notes.txt"})
     *_, found = flags.restore_settings(given, saved)
     assert (found.text, found.drop_newlines, found.dtype) == ("notes.txt", False, "auto")
