@@ -10,6 +10,7 @@ by the standard library; if the newest checkpoint is damaged, the one before it 
 """
 import os
 from contextlib import contextmanager
+from shlex import quote
 from zipfile import ZipFile
 
 import torch
@@ -80,7 +81,7 @@ def find(path, resume):
         saved = load_first_valid(last, before)
         if "column" not in saved["state"]:
             raise ValueError(f"{saved['path']} is from an earlier version and cannot be resumed; "
-                             f"--init {path} starts a new run from its weights")
+                             f"--init {quote(str(path))} starts a new run from its weights")
         if saved["path"] == before:
             last.unlink(missing_ok=True)  # damaged: the next save must not rename it to `before`
     elif ranks.RANK == 0 and any(path.glob("*.pt")):
