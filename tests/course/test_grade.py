@@ -13,6 +13,7 @@ import time
 import zipfile
 from functools import partial
 from pathlib import Path, PurePath
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -45,11 +46,6 @@ CHEATS = "import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call
 # name of the submission -> its files; exercises, or all of a lesson, without a point; its sentences
 CLASS = {
     "anna": ({f"{file}.py": lesson(file) for file in LESSONS}, "", "exercises solved"),
-    "renamed": ({f"{ONE}.py": lesson(ONE, "del lanes, segments, sinusoid\n"),
-                 f"{FOUR}.py": lesson(FOUR, "del rel_shift\n"), "train.py": lesson("train"),
-                 f"{FIVE}.py": lesson(FIVE, "del RelativeAttention.attend, Layer.forward\n")},
-                "lanes segments sinusoid rel_shift relative_attention layer",
-                "there is no Layer.forward in 05_full_model.py"),
     "=1+1": ({"train.py": "open(__file__ + 'x')\n", f"{FOUR}.py": lesson(
         FOUR, rel_shift="raise NotImplementedError('rel_shift is blank')")}, "train rel_shift",
              "train_step: train.py: FileNotFoundError in line 1 (open(__file__ + 'x')): [Errno 2] "
@@ -63,15 +59,31 @@ CLASS = {
                    TWO, causal_mask="return causal_mask(*given)", reach=CHILD,
                    stream_losses="f = open('big', 'wb')\nwhile True:\n    f.write(bytes(10**7))")},
               "lanes sinusoid causal_mask stream_losses", "sinusoid: RuntimeError"),  # of memory
-    "dies": ({f"{ONE}.py": lesson(ONE, sinusoid="import os; os._exit(0)"),
-              f"{TWO}.py": lesson(TWO, update_memory=LOOP)}, "sinusoid update_memory",
-             "sinusoid: ended the process (status 0) | update_memory: still running"),
+    "hangs": ({f"{TWO}.py": lesson(TWO, update_memory=LOOP)}, "update_memory", "still running"),
     # other files do neither good nor harm
     "cheats": ({f"{FOUR}.py": lesson(FOUR, rel_shift="return given[0]"), "conftest.py": CHEATS,
                 "sitecustomize.py": CHEATS, "random.py": "", "train.py": "", "test_me.py": "x = (",
                 "pytest.ini": "[pytest]\naddopts = --no-such-flag\n"},
                "train rel_shift", "rel_shift: "),
 }
+
+
+def test_a_dead_process_and_a_missing_function_cost_their_own_point(monkeypatch):
+    """An inherited method is missing too.  A lesson that ends the process is not imported again."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-flag")  # a teacher's
+    files = {ONE: lesson(ONE, "del lanes\n").encode(), FIVE: lesson(
+        FIVE, "del Layer.forward\n", sample_top_k="import os; os._exit(3)").encode()}
+    names = ["lanes", "segments", "reach", "layer", "sample_top_k"]
+    assert [" ".join(found[:2]) for found in asyncio.run(grade.judged(files, names)).values()] == [
+        f"failing lanes: there is no lanes in {ONE}.py; its name must stay", "solved ",
+        f"failing layer: there is no Layer.forward in {FIVE}.py; its name must stay",
+        "failing sample_top_k: ended the process (status 3)"]
+    ends = [("", {"lanes": 1}, "hung"), (TWO, {}, "died"), ("", {"layer": 2}, "")]
+    monkeypatch.setattr(grade, "run_rules", AsyncMock(side_effect=ends))
+    assert asyncio.run(grade.judged({ONE: 1, TWO: 2, FIVE: 5}, names[:4])) == {
+        "lanes": 1, "segments": ("failing", "segments: hung", ""),
+        "reach": ("failing", f"reach: {TWO}.py: died", ""), "layer": 2}
+    assert [*grade.run_rules.call_args.args[0]] == [ONE, FIVE]
 
 
 @pytest.mark.slow
@@ -217,41 +229,43 @@ def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch, caps
     terminal, and a long message ends."""
     async def judged(files, names):
         state, body = files["train"].decode().split(",") if len(files) == 1 else ("solved", "003 x")
-        if state == "stops":
-            raise asyncio.CancelledError
+        if state in ("stops", "breaks"):
+            raise asyncio.CancelledError if state == "stops" else MemoryError
         return {"lanes": (state, f"lanes: {'y' * 400}\n  \x1b" * (state == "failing"), body)}
 
     monkeypatch.setattr(grade, "judged", judged)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.chdir(tmp_path)
-    argv = ["class", "--only", "lanes", "--csv", "x.csv", "--feedback", "texts"]
-    for name, text in {"c": "solved,010 y", "d": "solved,003 z", "e": "failing,003 z",
+    argv = ["class", "--only", "lanes,reach", "--csv", "x.csv", "--feedback", "texts"]
+    for name, text in {"c": "solved,010 y", "d": "blank,003 z", "e": "failing,003 z",
                        "f": "stops,", "b": "solved,010 y", "＝a\x1b": "solved,003 x"}.items():
         blank.write_whole(tmp_path / "class" / name / "train.py", text)
     torn = zipped({"train.py": b"x"}).replace(b"\x83\x16\xdc\x8c", b"sums")  # another checksum
     Path("class/g.zip").write_bytes(torn)
     with pytest.raises(asyncio.CancelledError):
         grade.main(argv)
-    blank.write_whole(tmp_path / "class" / "f" / "train.py", "blank,")
+    blank.write_whole(tmp_path / "class" / "f" / "train.py", "breaks,")
     before = Path("x.csv").read_text("utf-8")
-    assert grade.main(argv) == 0 and "\x1b" not in "".join(capsys.readouterr())
+    assert grade.main(argv) == 0 and "\x1b" not in (said := "".join(capsys.readouterr()))
     used = "graded: train.py; left out: none"
     rows = {row[0]: row[1:] for row in csv.reader(Path("x.csv").read_text("utf-8").splitlines())}
     assert rows == {
-        "submission": ["points", "lanes", "sentences", "files", "remark"],
-        "b": ["1", "1", "1 of 1 exercises solved", used, "as c: lanes"],
-        "c": ["1", "1", "1 of 1 exercises solved", used, "as b: lanes"],
-        "d": ["1", "1", "1 of 1 exercises solved", used, ""],
-        "e": ["0", "0", f"lanes: {'y' * 293}", used, ""], "f": ["0", "b", "blank: lanes", used, ""],
-        "g.zip": ["0", "-", "a .zip archive is damaged: Bad CRC-32 for file 'train.py'",
+        "submission": ["points", "lanes", "reach", "sentences", "files", "remark"],
+        "b": ["1", "1", "-", "1 of 2 exercises solved", used, "as c: lanes"],
+        "c": ["1", "1", "-", "1 of 2 exercises solved", used, "as b: lanes"],
+        "d": ["0", "b", "-", "blank: lanes", used, ""],
+        "e": ["0", "0", "-", f"lanes: {'y' * 293}", used, ""],
+        "f": ["0", "-", "-", "MemoryError()", "graded: none; left out: none", ""],
+        "g.zip": ["0", "-", "-", "a .zip archive is damaged: Bad CRC-32 for file 'train.py'",
                   "graded: none; left out: none", ""],
-        "'＝a ": ["1", "1", "1 of 1 exercises solved", used, "as shipped: lanes"]}
-    assert '"e","0","0",' in before and '"f","","","","",""' in before
-    assert Path("texts/e.txt").read_text("utf-8") == f"lanes: {'y' * 400}\n  \ufffd\n\n{used}\n"
+        "'＝a ": ["1", "1", "-", "1 of 2 exercises solved", used, "as shipped: lanes"]}
+    assert '"e","0","0","-",' in before and '"f"' + 6 * ',""' in before and "damaged: Bad" in said
+    assert Path("texts/e.txt").read_text("utf-8") == (
+        f"lanes: {'y' * 400}\n  \ufffd\n\nreach: not handed in\n\n{used}\n")
     assert grade.main(["class/e", "--only", "lanes", "--gradescope", "x.json"]) == 0
     assert json.loads(Path("x.json").read_text()) == {  # the fields that Gradescope documents
         "output": used, "visibility": "visible", "tests": [
             {"name": "lanes", "score": 0.0, "max_score": 1.0, "visibility": "visible",
              "output": f"lanes: {'y' * 400}\n  \x1b"}]}
     assert len(os.listdir("texts")) == 7 and Path("texts/b.txt").read_text("utf-8") == (
-        f"lanes is solved\n\n{used}\n")
+        f"lanes is solved\n\nreach: not handed in\n\n{used}\n")
