@@ -83,18 +83,22 @@ def record_training(job, rate, loss, norm, done):
         write_line(job, lr=f"{rate:.3g}", grad_norm=f"{norm:.3g}", train=f"{mean:.4f}",
                    train_max=f"{largest:.4f}", skipped=state.skipped)
         state.loss_sum, state.loss_count, state.loss_max = 0.0, 0, 0.0
+    recipe, done = job.recipe, max(done, 1e-9)  # 0 while layers are compiled
+    steps, seconds = state.step / done, state.seconds / done
+    short = min(1, recipe.short_steps / steps) if state.step < recipe.short_steps else 1
+    steps = recipe.steps or steps * (1 + short) / 2  # later steps take twice as long
+    seconds *= 1 if recipe.minutes else 2 - short
     if state.step == 10 and job.reader is not None:
-        steps, every = state.step / done, job.recipe.eval_every
-        read = (steps / every if every else 10) * (job.recipe.eval_tokens or len(job.corpus.valid))
+        every = recipe.eval_every
+        read = (steps / every if every else 10) * (recipe.eval_tokens or len(job.corpus.valid))
         # evaluation reads about as many tokens a second as training
-        took = state.seconds / done + (read + len(job.corpus.test)) * state.seconds / state.tokens
+        took = seconds + (read + len(job.corpus.test)) * state.seconds / state.tokens
         print(f"about {steps:,.0f} steps; all in all, with validation and test, about "
               f"{timedelta(seconds=int(min(took, 1e13)))}")
     if time.monotonic() - job.printed_at > 5:
         job.printed_at = time.monotonic()
-        left = state.seconds * (1 / done - 1) if done else 0
-        took, left = (timedelta(seconds=int(min(seconds, 1e13)))  # more would overflow
-                      for seconds in (state.seconds, left))
+        took, left = (timedelta(seconds=int(min(part, 1e13)))  # more would overflow
+                      for part in (state.seconds, seconds - state.seconds))
         speed = ("compiling the layers" if job.untimed else
                  f"{state.tokens / state.seconds:,.0f} tok/s | {took}, {left} left")
         print(f"step {state.step:,} | {done:.0%} | loss of this step {in_unit(loss, unit):.3f} "

@@ -31,16 +31,21 @@ def test_the_log_line_by_a_clock(monkeypatch, capsys):
     assert log.in_unit(800.0, "ppl") == math.inf  # exp would overflow
 
 
-@pytest.mark.parametrize("every, took", [(50, "0:04:25"), (0, "0:05:45")])
-def test_after_ten_steps_the_whole_time_is_known(every, took, capsys):
-    """100 steps take 200 seconds; each token of evaluation 0.02: a test of 2,250, validations of
-    500."""
+@pytest.mark.parametrize("length, took, steps", [
+    ({"steps": 100, "eval_every": 50}, "0:04:25", 100), ({"steps": 100}, "0:05:45", 100),
+    ({"steps": 100, "short_steps": 40}, "0:07:45", 100),
+    ({"steps": 100, "short_steps": 900}, "0:05:45", 100),
+    ({"minutes": 10 / 3, "short_steps": 40}, "0:05:45", 70),
+    ({"minutes": 10 / 3, "short_steps": 900}, "0:05:45", 100)], ids=str)
+def test_after_ten_steps_the_whole_time_is_known(length, took, steps, capsys):
+    """Now a step takes two seconds, without short_steps four; each token of evaluation takes 0.02:
+    a test of 2,250, validations of 500."""
     job = Mock(state=State(step=10, tokens=1000, seconds=20.0), printed_at=math.inf,
-               recipe=presets.Recipe(steps=100, eval_every=every, eval_tokens=500))
+               recipe=presets.Recipe(**{"eval_every": 0} | length, eval_tokens=500))
     job.corpus.test, job.corpus.unit = range(2250), "bpc"
     log.record_training(job, 0.1, 2.0, 0.5, 0.1)
     assert capsys.readouterr().out == (
-        f"about 100 steps; all in all, with validation and test, about {took}\n")
+        f"about {steps} steps; all in all, with validation and test, about {took}\n")
 
 
 draw = log.draw  # no_curve_and_no_flush replaces log.draw for the runs below
