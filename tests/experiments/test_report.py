@@ -1,7 +1,10 @@
 """Test how report.py pairs, judges and prints, also from a part of the values."""
+import math
+import statistics
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from experiments import report
@@ -52,6 +55,17 @@ def test_a_claim_is_judged_by_its_interval(put, none, status):
         assert found[1:3] == (pytest.approx([0.2, 0.2, 0.23]), pytest.approx(0.0430, abs=1e-4))
     assert report.compare(report.Claim("", "ours-none", "ours"), runs)[0] in (
         "new", "not run")
+
+
+@pytest.mark.parametrize("n", range(2, 11))
+def test_an_interval_has_95_percent_of_students_t(put, n):
+    """With t = sqrt(n - 1) tan(angle) its density is proportional to cos(angle)^(n - 2)."""
+    runs = put(losses("ours", n * [1.0]) + losses("ours-none", [1 + i * i for i in range(n)]))
+    _, found, half, _ = report.compare(report.Claim("", "ours-none", "ours"), runs)
+    edge = math.atan(half / statistics.stdev(found) * math.sqrt(n / (n - 1)))
+    angles = np.linspace(0, math.pi / 2, 100_001)[1::2]
+    density = np.cos(angles) ** (n - 2)
+    assert density[angles < edge].sum() / density.sum() == pytest.approx(0.95, abs=1e-4)
 
 
 @pytest.mark.parametrize("other", [(1300, "bf16", "EPYC"), (4300, "float32", "EPYC"),
@@ -107,12 +121,18 @@ def test_pages_and_figures_are_written_and_checked_also_from_a_part(put, tmp_pat
     assert page.read_text().endswith("by encoding: not run.\n<!-- end -->\nlast\n")
     runs = put([*losses("ours", (1.0, 1.1)), *losses("ours-none", (1.2, 1.5)),
                 line("new", 0, "copying", 64, -1.5), line("ours", 0, "test memory", 512, 0.8),
-                line("ours", 1, "test memory", 512, 1.8)])
+                line("ours", 1, "test memory", 512, 1.8), line("ours", 0, "attention b", 4, 0.5),
+                line("ours", 1, "attention b", 4, 0.7), line("adam", 0, "attention d", 8, 0.1)])
     assert report.main(["--check"]) == 1 and report.main(["--write"]) == 0
     assert "](../figures/lengths.png)" in page.read_text()
-    assert {path.stem for path in tmp_path.glob("figures/*")} == {"lengths", "differences"}
+    assert {path.stem for path in tmp_path.glob("figures/*")} == {"lengths", "differences", "terms"}
     figures = {name: figure for name, _, figure in report.make_figures(runs) if figure}
     assert figures["lengths"].axes[0].lines[0].get_xydata().tolist() == [
         pytest.approx([64, 1.05]), pytest.approx([512, 1.3])]
     assert figures["differences"].axes[0].lines[0].get_xdata() == pytest.approx([0.3])
+    (bar,) = figures["differences"].axes[0].collections[0].get_segments()
+    assert bar[:, 0] == pytest.approx([0.3 - 1.2706, 0.3 + 1.2706])  # 0.2 and 0.4
+    assert [(panel.get_title(), each.get_label(), *map(tuple, each.get_data()))
+            for panel in figures["terms"].axes for each in panel.lines] == [
+        ("ours", "(b)", (4,), pytest.approx((0.6,))), ("adam", "(d)", (8,), (0.1,))]
     assert "|`new`|1 A|||−1.500|" in report.make_blocks(runs)[0]["rows"]
