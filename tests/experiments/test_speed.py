@@ -15,9 +15,12 @@ def test_a_small_run(monkeypatch, capsys):
     """It prints a line for each length; the window predicts a token per lane, from all of it."""
     monkeypatch.setattr(speed, "PAPER_SLOWDOWN", {5: 3, 300: 7})
     monkeypatch.setitem(speed.SIZES, "small", CONFIG)
+    seconds, found = speed.seconds, iter((64, 2.5, 64, 640))
+    monkeypatch.setattr(speed, "seconds", lambda call: seconds(call) and next(found))
     assert speed.main(["--dtype", "bf16"]) == 0
-    _, *lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines] == ["5:", "300:"] and lines[1].endswith("paper 7")
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "M 5: memory 500.000, window 2500.000; times slower 5, paper 3",
+        "M 300: memory 500.000, window 640000.000; times slower 1280, paper 7"]
     predict = speed.make_window(CONFIG)
     x = torch.arange(10).view(2, 5)
     before, x[0, 0] = predict(x), 10

@@ -111,6 +111,10 @@ def test_a_row_has_its_settings(name):
     T = 11 if name.endswith("176") else 8
     assert model.config.mem_len == (0 if "none" in name else T)
     assert recipe.segment == T
+    small = variants.recipe_of(row, variants.SCALES["small"], 3, "bf16")
+    assert (small.optimizer, small.lr, small.schedule, small.warmup, small.clip) == (
+        ("adam", 0.003, "cosine", 100, 0.25) if name in ("adam", "lstm") else
+        ("muon", 0.012, "sqrt", 20, 1.0))
     if name == "lstm":
         most = variants.make(variants.ROWS["ours"], scale, 8, 11)
         sizes = [sum(weight.numel() for weight in each.parameters()) for each in (model, most)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from support.download import SOURCES
 from training import estimate, machine, presets
 from training.flags import PRETRAINED, Flags, adapt_to_vocabulary, choose_model
 
@@ -16,7 +17,7 @@ Config, Recipe = presets.Config, presets.Recipe
 VOCABULARIES = {"enwik8": 204, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000,
                 "tinyshakespeare": 65}
 WT103 = 20_000, 40_000, 200_000
-BANDS = {"wt103": WT103, "lm1b": (60_000, 100_000, 640_000)}
+BANDS = {"wt103": WT103, "lm1b": (60_000, 100_000, 640_000), "laptop-words": (2000,)}
 
 # A row has the values of the authors' scripts, or ours, in the order of the fields: name, N, D, H,
 # C, FF, M, dropouts, number of parameters; B, T, steps, rate, warm-up; evaluation T, M and clamp
@@ -32,23 +33,42 @@ lm1b-base      18 1024  8 128 4096  32  .0  .0 357812082 224  32  500000 2.5e-4 
 lm1b-medium    20 1024  8 128 6144  32  .0  .0 469020530 224  32  500000 2.5e-4 20000  32  128    0
 lm1b-large     24 1280 16  80 8192  32 .05 .05 841354862 512  32 1200000   1e-4 30000  32  128    0
 ptb            16  380 10  38  704  70  .2  .2  23965064  10  70  166000   3e-4  3000  70  280    0
+laptop          4  128  2  64  512 128  .0  .0    883277  16 128       0   .012    20 512  512    0
+laptop-words    4  128  2  64  512  64  .1  .0   2146961  32  64       0   3e-3    50  64  128    0
 """
+OURS = {  # optimizer, decay, steps between validations, their tokens, between lines, minutes, clip
+    "ptb": ("adam", "cosine", 1328, 0, 100, 0, 0.25),
+    "laptop": ("muon", "sqrt", 0, 20_000, 50, 4.2, 1.0),
+    "laptop-words": ("muon", "sqrt", 500, 20_000, 50, 10, 0.25)}
 
 
 @pytest.mark.parametrize("row", PUBLISHED.strip().split("\n"), ids=lambda row: row.split()[0])
-def test_sizes_schedules_and_parameter_counts_are_the_published_ones(row):
-    """All other fields have their defaults; counting allocates no weights."""
+def test_every_field_and_number_of_parameters_is_the_published_one_or_ours(row):
+    """No field is left to its default; counting allocates no weights."""
     name, *numbers = row.split()
-    dataset, large, numbers = name.split("-")[0], "-large" in name, [*map(literal_eval, numbers)]
-    count, words, often = numbers.pop(8), dataset in ("wt103", "lm1b", "ptb"), dataset != "ptb"
-    assert presets.CONFIGS[name] == Config(
-        VOCABULARIES[dataset], *numbers[:8], cutoffs=BANDS.get(dataset, ()),
-        div_val=4 if name == "wt103-large" or dataset == "lm1b" else 1,
-        tie_projections=dataset != "lm1b", untie_r=large, init_std=0.005 if large else 0.02)
-    assert presets.RECIPES[name] == Recipe(
-        dataset, *numbers[8:], eval_tokens=0 if words else 500_000,
-        eval_every=4000 if often else 1328, log_every=200 if often else 100)
+    dataset = {"laptop": "stdlib", "laptop-words": "ptb"}.get(name, name.split("-")[0])
+    large, numbers = "-large" in name, [*map(literal_eval, numbers)]
+    count, words = numbers.pop(8), dataset in ("wt103", "lm1b")
+    optimizer, decay, *often, minutes, clip = OURS.get(
+        name, ("adam", "cosine", 4000, 0 if words else 500_000, 200, 0, 0.25))
+    assert [*vars(presets.CONFIGS[name]).values()] == [
+        VOCABULARIES.get(dataset, 205), *numbers[:8], BANDS.get(name, BANDS.get(dataset, ())),
+        4 if name == "wt103-large" or dataset == "lm1b" else 1, dataset != "lm1b", large,
+        0.005 if large else 0.02, False, 0]
+    assert [*vars(presets.RECIPES[name]).values()] == [
+        dataset, *numbers[8:], optimizer, 0.02, decay, *often, minutes, "", False, 0, clip, 10, 0,
+        "auto", False]
     assert presets.count_parameters(presets.CONFIGS[name]) == count
+
+
+def test_the_benchmarks_have_the_published_files_and_counts():
+    """One of lm1b's 100 shards is held out, and the first of its 50 parts is read."""
+    assert {name: (*source.counts, source.counted) for name, source in SOURCES.items()
+            if source.counts} == {"wt103": (103_227_021, 217_646, 245_569, 1), "wikitext-2": (
+                2_088_628, 217_646, 245_569, 3), "ptb": (929_589, 73_760, 82_430, 3)}
+    *shards, heldout, _ = (file.name.split("/")[-1] for file in SOURCES["lm1b"].files)
+    assert shards == [f"news.en-{i:05}-of-00100" for i in range(1, 100)]
+    assert heldout == "news.en.heldout-00000-of-00050"
 
 
 @pytest.mark.parametrize("typed, device, V, name, cutoffs, div_val", [
