@@ -82,9 +82,9 @@ def find(path, resume):
     if ranks.RANK == 0 and resume:
         saved = load_first_valid(last, before)
         if "column" not in saved.get("state", ()) or not {"optimizer", "random"} <= saved.keys():
-            raise ValueError(f"{saved['path']} is from an earlier version, or incomplete, and cannot "
-                             f"be resumed; --init {quote(str(path))} starts a new run from its "
-                             "weights")
+            raise ValueError(f"{saved['path']} is from an earlier version, or incomplete, and "
+                             f"cannot be resumed; --init {quote(str(path))} starts a new run from "
+                             "its weights")
         if saved["path"] == before and last.exists():
             last.replace(path / "damaged.pt")  # the next save must not rename it to `before`
     elif ranks.RANK == 0 and any(path.glob("*.pt")):

@@ -110,12 +110,6 @@ def test_the_previous_checkpoint_is_used_if_the_newest_is_damaged(paths, tmp_pat
     assert checkpoint.load(paths[1])["step"] == 1
 
 
-def test_a_checkpoint_without_its_position_in_the_text_is_not_resumed(tmp_path):
-    """An earlier version kept the position elsewhere: resuming would restart the text."""
-    checkpoint.save(tmp_path / "a b" / "checkpoint.pt", CONTENT | {"state": {"step": 3}})
-    assert f"--init '{tmp_path}/a b' starts" in refusal(checkpoint.find, tmp_path / "a b", True)
-
-
 @pytest.mark.skipif(checkpoint.fcntl is None, reason="no locks on Windows")
 def test_a_lock_belongs_to_one_run_and_leaves_nothing(tmp_path, monkeypatch):
     """A lock that another run removes between our open and our flock protects nothing."""
