@@ -11,6 +11,7 @@ by the standard library; if the newest checkpoint is damaged, the one before it 
 import os
 from contextlib import contextmanager
 from errno import EINVAL
+from shlex import quote
 from zipfile import ZipFile
 
 import torch
@@ -82,7 +83,8 @@ def find(path, resume):
         saved = load_first_valid(last, before)
         if "column" not in saved.get("state", ()) or not {"optimizer", "random"} <= saved.keys():
             raise ValueError(f"{saved['path']} is from an earlier version, or incomplete, and "
-                             f"cannot be resumed; --init {path} starts a new run from its weights")
+                             f"cannot be resumed; --init {quote(str(path))} starts a new run from "
+                             "its weights")
         if saved["path"] == before and last.exists():
             last.replace(path / "damaged.pt")  # the next save must not rename it to `before`
     elif ranks.RANK == 0 and any(path.glob("*.pt")):

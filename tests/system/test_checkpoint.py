@@ -100,9 +100,9 @@ def test_other_files_are_rejected(tmp_path, monkeypatch, content, words):
 
 
 def test_the_previous_checkpoint_is_used_if_the_newest_is_damaged(paths, tmp_path, capsys):
-    assert checkpoint.load_first_valid(*paths)["step"] == 2
+    assert checkpoint.to_evaluate(tmp_path)["step"] == 2
     paths[0].write_bytes(b"half a checkpoint")
-    assert capsys.readouterr().out == "" and checkpoint.load_first_valid(*paths)["step"] == 1
+    assert capsys.readouterr().out == "" and checkpoint.to_evaluate(tmp_path)["step"] == 1
     assert "checkpoint.pt is unreadable, damaged or " in capsys.readouterr().out
     assert checkpoint.find(tmp_path, resume=True)["step"] == 1
     assert (tmp_path / "damaged.pt").read_bytes() == b"half a checkpoint"

@@ -79,7 +79,8 @@ def test_a_checkpoint_is_used_in_the_form_that_was_trained(flags, text, tmp_path
     said = capsys.readouterr().out
     metrics = Path(out, "metrics.tsv").read_text("utf-8")
     assert "on a 9 .txt\n" in said and not re.search("\n9|\x1b", metrics)
-    assert f"\n{text.read_text()[-12:]}>>>" in said and f"--sample TEXT --out '{out}'" in said
+    assert f"\n{text.read_text()[-12:]}>>>" in said and f"--sample TEXT --out '{out}'\n" in said
+    assert f" --init '{out}' --minutes 30 --out '{out}-30' " in said
     assert train.main(["--eval-only", "--out", out, "--device", "cpu"]) == 0
     assert [call.args[1] for call in make.call_args_list] == [bool(flags)] * 3
 

@@ -18,12 +18,13 @@ def test_it_is_small_and_described():
 
 def test_it_is_used_if_there_is_no_run_yet(small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(flags, "ROOT", tmp_path)
+    other = tmp_path / "runs" / "stdlib-laptop"
+    other.mkdir(parents=True), (other / "metrics.tsv").touch()  # it has no checkpoint yet
     assert train.main(["--sample", "class ", *CPU]) == 0
     said = capsys.readouterr().out
     assert "no run in " in said and "class " in said
     assert f"{flags.PRETRAINED / 'best.pt'}: step 29,348\n" in said
-    (tmp_path / "runs").mkdir()
-    small().rename(tmp_path / "runs" / "stdlib-laptop")
+    (small() / "best.pt").rename(other / "best.pt")
     assert train.main(["--sample", "a", *CPU]) == 0
     assert str(flags.PRETRAINED) not in capsys.readouterr().out
 

@@ -17,13 +17,13 @@ from course import lessons
 from system.kills import runs_differ
 from helpers import assert_close, content_of, gradients, refusal
 from training import checkpoint, job as runs, log, machine, optimizers, ranks, signals
-from system.conftest import WHOLE, again, at_call, failure, last_line, run, saved
+from system.conftest import TINY, WHOLE, again, at_call, failure, last_line, run, saved
 from training.reader import Reader, reader_of
 
 train, lesson_2, lesson_5 = map(import_module, ("train", "02_recurrence", "05_full_model"))
 
 
-def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
+def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished, monkeypatch):
     out, score = finished(*WHOLE)
     assert score.startswith("test ")
     assert score.endswith(" bpc (evaluation T 16, M 16, clamp none; 11 predictions; notes.txt)")
@@ -32,7 +32,10 @@ def test_a_run_leaves_a_test_score_metrics_and_checkpoints(finished):
     assert saved(out, "best")["memory"] is None
     head = (out / "metrics.tsv").read_text()
     assert head.startswith(f"# python {shlex.join(sys.argv)}\n")
-    assert "commit" in head and f"torch {torch.__version__}" in head and "parameters" in head
+    assert f"# commit {log.commit()}, " in head and f"torch {torch.__version__}" in head
+    assert "parameters" in head and (log.commit() == "unknown") != (lessons.ROOT / ".git").exists()
+    monkeypatch.setattr(log, "__file__", __file__)  # as if tests/ were another project
+    assert log.commit() == "unknown"
 
 
 def test_eval_only_and_sample_need_only_the_folder(finished, capsys):
@@ -70,7 +73,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     """So it is with an optimizer of your own, here instead of adam.  A running run is locked."""
     monkeypatch.setitem(optimizers.OPTIMIZERS, "adam", lambda model, recipe: (
         torch.optim.Adafactor(model.parameters(), lr=recipe.lr)))
-    (whole, score), out = finished(*flags), tmp_path / "run"
+    (whole, score), out = finished(*flags), tmp_path / "a run"
 
     def act():
         assert checkpoint.fcntl is None or refusal(checkpoint.locked(out).__enter__)
@@ -79,7 +82,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 
     with at_call(call, act, where):
         assert run(text, out, *flags) == 128 + number
-    assert "continue with" in capsys.readouterr().out
+    assert f"continue with\n  python train.py --resume --out '{out}'\n" in capsys.readouterr().out
     state = saved(out)
     assert 56 * state["epoch"] + state["column"] == 8 * state["step"]
     assert again(out, "--resume") == 0
@@ -116,10 +119,10 @@ def test_a_run_in_another_thread_leaves_signals_alone(text, tmp_path):
     (["--minutes", "33", "--eval-every", "99", "--save-minutes", "24"], [11, 14, 14])])
 def test_a_run_is_saved_after_minutes_of_training(text, tmp_path, monkeypatch, flags, wanted):
     """The default is ten minutes (--save-minutes); a validation saves, and restarts them."""
-    steps, save, counted = [], runs.Job.save, runs.State.record_step
+    steps, save = [], runs.Job.save
     monkeypatch.setattr(runs.Job, "save", lambda job: (steps.append(job.state.step), save(job)))
-    monkeypatch.setattr(runs.State, "record_step", lambda self, *given: counted(
-        self, *given[:3], 60 * 2.4))  # a step takes 2.4 minutes
+    # a step takes 2.4 minutes, without the pauses
+    monkeypatch.setattr(runs.Job, "without_pause", lambda job, seconds: 160 * seconds)
     monkeypatch.setattr(ranks, "largest", lambda number: number and 0.9)
     monkeypatch.setattr(train, "train_step", Mock(return_value=(1.0, 1.0, None)))
     monkeypatch.setattr(train, "evaluate", Mock(return_value=1.0))
@@ -144,16 +147,21 @@ def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys
 
 
 def test_a_text_is_found_from_another_folder_and_may_move(text, tmp_path, monkeypatch, capsys):
-    out, moved = tmp_path / "run", tmp_path / "moved.txt"
+    """Without --out a run's folder is named after its text.  It keeps its settings."""
+    out, moved = tmp_path / "a b" / "runs" / "moved-tiny", tmp_path / "moved.txt"
     moved.write_bytes(text.read_bytes())
     monkeypatch.chdir(tmp_path)
-    assert run("moved.txt", out, "--steps", "3") == 0
+    monkeypatch.setattr("training.flags.ROOT", tmp_path / "a b")
+    assert train.main([*TINY, "--text", "moved.txt", "--steps", "3"]) == 0
     monkeypatch.chdir(out)
     assert again(out, "--eval-only") == 0
     moved.unlink()
-    for act in (["--eval-only", "--plain", "--seed", "4"], ["--resume", "--save-minutes", "5"]):
-        assert str(moved) in failure(capsys, again(out, *act))
-        assert again(out, *act, "--text", str(text)) == 0
+    for act in "--eval-only --plain --seed 4", "--resume --save-minutes 5 --micro-batch 2":
+        assert str(moved) in failure(capsys, again(out, *act.split()))
+        assert again(out, *act.split(), "--text", str(text)) == 0
+    for kept in ("--steps is 3", "--minutes is not set", "--lr is 0.003", "--seed is not set"):
+        said = failure(capsys, again(out, "--resume", kept.split()[0], "9"))
+        assert f"{kept} there, not 9" in said and f"; --init '{out}' starts a new run" in said
 
 
 def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypatch):
@@ -167,10 +175,10 @@ def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypat
 
 def test_ten_non_finite_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys):
     """A loss that is not finite enters no mean; with a finite norm its step is not skipped."""
-    skipped = (math.nan, math.nan, None)
+    skipped, too = (math.nan, math.nan, None), (1.0, math.inf, None)
     good = (1.0, 1.0, None)
     monkeypatch.setattr(train, "train_step", Mock(side_effect=[
-        good, skipped, (math.inf, 1.0, None), good, good, good, *10 * [skipped]]))
+        good, skipped, (math.inf, 1.0, None), good, good, good, *5 * [skipped, too]]))
     status = run(text, tmp_path / "run", "--steps", "60", "--eval-every", "6")
     assert "ten steps in a row, up to step 16" in failure(capsys, status)
     for row in log.read_metrics(tmp_path / "run" / "metrics.tsv")[:2]:  # means of finite losses
