@@ -224,14 +224,14 @@ def test_a_mistake_is_diagnosed_whatever_its_undefined_cells_contain():
     ([3e-5, 0.5], [0.0, 0.5], "1 of 2 entries are wrong, by 3e-05 at most, the first at [0]"),
     ([1 / 3], [0.333333], "wrong, by 3e-07 at most (is there a float32 on the way?), the first"),
     ([0.5, 1.0], [0.0, 0.5], "2 of 2 entries are wrong, the first at [0]"),
-    (1 + 1e-9, 1.0, "the result must be 1.0, got 1.000000001"),
+    (1000 + 1e-9, 1000.0, "the result must be 1000.0, got 1000.000000001"),
     (torch.tensor([1, 2]), [1, 2, 3], "(3,), got (2,)\n    expected    got\n"
      "    [1 2 3]     [1 2]")])
 def test_a_difference_is_found_and_described(got, wanted, text):
-    """NaN equals only NaN, differences below two digits are reported, and shapes are shown."""
-    assert same([torch.nan, 1.0], [torch.nan, 1.0])
+    """NaN equals only NaN, a tolerance is absolute, and small differences and shapes are shown."""
+    assert same([torch.nan, 5e-10], [torch.nan, 0.0], tolerance=6e-10)
     with pytest.raises(Differs, match=re.escape(text)):
-        same(got, wanted)
+        same(got, wanted, tolerance=6e-10)
 
 
 @pytest.mark.parametrize("page", ["README.md", "tests/README.md"])

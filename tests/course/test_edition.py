@@ -36,6 +36,7 @@ def test_the_edition_leaves_out_what_is_not_for_students(edition):
     assert not [name for name in found if re.search(
         r"^(experiments|figures)/|^tests/(formulas|system|experiments|classroom|grade|README)"
         r"|teaching|course/(test_|right|plain_reader|answers)", name)]
+    assert {"LICENSE", ".gitignore"} <= found, "students would publish our solutions"
     assert (edition / blank.FAST).read_bytes() == (ROOT / blank.PLAIN).read_bytes()
 
 

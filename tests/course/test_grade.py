@@ -13,6 +13,7 @@ import time
 import zipfile
 from functools import partial
 from pathlib import Path, PurePath
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -45,11 +46,6 @@ CHEATS = "import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call
 # name of the submission -> its files; exercises, or all of a lesson, without a point; its sentences
 CLASS = {
     "anna": ({f"{file}.py": lesson(file) for file in LESSONS}, "", "exercises solved"),
-    "renamed": ({f"{ONE}.py": lesson(ONE, "del lanes, segments, sinusoid\n"),
-                 f"{FOUR}.py": lesson(FOUR, "del rel_shift\n"), "train.py": lesson("train"),
-                 f"{FIVE}.py": lesson(FIVE, "del RelativeAttention.attend, Layer.forward\n")},
-                "lanes segments sinusoid rel_shift relative_attention layer",
-                "there is no Layer.forward in 05_full_model.py"),
     "=1+1": ({"train.py": "open(__file__ + 'x')\n", f"{FOUR}.py": lesson(
         FOUR, rel_shift="raise NotImplementedError('rel_shift is blank')")}, "train rel_shift",
              "train_step: train.py: FileNotFoundError in line 1 (open(__file__ + 'x')): [Errno 2] "
@@ -63,15 +59,32 @@ CLASS = {
                    TWO, causal_mask="return causal_mask(*given)", reach=CHILD,
                    stream_losses="f = open('big', 'wb')\nwhile True:\n    f.write(bytes(10**7))")},
               "lanes sinusoid causal_mask stream_losses", "sinusoid: RuntimeError"),  # of memory
-    "dies": ({f"{ONE}.py": lesson(ONE, sinusoid="import os; os._exit(0)"),
-              f"{TWO}.py": lesson(TWO, update_memory=LOOP)}, "sinusoid update_memory",
-             "sinusoid: ended the process (status 0) | update_memory: still running"),
+    "hangs": ({f"{TWO}.py": lesson(TWO, update_memory=LOOP)}, "update_memory", "still running"),
     # other files do neither good nor harm
     "cheats": ({f"{FOUR}.py": lesson(FOUR, rel_shift="return given[0]"), "conftest.py": CHEATS,
                 "sitecustomize.py": CHEATS, "random.py": "", "train.py": "", "test_me.py": "x = (",
                 "pytest.ini": "[pytest]\naddopts = --no-such-flag\n"},
                "train rel_shift", "rel_shift: "),
 }
+
+
+def test_a_dead_process_and_a_missing_function_cost_their_own_point(monkeypatch):
+    """An inherited method is missing too.  A lesson that ends the process is not imported again."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-flag")  # a teacher's
+    files = {ONE: lesson(ONE, "del lanes\n"), FIVE: lesson(
+        FIVE, "del Layer.forward\n", sample_top_k="import os; os._exit(3)")}
+    names = ["lanes", "segments", "reach", "layer", "sample_top_k"]
+    found = asyncio.run(grade.judged({file: text.encode() for file, text in files.items()}, names))
+    assert [" ".join(result[:2]) for result in found.values()] == [
+        f"failing lanes: there is no lanes in {ONE}.py; its name must stay", "solved ",
+        f"failing layer: there is no Layer.forward in {FIVE}.py; its name must stay",
+        "failing sample_top_k: ended the process (status 3)"]
+    ends = [("", {"lanes": 1}, "hung"), (TWO, {}, "died"), ("", {"layer": 2}, "")]
+    monkeypatch.setattr(grade, "run_rules", AsyncMock(side_effect=ends))
+    assert asyncio.run(grade.judged({ONE: 1, TWO: 2, FIVE: 5}, names[:4])) == {
+        "lanes": 1, "segments": ("failing", "segments: hung", ""),
+        "reach": ("failing", f"reach: {TWO}.py: died", ""), "layer": 2}
+    assert [*grade.run_rules.call_args.args[0]] == [ONE, FIVE]
 
 
 @pytest.mark.slow
