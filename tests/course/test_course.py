@@ -151,7 +151,7 @@ def test_settings_of_a_lesson_or_an_exercise_cost_no_other_point(tmp_path, monke
     lessons.import_lessons(ONE)
     assert [read() for read in SETTINGS.values()] == before and not lessons.broken
     assert "later line of 01_vanilla_segments.py assigns lanes again (a Tensor" in (
-        lessons.problem_of(BY_NAME["lanes"]))
+        lessons.problem_of(BY_NAME["lanes"])) and callable(sys.modules[ONE].lanes), "ours is used"
     with lessons.no_terminal(), warnings.catch_warnings():
         exec(LINES, {})
     rules.reset()

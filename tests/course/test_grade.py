@@ -71,11 +71,10 @@ CLASS = {
 def test_a_dead_process_and_a_missing_function_cost_their_own_point(monkeypatch):
     """An inherited method is missing too.  A lesson that ends the process is not imported again."""
     monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-flag")  # a teacher's
-    files = {ONE: lesson(ONE, "del lanes\n"), FIVE: lesson(
-        FIVE, "del Layer.forward\n", sample_top_k="import os; os._exit(3)")}
+    files = {ONE: lesson(ONE, "del lanes\n").encode(), FIVE: lesson(
+        FIVE, "del Layer.forward\n", sample_top_k="import os; os._exit(3)").encode()}
     names = ["lanes", "segments", "reach", "layer", "sample_top_k"]
-    found = asyncio.run(grade.judged({file: text.encode() for file, text in files.items()}, names))
-    assert [" ".join(result[:2]) for result in found.values()] == [
+    assert [" ".join(found[:2]) for found in asyncio.run(grade.judged(files, names)).values()] == [
         f"failing lanes: there is no lanes in {ONE}.py; its name must stay", "solved ",
         f"failing layer: there is no Layer.forward in {FIVE}.py; its name must stay",
         "failing sample_top_k: ended the process (status 3)"]
@@ -230,41 +229,43 @@ def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch, caps
     terminal, and a long message ends."""
     async def judged(files, names):
         state, body = files["train"].decode().split(",") if len(files) == 1 else ("solved", "003 x")
-        if state == "stops":
-            raise asyncio.CancelledError
+        if state in ("stops", "breaks"):
+            raise asyncio.CancelledError if state == "stops" else MemoryError
         return {"lanes": (state, f"lanes: {'y' * 400}\n  \x1b" * (state == "failing"), body)}
 
     monkeypatch.setattr(grade, "judged", judged)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.chdir(tmp_path)
-    argv = ["class", "--only", "lanes", "--csv", "x.csv", "--feedback", "texts"]
-    for name, text in {"c": "solved,010 y", "d": "solved,003 z", "e": "failing,003 z",
+    argv = ["class", "--only", "lanes,reach", "--csv", "x.csv", "--feedback", "texts"]
+    for name, text in {"c": "solved,010 y", "d": "blank,003 z", "e": "failing,003 z",
                        "f": "stops,", "b": "solved,010 y", "＝a\x1b": "solved,003 x"}.items():
         blank.write_whole(tmp_path / "class" / name / "train.py", text)
     torn = zipped({"train.py": b"x"}).replace(b"\x83\x16\xdc\x8c", b"sums")  # another checksum
     Path("class/g.zip").write_bytes(torn)
     with pytest.raises(asyncio.CancelledError):
         grade.main(argv)
-    blank.write_whole(tmp_path / "class" / "f" / "train.py", "blank,")
+    blank.write_whole(tmp_path / "class" / "f" / "train.py", "breaks,")
     before = Path("x.csv").read_text("utf-8")
-    assert grade.main(argv) == 0 and "\x1b" not in "".join(capsys.readouterr())
+    assert grade.main(argv) == 0 and "\x1b" not in (said := "".join(capsys.readouterr()))
     used = "graded: train.py; left out: none"
     rows = {row[0]: row[1:] for row in csv.reader(Path("x.csv").read_text("utf-8").splitlines())}
     assert rows == {
-        "submission": ["points", "lanes", "sentences", "files", "remark"],
-        "b": ["1", "1", "1 of 1 exercises solved", used, "as c: lanes"],
-        "c": ["1", "1", "1 of 1 exercises solved", used, "as b: lanes"],
-        "d": ["1", "1", "1 of 1 exercises solved", used, ""],
-        "e": ["0", "0", f"lanes: {'y' * 293}", used, ""], "f": ["0", "b", "blank: lanes", used, ""],
-        "g.zip": ["0", "-", "a .zip archive is damaged: Bad CRC-32 for file 'train.py'",
+        "submission": ["points", "lanes", "reach", "sentences", "files", "remark"],
+        "b": ["1", "1", "-", "1 of 2 exercises solved", used, "as c: lanes"],
+        "c": ["1", "1", "-", "1 of 2 exercises solved", used, "as b: lanes"],
+        "d": ["0", "b", "-", "blank: lanes", used, ""],
+        "e": ["0", "0", "-", f"lanes: {'y' * 293}", used, ""],
+        "f": ["0", "-", "-", "MemoryError()", "graded: none; left out: none", ""],
+        "g.zip": ["0", "-", "-", "a .zip archive is damaged: Bad CRC-32 for file 'train.py'",
                   "graded: none; left out: none", ""],
-        "'＝a ": ["1", "1", "1 of 1 exercises solved", used, "as shipped: lanes"]}
-    assert '"e","0","0",' in before and '"f","","","","",""' in before
-    assert Path("texts/e.txt").read_text("utf-8") == f"lanes: {'y' * 400}\n  \ufffd\n\n{used}\n"
+        "'＝a ": ["1", "1", "-", "1 of 2 exercises solved", used, "as shipped: lanes"]}
+    assert '"e","0","0","-",' in before and '"f"' + 6 * ',""' in before and "damaged: Bad" in said
+    assert Path("texts/e.txt").read_text("utf-8") == (
+        f"lanes: {'y' * 400}\n  \ufffd\n\nreach: not handed in\n\n{used}\n")
     assert grade.main(["class/e", "--only", "lanes", "--gradescope", "x.json"]) == 0
     assert json.loads(Path("x.json").read_text()) == {  # the fields that Gradescope documents
         "output": used, "visibility": "visible", "tests": [
             {"name": "lanes", "score": 0.0, "max_score": 1.0, "visibility": "visible",
              "output": f"lanes: {'y' * 400}\n  \x1b"}]}
     assert len(os.listdir("texts")) == 7 and Path("texts/b.txt").read_text("utf-8") == (
-        f"lanes is solved\n\n{used}\n")
+        f"lanes is solved\n\nreach: not handed in\n\n{used}\n")

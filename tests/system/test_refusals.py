@@ -198,6 +198,5 @@ def test_a_sample_needs_lanes_and_a_temperature_above_0(needs_shipped_solutions)
     ("04_rel_shift.py --help", 0, "Lesson 4. The relative shift"),
     ("tests/test_04_rel_shift.py", 1, "python does not run tests: use pytest tests/")])
 def test_files_that_take_no_arguments_say_how_to_use_them(command, status, words):
-    result = subprocess.run([sys.executable, *command.split()], cwd=ROOT, text=True, timeout=60,
-                            capture_output=True)
-    assert result.returncode == status and words in result.stdout + result.stderr
+    found, out = subprocess.getstatusoutput(f'cd "{ROOT}" && "{sys.executable}" {command}')
+    assert found == status and words in out
