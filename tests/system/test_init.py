@@ -55,7 +55,7 @@ def test_settings_are_those_of_the_run_or_typed(finished):
     (b"ab", b"cab", ""), (b"ab\xc3", b"ba", "vocabulary lacks: b'\\xc3'; replace them"),
     (b"\tcba", b"abc", ""),  # as Python's library may have
     (["<eos>", "a"], ["<eos>", "a"], ""), (["<eos>", "a"], ["<eos>", "a", "b"], "must be the same"),
-    (b"ab", ["<eos>", "a"], "do not mix"), (["<eos>", "a"], b"ab", "do not mix")], ids=str)
+    (b"ab", ["<eos>", "a"], "do not mix"), (["<eos>", "a"], b"abc", "others (3): bytes")], ids=str)
 def test_bytes_are_encoded_again_and_words_must_be_the_same(ours, theirs, words, capsys):
     split = corpora.torch.arange(len(ours), dtype=corpora.torch.uint8)
     corpus = corpora.Corpus(split, split, split, list(ours), "it")

@@ -64,19 +64,19 @@ def on_ranks(count, tmp_path, act):
 
 
 def test_each_rank_has_its_own_lanes_and_dropout_and_rank_0s_dtype(text, tmp_path, monkeypatch):
-    """So has each of another number of ranks that resume a run."""
+    """So has each of another number of ranks that resume a run.  Only rank 0 locks the folder."""
     monkeypatch.setattr(ranks, "COUNT", 3)
     given = "tiny", lesson_5.CONFIGS["tiny"], replace(RECIPE, text=str(text), dtype="auto")
-    found, seeds = [], []
+    found, seeds, locks = [], [], []
     for rank in range(3):
         monkeypatch.setattr(ranks, "RANK", rank)
         found += range(12)[ranks.my_lanes(12)]
+        locks.append(checkpoint.locked(tmp_path)), locks[-1].__enter__()  # to the end of the test
         monkeypatch.setattr(ranks, "broadcast", Mock(side_effect=[None, None, RECIPE]))
         assert train.make_job(flags.Flags(), "cpu", given, tmp_path).recipe is RECIPE
+        checkpoint.set_random_state(torch.zeros(2, 9), "cpu", torch.initial_seed())  # adds the rank
         seeds.append(torch.initial_seed())
-        checkpoint.set_random_state(torch.zeros(2, 9), "cpu", 10)
-        seeds.append(torch.initial_seed())
-    assert found == list(range(12)) and seeds == [0, 10, 1, 11, 2, 12]
+    assert found == list(range(12)) and seeds == [0, 2, 4]
     with pytest.raises(ValueError, match="22 .* 3 ranks; use --batch 21"):
         ranks.my_lanes(22)
 
