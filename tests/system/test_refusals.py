@@ -42,12 +42,12 @@ REFUSED = {  # program: command line, words of the sentence
             "--eval-only --out nowhere", "--sample a --dataset stdlib", "--sample a --model laptop",
             "--resume")),
         ("--sample a --device cpu --text x/notes.txt", "runs/notes-laptop/best.pt; train first"),
-        ("--resume --device cpu --out no-state", "cannot be resumed; --init no-state starts"),
-        ("--resume --device cpu --out no-random", "or incomplete, and cannot be resumed"),
-        ("--sample a --device cpu --out no-state", "step must be of type int, got '3'"),
-        ("--eval-only --device cpu --out no-vocab", "vocab_size must be at least 1, got 0"),
-        ("--init no-name --device cpu", "checkpoint.pt does not fit this code: train again (KeyE"),
-        ("--init no-model --device cpu", "Missing key"),
+        ("--resume --device cpu --out no&state", "cannot be resumed; --init 'no&state' starts"),
+        ("--resume --device cpu --out no&random", "or incomplete, and cannot be resumed"),
+        ("--sample a --device cpu --out no&state", "step must be of type int, got '3'"),
+        ("--eval-only --device cpu --out no&vocab", "vocab_size must be at least 1, got 0"),
+        ("--init no&name --device cpu", "checkpoint.pt does not fit this code: train again (KeyE"),
+        ("--init no&model --device cpu", "Missing key"),
         # settings
         (NEW + "--steps 3 --minutes 1", "one length"),
         (NEW + "--lr 0", "must be above 0, got 0"), (NEW + "--lr inf", "must be at most"),
@@ -114,7 +114,7 @@ def test_a_command_line_is_rejected_in_one_line(
     content = checkpoint.load(small() / "checkpoint.pt") | {"path": ""}
     for key, value in dict(model={}, vocab=[], state={"step": "3"}, random=None, name=None).items():
         new = {name: z for name, z in (content | {key: value}).items() if z is not None}
-        checkpoint.save(Path(f"no-{key}/checkpoint.pt"), new)
+        checkpoint.save(Path(f"no&{key}/checkpoint.pt"), new)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(train, "train_step", None)
     monkeypatch.setattr(lesson_1, "RUNS", tmp_path / "runs")
