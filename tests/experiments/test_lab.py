@@ -30,65 +30,7 @@ def run(out, *flags):
     return status, lab.read_results(out / "results.tsv")
 
 
-def test_a_row_and_seed_are_trained_once_and_measured_completely(tmp_path, monkeypatch, capsys):
-    """A second call does nothing; RECL comes with the last of its group."""
-    monkeypatch.setattr(lab, "GROUPS", {"recl": ("ours", "lstm")})
-    status, lines = run(tmp_path, "--rows", "ours", "ours-none-176", "--seeds", "0", "3")
-    assert status == 0
-    assert all(set(line) == set(lab.RESULT_COLUMNS) and line["steps"] == "6" for line in lines)
-    numbers = {(line["row"], line["seed"], line["measure"], line["length"]): line["value"]
-               for line in lines}
-    assert len(numbers) == len(lines)  # none twice
-    assert {(row, seed, "copying", "4") for row in ("ours", "ours-none-176")
-            for seed in "03"} <= {*numbers}
-    assert {"attention b", "apart d", "norm v"} <= {line["measure"] for line in lines}
-    with monkeypatch.context() as patch:
-        patch.setattr(lab, "train_row", lambda *given: pytest.fail("trained again"))
-        assert run(tmp_path, "--rows", "ours", "--seeds", "0", "3") == (0, lines)
-    with monkeypatch.context() as patch:  # another machine: neither its numbers nor its weights
-        patch.setattr(lab.machine, "name", lambda device: "another")
-        assert run(tmp_path, "--rows", "ours", "--seeds", "0") == (1, lines)
-    assert "other settings (machine)" in capsys.readouterr().err
-    _, after = run(tmp_path, "--rows", "lstm", "--seeds", "3")
-    recl = [line for line in after if line["measure"] == "recl"]
-    assert {(line["row"], line["seed"]) for line in recl} == {("ours", "3"), ("lstm", "3")}
-    assert ("lstm", "test memory", "") in {
-        (line["row"], line["measure"], line["length"]) for line in after}
-    assert after[: len(lines)] == lines
-    # another group needs the losses by context again, and nothing else is written twice
-    (tmp_path / "ours-3" / "contexts.pt").unlink()
-    monkeypatch.setattr(lab, "GROUPS", {"recl": ("ours", "lstm"), "other": ("lstm", "ours")})
-    _, again = run(tmp_path, "--rows", "ours", "lstm", "--seeds", "3")
-    assert again[: len(after)] == after
-    assert {line["measure"] for line in again[len(after) :]} == {"other"}
-
-
-def test_a_killed_row_resumes_and_leaves_no_line(tmp_path, monkeypatch, capsys):
-    """After Ctrl-C in training, or a kill while measuring, the command gives the same numbers."""
-    _, wanted = run(tmp_path / "whole", "--rows", "ours", "--seeds", "1")
-    step, out = lab.train.train_step, tmp_path / "killed"
-    with monkeypatch.context() as patch:
-        patch.setattr(lab.train, "train_step", lambda *given: (
-            signal.raise_signal(signal.SIGINT), step(*given))[1])
-        assert run(out, "--rows", "ours", "--seeds", "1") == (130, [])
-    assert "the same command resumes" in capsys.readouterr().err
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(measures, "attention", lambda *given: exit())
-        run(out, "--rows", "ours", "--seeds", "1")
-    assert not (out / "results.tsv").exists()
-    assert run(out, "--rows", "ours", "--seeds", "1") == (0, wanted)
-    assert run(out, "--rows", "ours", "--seeds", "1", "--dtype", "bf16") == (1, wanted)
-    assert "other settings (recipe); name another folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["lab", "report", "speed", "official_weights"])
-def test_a_file_that_is_run_by_its_path_prints_its_command(name):
-    found = subprocess.run([sys.executable, ROOT / f"experiments/{name}.py"], capture_output=True)
-    assert found.returncode and found.stderr.count(b"\n") == 1
-    assert f"python -m experiments.{name} ".encode() in found.stderr
-
-
-def test_models_with_known_losses_have_known_results(tmp_path, monkeypatch):
+def test_models_with_known_losses_have_known_results_once(tmp_path, monkeypatch, capsys):
     """The validation loss is lowest at L = 16, the test loss at 4, and hard tokens need less.
 
     With L = 16 tokens 5, 4 and 3 of the test split, by falling loss, gain from contexts of up to 8,
@@ -108,31 +50,60 @@ def test_models_with_known_losses_have_known_results(tmp_path, monkeypatch):
         gain = {16: torch.minimum(c, 48 - 8 * y), 11: c.clamp(max=12), 4: 30}.get(L, 0)
         return x.shape[1] + torch.where(y == 2, abs(L - 16), 3 * y - gain / 20), None
 
+    def again(*rows):
+        return run(tmp_path, "--rows", *rows, "--seeds", "0", "1", "2", "--steps", "5")
+
     monkeypatch.setattr(variants.Variant, "forward", known)
     monkeypatch.setattr(lab, "Reader", lambda model: read.append(model) or model)
     rows = "ours", "ours-none-176", "vaswani"
     monkeypatch.setattr(lab, "GROUPS", {"recl": rows[:2]})
-    status, lines = run(tmp_path, "--rows", *rows, "--seeds", "0", "1", "2", "--steps", "5")
-    assert status == 0 and {line["steps"] for line in lines} == {"5"}
-    assert len(read) == 6  # none for Vaswani's
-    found = {(line["row"], line["measure"], line["length"]): float(line["value"]) for line in lines}
-    for row, recl in (rows[0], [8, 16, 24]), (rows[1], [12, 12, 12]):
-        assert [found[row, "recl", r] for r in ("0.1", "0.5", "1.0")] == recl
-        mean = found[row, "test windows", "4"] - 4
-        assert 9 < mean < 15  # three times a token of the test split
-        wanted = {("valid windows", L): L + 15 for L in (4, 8, 16, 24)}
-        wanted |= {("test windows", L): L + mean for L in (4, 8, 16, 24)}
-        if row == "ours":
-            wanted |= {("valid memory", L): 40 + abs(L - 16) for L in (4, 8, 16, 24)}
-            wanted |= {("test memory", L): 56 + mean - 1.5 * (L == 4) for L in (4, 8, 24)}
-        assert {(kind, L): found[row, kind, str(L)] for kind, L in wanted} == pytest.approx(wanted)
-        assert ((row, "valid memory", "16") in found) == (row == "ours")
+    status, lines = again(*rows)
+    assert (status, len(read)) == (0, 6)  # no Reader for Vaswani's
+    assert all(set(line) == set(lab.RESULT_COLUMNS) and line["steps"] == "5" for line in lines)
+    found = {(line["row"], line["measure"], line["length"], line["seed"]): float(line["value"])
+             for line in lines}
+    assert len(found) == len(lines)  # none twice
+    assert {("ours", "attention b", "4", "2"), ("ours", "norm v", "", "0")} <= {*found}
+    for row, seed, recl in (rows[0], "1", [8, 16, 24]), (rows[1], "2", [12, 12, 12]):
+        assert [found[row, "recl", r, seed] for r in ("0.1", "0.5", "1.0")] == recl
+        mean = found[row, "test windows", "4", seed] - 4  # three times a token
+        for L in 4, 8, 16, 24:
+            assert found[row, "valid windows", str(L), seed] == L + 15
+            assert found[row, "test windows", str(L), seed] == pytest.approx(L + mean)
+    assert [found["ours", "valid memory", L, "1"] for L in ("4", "8", "16")] == [52, 48, 40]
+    assert found["ours", "test memory", "4", "1"] == pytest.approx(mean + 54.5)
     for each in zip(*begun):  # the first segment and the weights: a seed's rows have the same
         assert [each.index(z) for z in each] == [0, 0, 0, 3, 3, 3, 6, 6, 6]
+    with monkeypatch.context() as patch:
+        patch.setattr(lab, "train_row", lambda *given: pytest.fail("trained again"))
+        assert again(*rows) == (0, lines)
+    with monkeypatch.context() as patch:  # another machine: neither its numbers nor its weights
+        patch.setattr(lab.machine, "name", lambda device: "another")
+        assert again("ours") == (1, lines)
+    assert "other settings (machine)" in capsys.readouterr().err
+    # another group needs the losses by context again, and nothing else is written twice
+    (tmp_path / "ours-2" / "contexts.pt").unlink()
+    monkeypatch.setattr(lab, "GROUPS", {"recl": rows[:2], "other": ("lstm", "ours")})
+    _, after = again("ours", "lstm")
+    assert after[: len(lines)] == lines
+    added = {(line["row"], line["measure"], line["seed"]) for line in after[len(lines) :]}
+    assert added == {(row, measure, seed) for seed in "012" for row, measure in (
+        ("ours", "other"), *(("lstm", each) for each in (
+            "other", "parameters", "copying", "valid memory", "test memory")))}
 
 
-def test_words_are_averaged_at_one_rate_and_both_splits_read_whole(tmp_path, monkeypatch):
-    """The mean of the weights after the last three of ten steps counts, after a resume too."""
+@pytest.mark.parametrize("name", ["lab", "report", "speed", "official_weights"])
+def test_a_file_that_is_run_by_its_path_prints_its_command(name):
+    found = subprocess.run([sys.executable, ROOT / f"experiments/{name}.py"], capture_output=True)
+    assert found.returncode and found.stderr.count(b"\n") == 1
+    assert f"python -m experiments.{name} ".encode() in found.stderr
+
+
+def test_words_are_averaged_at_one_rate_and_both_splits_read_whole(tmp_path, monkeypatch, capsys):
+    """The mean of the weights after the last three of ten steps counts, after two kills too.
+
+    One is a Ctrl-C in training, one comes while measuring: neither leaves a line.
+    """
     tiny, step, seen = variants.SCALES["tiny"], lab.train.train_step, []
     monkeypatch.setitem(variants.SCALES, "tiny", replace(
         tiny, dataset="ptb", recipe=replace(tiny.recipe, steps=10), lengths=(4,)))
@@ -149,7 +120,15 @@ def test_words_are_averaged_at_one_rate_and_both_splits_read_whole(tmp_path, mon
     monkeypatch.setattr(measures.train, "evaluate", lambda model, tokens, recipe: (
         assert_close(model.layers[1].W_1.weight, sum(W for _, W in seen[7:]) / 3, "mean", 1e-6),
         len(tokens) + recipe.eval_mem_len)[1])
-    assert run(tmp_path, "--rows", "words-both", "--seeds", "0") == (130, [])
-    status, (_, valid, test) = run(tmp_path, "--rows", "words-both", "--seeds", "0")
+    flags = "--rows", "words-both", "--seeds", "0"
+    assert run(tmp_path, *flags) == (130, [])
+    assert "the same command resumes" in capsys.readouterr().err
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(measures, "losses_of_splits", lambda *given: exit())
+        run(tmp_path, *flags)
+    assert not (tmp_path / "results.tsv").exists()
+    status, lines = run(tmp_path, *flags)
     assert status == 0 and len({rate for rate, _ in seen[7:]}) == 1 and seen[6][0] != seen[7][0]
-    assert [line["measure"] for line in (valid, test)] == ["valid memory", "test memory"]
+    assert [line["measure"] for line in lines] == ["parameters", "valid memory", "test memory"]
+    assert run(tmp_path, *flags, "--dtype", "bf16") == (1, lines)
+    assert "other settings (recipe); name another folder" in capsys.readouterr().err

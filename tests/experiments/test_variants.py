@@ -27,13 +27,16 @@ def made(encoding, half_loss=False):
     return model.double().eval()
 
 
-def test_the_row_of_ours_is_lesson_5():
-    """The same weights give the same losses in two segments."""
-    ours = made("ours")
-    wanted = lesson_5.TransformerXL(CONFIG).double()
-    wanted.load_state_dict(ours.state_dict())
-    x, y = torch.randint(11, (2, 2, 8))
-    assert_close(*(lesson_2.stream_losses(model, x, y, 4) for model in (ours, wanted)), "losses")
+def test_ours_is_lesson_5_and_the_half_loss_counts_the_later_half_twice_in_training_only():
+    """The same weights give the same losses; in an odd segment of 5, tokens 2 to 4 count twice."""
+    ours, half, wanted = made("ours"), made("ours", True), lesson_5.TransformerXL(CONFIG).double()
+    x, y = torch.randint(11, (2, 2, 10))
+    for model, weights in (ours, torch.ones(5)), (half, torch.tensor([0, 0, 2, 2, 2])):
+        wanted.load_state_dict(model.state_dict())
+        found, losses = (lesson_2.stream_losses(each, x, y, 5) for each in (model, wanted))
+        assert_close(found, losses, "in evaluation")
+        found, _ = model.train()(x[:, :5], None, y[:, :5])
+        assert_close(found, losses[:, :5] * weights, "in training")
 
 
 def test_vaswani_is_lesson_1():
@@ -89,16 +92,6 @@ def test_an_encoding_pair_by_pair(encoding, score_of):
             wanted = torch.tensor(scores).double().softmax(-1) @ value[0, head, : 10 + i]
             assert_close(found[0, i, 4 * head : 4 * head + 4], wanted, f"head {head} query {i}",
                          1e-6)  # angles and slopes are float32
-
-
-def test_the_half_loss_counts_the_later_half_twice_in_training_only():
-    """In an odd segment of 5, tokens 2, 3 and 4 count twice."""
-    half, full = made("ours", half_loss=True), made("ours")
-    full.load_state_dict(half.state_dict())
-    x, y = torch.randint(11, (2, 2, 5))
-    assert_close(half(x, None, y)[0], full(x, None, y)[0], "in evaluation")
-    wanted = full(x, None, y)[0] * torch.tensor([0.0, 0.0, 2.0, 2.0, 2.0])
-    assert_close(half.train()(x, None, y)[0], wanted, "in training")
 
 
 @pytest.mark.parametrize("name", variants.ROWS)
