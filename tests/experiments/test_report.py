@@ -98,8 +98,8 @@ def test_pages_and_figures_are_written_and_checked_also_from_a_part(put, tmp_pat
     assert "](../figures/lengths.png)" in page.read_text()
     assert {path.stem for path in tmp_path.glob("figures/*")} == {"lengths", "differences", "terms"}
     figures = {name: figure for name, _, figure in report.make_figures(runs) if figure}
-    assert figures["lengths"].axes[0].lines[0].get_xydata().tolist() == [
-        pytest.approx([64, 1.05]), pytest.approx([512, 1.3])]
+    assert [each.get_xydata().tolist() for each in figures["lengths"].axes[0].lines] == [[
+        pytest.approx([64, 1.05]), pytest.approx([512, 1.3])], [pytest.approx([64, 1.35])]]
     assert figures["differences"].axes[0].lines[0].get_xdata() == pytest.approx([0.3])
     (bar,) = figures["differences"].axes[0].collections[0].get_segments()
     assert bar[:, 0] == pytest.approx([0.3 - 1.2706, 0.3 + 1.2706])  # 0.2 and 0.4
