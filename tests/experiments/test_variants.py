@@ -28,7 +28,6 @@ def made(encoding, half_loss=False):
 
 
 def test_the_row_of_ours_is_lesson_5():
-    """The same weights give the same losses in two segments."""
     ours = made("ours")
     wanted = lesson_5.TransformerXL(CONFIG).double()
     wanted.load_state_dict(ours.state_dict())
