@@ -22,7 +22,6 @@ def model():
 
 
 def test_excerpts_are_spread_and_carry_their_context():
-    """Three excerpts (2 tokens of context, 4 predictions) are at both ends and in the middle."""
     found = measures.excerpts(torch.arange(27), 2, 3, 4)
     assert found.tolist() == [[0, 1, 2, 3, 4, 5, 6], [10, 11, 12, 13, 14, 15, 16],
                               [20, 21, 22, 23, 24, 25, 26]]
@@ -166,7 +165,6 @@ def test_the_gain_of_a_context_is_that_of_the_formula(r):
 
 @pytest.mark.parametrize("kind", ["ours", "lstm"])
 def test_losses_have_exact_contexts(model, kind):
-    """Each loss equals that of its own window, cut out by hand."""
     model = randomized(variants.LSTM(CONFIG, 2000)).eval() if kind == "lstm" else model
     tokens, contexts = torch.randint(7, (400,)), [40, 80, 120]  # in segments of 64, with a state
     found = measures.losses_by_context(model, tokens, contexts, 30)

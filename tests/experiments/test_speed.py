@@ -12,7 +12,6 @@ CONFIG = lesson_5.Config(11, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=
 
 @torch.no_grad()
 def test_a_small_run(monkeypatch, capsys):
-    """It prints a line for each length; the window predicts a token per lane, from all of it."""
     monkeypatch.setattr(speed, "PAPER_SLOWDOWN", {5: 3, 300: 7})
     monkeypatch.setitem(speed.SIZES, "small", CONFIG)
     seconds, found = speed.seconds, iter((64, 2.5, 64, 640))

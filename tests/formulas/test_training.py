@@ -74,7 +74,6 @@ def test_progress_yields_every_item_and_keeps_stdout_clean(terminal, lines, monk
 
 @pytest.mark.parametrize("dtype, wanted", [("bf16", torch.bfloat16), ("float32", torch.float32)])
 def test_autocast_affects_only_matrix_products(dtype, wanted):
-    """Products are in 16 bits if the recipe asks for it, only in the block; sums are in float32."""
     matrix = torch.ones(2, 2)
     with machine.autocast(replace(RECIPE, dtype=dtype), "cpu"):
         assert (matrix @ matrix).dtype == wanted and (matrix + matrix).dtype == torch.float32
@@ -92,8 +91,6 @@ def test_sampling_uses_eval_mode_and_the_evaluation_memory():
     model.eval().config = replace(model.config, mem_len=7, same_length=True, clamp_len=4)
     assert found.equal(lesson_5.generate(model, prompt[None], 20, 3, 0.5, generator)[0])
 
-
-# ---- sentences as batches -----------------------------------------------------------------------
 
 TEXT = torch.tensor([0, 1, 2, 0, 3, 0, 4, 5, 0, 6, 7, 0])
 

@@ -38,8 +38,7 @@ def test_the_log_line_by_a_clock(monkeypatch, capsys):
     ({"minutes": 10 / 3, "short_steps": 40}, "0:05:45", 70),
     ({"minutes": 10 / 3, "short_steps": 900}, "0:05:45", 100)], ids=str)
 def test_after_ten_steps_the_whole_time_is_known(length, took, steps, capsys):
-    """Now a step takes two seconds, without short_steps four; each token of evaluation takes 0.02:
-    a test of 2,250, validations of 500."""
+    """A step takes two seconds, later four; a token of the test (2,250) or a validation, 0.02."""
     job = Mock(state=State(step=10, tokens=1000, seconds=20.0), printed_at=math.inf,
                recipe=presets.Recipe(**{"eval_every": 0} | length, eval_tokens=500))
     job.corpus.test, job.corpus.unit = range(2250), "bpc"

@@ -64,7 +64,6 @@ def test_distance_keys_are_cached():
 
 
 def test_lengths_may_change_between_calls():
-    """A Reader reads mem_len, clamp_len and same_length at every call, as the model does."""
     model, x = model_of(), torch.randint(11, (7, 2, 4))
     changes = [{"mem_len": 9}, {"mem_len": 2}, {"mem_len": 30, "clamp_len": 2}, {"mem_len": 0},
                {"clamp_len": 5, "mem_len": 8}, {"same_length": True}, {"clamp_len": 0}]
@@ -142,27 +141,22 @@ EDITS = {  # a lesson, its text, the edited text
     "comment": (5, "# expand one pair to all layers", "# one pair serves all layers")}
 
 
-def edited_modules(name, folder, monkeypatch):
-    """Return lesson 5 and training/reader.py, imported again with one lesson edited."""
-    number, old, new = EDITS[name]
-    for lesson in LESSONS[:-1]:
-        text = (ROOT / f"{lesson}.py").read_text(encoding="utf-8")
-        if lesson.startswith(f"0{number}"):
-            assert text.count(old) == 1
-            text = text.replace(old, new)
-        (folder / f"{lesson}.py").write_text(text, encoding="utf-8")
-    monkeypatch.syspath_prepend(folder)
-    for module in (*LESSONS[:-1], "training.reader"):
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setattr(training, "reader", readers)  # the new import sets it
-    return import_module("05_full_model"), import_module("training.reader")
-
-
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_takes_effect_as_without_a_reader(
         name, tmp_path, monkeypatch, capsys, needs_shipped_solutions):
     """Training equals `--plain` bit for bit, evaluation up to rounding where a Reader agrees."""
-    lesson, edited = edited_modules(name, tmp_path, monkeypatch)
+    number, old, new = EDITS[name]
+    for file in LESSONS[:-1]:
+        text = (ROOT / f"{file}.py").read_text(encoding="utf-8")
+        if file.startswith(f"0{number}"):
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+        (tmp_path / f"{file}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in (*LESSONS[:-1], "training.reader"):
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(training, "reader", readers)  # the new import sets it
+    lesson, edited = map(import_module, ("05_full_model", "training.reader"))
     torch.manual_seed(1)
     plain = randomized(lesson.TransformerXL(lesson.Config(**vars(SMALL) | {"dropout": 0.2})))
     model = copy.deepcopy(plain)
