@@ -3,7 +3,6 @@ import hashlib
 import io
 import shutil
 import tarfile
-import time
 import zipfile
 
 import pytest
@@ -36,14 +35,6 @@ def randomized(model):
     for weight in model.parameters():
         nn.init.normal_(weight, std=0.5)
     return model.double()
-
-
-def wait_until(true, what, seconds=60):
-    """Wait until true() is true.  Raises AssertionError with `what` after `seconds`."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"waited {seconds} seconds for {what}"
-        time.sleep(0.01)
 
 
 def copy_of_project(folder):

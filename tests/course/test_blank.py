@@ -38,8 +38,7 @@ def failure(capsys, *argv):
 
 
 def test_a_blank_keeps_all_but_the_body_and_undo_puts_it_back(project, capsys):
-    """A blank keeps signature and docstring, and shows the task.  Undoing in another order restores
-    every byte, although line numbers change.  Blanking twice changes nothing."""
+    """A blank shows the task.  Undoing restores every byte, although line numbers change."""
     path = project / "train.py"  # as some editors save it
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
     before = content_of(project)

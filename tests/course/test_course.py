@@ -34,13 +34,10 @@ def diagnosis_of(name, function):
     return first.removeprefix(f"{name}: ")
 
 
-# ---- mistakes -----------------------------------------------------------------------------------
-
 @each
 def test_each_mistake_is_rejected_and_diagnosed(name):
     """Each known mistake breaks a rule and is named by its sentence; each rule is broken by one."""
-    known = mistakes.mistakes_for(name)
-    tried = rules_of(name)
+    known, tried = mistakes.mistakes_for(name), rules_of(name)
     sentences = {rule.function.__name__: sentence_of(rule) for rule in tried}
     assert [diagnosis_of(name, mistake.function()) for mistake in known] == [
         mistake.sentence or sentences[mistake.name] for mistake in known]
@@ -51,8 +48,7 @@ def test_each_mistake_is_rejected_and_diagnosed(name):
 
 
 def test_pytest_runs_the_rules_that_a_diagnosis_tries(request):
-    """pytest collects the same tests and parameters, in the order of the exercises.  grade.py needs
-    this order: it assumes that the first exercise without a result is the one that hung."""
+    """grade.py assumes their order: the first exercise without a result is the one that hung."""
     files = sorted({exercise.test_file for exercise in EXERCISES})
     found = [rules.rule_of(item) for file in files for item in pytest.Module.from_parent(
         request.session, path=lessons.TESTS / f"{file}.py").collect() if rules.exercise_of(item)]
@@ -64,14 +60,11 @@ def test_pytest_runs_the_rules_that_a_diagnosis_tries(request):
 
 @each
 def test_lines_and_task_of_an_exercise(name):
-    """A solution has at most twenty lines, counted correctly, and a task has three sentences."""
     body = lessons.solution(BY_NAME[name]).split(":\n", 1)[1].splitlines()
     lines = [line for line in body if not line.strip().startswith("#")]
     assert BY_NAME[name].lines == len(lines) <= 20
     assert len(re.findall(r"\S[.!?](?= [A-Z]|$)", BY_NAME[name].task)) == 3
 
-
-# ---- right solutions ----------------------------------------------------------------------------
 
 # the other three return a number or a mask, which their rules compare completely
 RIGHT = lessons.TESTS / "course" / "right.py"
@@ -105,8 +98,6 @@ def test_no_other_test_requires_more_than_the_rules(tmp_path):
         out = half.communicate(timeout=900)[0]
         assert half.returncode == 0, "\n".join(re.findall("^FAILED.*", out, re.MULTILINE))
 
-
-# ---- judged alone -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name, text", [
     ("attention_mask", "far = torch.arange(T)[:, None] - torch.arange(m + T) + m > M\n    return "
@@ -157,8 +148,6 @@ def test_settings_of_a_lesson_or_an_exercise_cost_no_other_point(tmp_path, monke
     rules.reset()
     assert [read() for read in SETTINGS.values()] == before
 
-
-# ---- messages to students -----------------------------------------------------------------------
 
 def with_body(name, body):
     """Return a function with the shipped first line and another body."""

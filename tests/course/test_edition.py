@@ -15,8 +15,7 @@ from course.exercises import BY_NAME, EXERCISES, LESSONS, ROOT
 from course.rules import rules_of
 from helpers import content_of, copy_of_project
 
-NAMES = list(BY_NAME)
-COUNT = len(EXERCISES)
+NAMES, COUNT = list(BY_NAME), len(EXERCISES)
 OF = Counter(exercise.lesson for exercise in EXERCISES)
 pytestmark = pytest.mark.usefixtures("needs_shipped_solutions")
 
@@ -42,8 +41,7 @@ def test_the_edition_leaves_out_what_is_not_for_students(edition):
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=NAMES)
 def test_no_telling_line_of_a_solution_is_in_what_students_read(edition, exercise):
-    """The longest line of a solution that is in no other function is tested.  It may be only in
-    files of tests/course/ whose first line warns of spoilers."""
+    """Its longest line of its own may be only in files of tests/course/ that warn of spoilers."""
     body = lessons.solution(exercise).split(":\n", 1)[1].splitlines()
     lines = ["".join(line.split("  #")[0].split()) for line in body]
     all_lessons = "".join("".join(map(lessons.pristine, LESSONS)).split())
@@ -107,9 +105,7 @@ def test_no_test_is_named_by_an_address(request):
 
 @pytest.mark.slow
 def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
-    """A broken rule shows the values that it compared, but no mistake is identified.  Settings of
-    the parent folder, modules with our names, a plugin that runs each test twice, and pytest in a
-    subfolder change no result."""
+    """Settings of a parent folder, modules with our names and repeated tests change no result."""
     (tmp_path / "pytest.ini").write_text(OF_A_PARENT)
     (tmp_path / "course.py").write_text("raise SystemExit('the wrong file')\n")
     (tmp_path / "reruns.py").write_text(RERUNS)
@@ -136,8 +132,7 @@ def test_an_exam_of_some_exercises_has_no_solution_and_no_mistake(tmp_path):
 
 @pytest.mark.slow
 def test_a_student_solves_one_and_then_all(edition):
-    """A blank prints its task and a hint, an incorrect solution the mistake.  A missing colon
-    affects only its lesson.  When all exercises are solved, the trained model continues a text."""
+    """A missing colon affects only its lesson.  In the end the trained model continues a text."""
     exercise, lesson_2 = BY_NAME["reach"], edition / "02_recurrence.py"
     status, out, last = pytest_in(edition)
     assert status == 1 and f"{COUNT} failed" in out and " error" not in out
@@ -198,9 +193,8 @@ os.chdir("..")
 
 @pytest.mark.slow
 def test_xl_code_tests_a_students_files(tmp_path):
-    """Missing lessons are not counted, and no shipped solution replaces a submitted one.  Code that
-    writes, deletes and changes directory by relative paths, on import or when called, does not
-    change the project or its surroundings."""
+    """Missing lessons are not counted.  Code that writes, deletes and changes directory, on import
+    or when called, does not change the project or its surroundings."""
     project, theirs, other = copy_of_project(tmp_path), tmp_path / "anna", tmp_path / "tmp"
     theirs.mkdir(), other.mkdir()
     (tmp_path / "pytest.ini").write_text(OF_A_PARENT)

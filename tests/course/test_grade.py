@@ -21,7 +21,7 @@ import blank
 import grade
 from course import lessons
 from course.exercises import BY_NAME, LESSONS
-from helpers import content_of, copy_of_project, refusal, wait_until, zipped
+from helpers import content_of, copy_of_project, refusal, zipped
 from support.files import write_atomically
 
 ONE, TWO, _, FOUR, FIVE, _ = LESSONS
@@ -88,8 +88,7 @@ def test_a_dead_process_and_a_missing_function_cost_their_own_point(monkeypatch)
 
 @pytest.mark.slow
 def test_a_mistake_costs_its_own_point_only(tmp_path):
-    """The class is inside the project, below an ini file that must not matter.  Every mistake has a
-    sentence.  Neither the end nor an earlier Ctrl-C leaves a child, and Ctrl-C leaves no file."""
+    """An ini file above does not matter.  The end and Ctrl-C leave no child, Ctrl-C no file."""
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-flag\n")
     project, mark, path = copy_of_project(tmp_path), tmp_path / "mark", tmp_path / "grades.csv"
     for name, (files, *_) in CLASS.items():
@@ -104,7 +103,10 @@ def test_a_mistake_costs_its_own_point_only(tmp_path):
         # a shell's background job ignores Ctrl-C; here it must not
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     with process() as stopped:
-        wait_until(mark.exists, "the first loop", 400)
+        end = time.monotonic() + 400
+        while not mark.exists():
+            assert time.monotonic() < end, "the first loop has not begun"
+            time.sleep(0.01)
         stopped.send_signal(signal.SIGINT)
     assert stopped.returncode == -signal.SIGINT and not list(tmp_path.glob("*.part"))
     assert not list(tmp_path.glob("tmp*"))
@@ -174,8 +176,7 @@ MADE = {  # the content of files with these names
     ([f"a/{'n' * 200}/{'n' * 200}/train.py"], f"graded: {'n' * 200}/{'n' * 99}; left out: none"),
 ], ids=str)
 def test_each_entry_of_the_class_is_one_student(files, wanted, tmp_path, monkeypatch):
-    """A list has the rows of a class, a text is the row of a student, or why there is none.  @ is a
-    link and | a pipe; a megabyte has 1000 bytes."""
+    """A list has rows, a text is a student's row or a refusal; @ is a link and | a pipe."""
     monkeypatch.setattr(grade, "MB", 1000)
     for file in files:
         path = tmp_path / re.sub("[@|]", "", file)
@@ -206,8 +207,7 @@ def test_equal_functions_may_differ_in_docstrings_and_comments(tmp_path, monkeyp
 
 
 def test_a_report_has_only_lines_of_the_tests():
-    """Results from before the imports do not count.  Two results fail the exercise, and any other
-    line, such as the result of a lesson that was not handed in, fails the student."""
+    """Two results fail an exercise; a line of another form, or of another lesson, the student."""
     def read(*lines):
         return grade.read_report("".join(f"{json.dumps(line)}\n" for line in lines).encode(), ["a"])
 
@@ -225,8 +225,7 @@ def test_a_report_has_only_lines_of_the_tests():
 
 
 def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch, capsys):
-    """Grading stops at the last student, then it does not.  No name or message controls the
-    terminal, and a long message ends."""
+    """Grading first stops at the last student.  No name or message controls the terminal."""
     async def judged(files, names):
         state, body = files["train"].decode().split(",") if len(files) == 1 else ("solved", "003 x")
         if state in ("stops", "breaks"):

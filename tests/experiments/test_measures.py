@@ -101,8 +101,7 @@ def test_memory_is_removed_in_one_layer_or_shuffled(model, needs_shipped_solutio
         return [round(bits, 9) for bits in found.values()]
 
     corpus = SimpleNamespace(test=torch.randint(7, (65,)))
-    x = corpus.test[16:64].view(12, 4)
-    y = corpus.test[17:].view(12, 4)
+    x, y = corpus.test[16:64].view(12, 4), corpus.test[17:].view(12, 4)
     found = measured()
     assert found == measured() and len({*found}) == 5
     assert found[1] == pytest.approx(lesson_1.bits(model(x, None, y)[0]))

@@ -97,13 +97,11 @@ def test_an_encoding_pair_by_pair(encoding, score_of):
 @pytest.mark.parametrize("name", variants.ROWS)
 def test_a_row_has_its_settings(name):
     """M is T or 0; ours uses u and v, ours and shaw W_kR."""
-    scale = variants.SCALES["tiny"]
-    row = variants.ROWS[name]
+    scale, row = variants.SCALES["tiny"], variants.ROWS[name]
     recipe = variants.recipe_of(row, scale, 3, "bf16")
     model = variants.make(row, scale, recipe.segment, 11)
     T = 11 if name.endswith("176") else 8
-    assert model.config.mem_len == (0 if "none" in name else T)
-    assert recipe.segment == T
+    assert (model.config.mem_len, recipe.segment) == (0 if "none" in name else T, T)
     small = variants.recipe_of(row, variants.SCALES["small"], 3, "bf16")
     assert (small.optimizer, small.lr, small.schedule, small.warmup, small.clip) == (
         ("adam", 0.003, "cosine", 100, 0.25) if name in ("adam", "lstm") else
@@ -117,8 +115,7 @@ def test_a_row_has_its_settings(name):
     assert len(locked) == (6 if row.locked else 0)  # two, and two of each layer
     assert model.half_loss == ("half" in name)
     assert len(model.layers) == (int(name[7]) if name.startswith("layers") else 2)
-    frozen = {name: weight for name, weight in model.named_parameters()
-              if not weight.requires_grad}
+    frozen = {name: weight for name, weight in model.named_parameters() if not weight.requires_grad}
     assert not any(weight.any() for weight in frozen.values())
     assert ("u" in frozen) == ("v" in frozen) == (row.encoding != "ours")
     assert any("W_kR" in name for name in frozen) == (row.encoding not in ("ours", "shaw"))

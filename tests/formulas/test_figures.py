@@ -21,7 +21,6 @@ def drawn(monkeypatch, capsys):
     """The panels that the mains draw, without training, and the models that they measure.
 
     Stand-ins for losses fall along a segment and grow with M and clamp; training reads even tokens.
-    Each main prints the words, shapes and rounding errors that its file shows.
     """
     text, read, models, axes = torch.arange(1_400_000) % 100, set(), [], []
     corpus = SimpleNamespace(vocab=bytes(range(9, 109)), train=text[::2], valid=text[1::2])

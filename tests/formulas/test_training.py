@@ -41,8 +41,7 @@ class Bigram(nn.Module):
     (lesson_1, [None] * 8), (lesson_2, [None, 1, 2, None, 4, 5, None, 7])], ids=["1", "2"])
 def test_fit_equals_the_loop_from_the_formulas(lesson, memories):
     """Segments repeat in order; gradients are clipped, and the rate warms up and decays."""
-    found = Bigram(lesson is lesson_2)
-    wanted = Bigram(False)
+    found, wanted = Bigram(lesson is lesson_2), Bigram(False)
     text = torch.cat([torch.full((12,), 3), torch.randint(11, (13,))])
     adam = torch.optim.Adam(wanted.parameters())
     batches = list(oracles.segments(oracles.lanes(text, 2), 4))

@@ -11,9 +11,8 @@ from unittest.mock import DEFAULT, Mock
 
 import pytest
 
-TINY = ["--model", "tiny", "--dtype", "float32", "--device", "cpu", "--segment", "8", "--mem-len",
-        "12", "--eval-segment", "9", "--eval-mem-len", "16", "--log-every", "2",
-        "--n-tokens", "5"]
+TINY = ("--model tiny --dtype float32 --device cpu --segment 8 --mem-len 12 --eval-segment 9 "
+        "--eval-mem-len 16 --log-every 2 --n-tokens 5").split()
 # 225 training bytes are 4 lanes of 56 inputs, so the text restarts after 7 segments of 8
 WHOLE = ("--steps", "9", "--eval-every", "3", "--dropout", "0.2", "--optimizer", "muon",
          "--warmup", "0")

@@ -123,8 +123,7 @@ def test_a_lock_belongs_to_one_run_and_leaves_nothing(tmp_path, monkeypatch):
             assert (folder / "lock").exists()
             raise KeyError
         assert folder.exists() == left and not (folder / "lock").exists()
-    flock = checkpoint.fcntl.flock
-    remove = (tmp_path / "lock").unlink
+    flock, remove = checkpoint.fcntl.flock, (tmp_path / "lock").unlink
     for again in (lambda: None, (tmp_path / "lock").touch):  # a third run may have made a new one
         monkeypatch.setattr(checkpoint.fcntl, "flock", lambda *given: (
             remove(), again(), flock(*given)))

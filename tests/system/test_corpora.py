@@ -48,11 +48,9 @@ def test_a_file_is_split_into_90_5_and_5_percent(tmp_path, data, kind, capsys):
 
 
 def test_newlines_are_dropped_after_the_split(tmp_path, monkeypatch):
-    """The raw bytes are split first, as in the official code."""
     (tmp_path / "enwik8").write_bytes(RAW)
     monkeypatch.setitem(corpora.SOURCES, "enwik8", Source("bytes", (), 25, None, (File("enwik8"),)))
-    full = load("enwik8", tmp_path)
-    kept = load("enwik8", tmp_path, drop_newlines=True)
+    full, kept = (load("enwik8", tmp_path, drop_newlines=drop) for drop in (False, True))
     assert (b"".join(texts_of(full)), full.name) == (RAW, "enwik8 (all bytes)")
     assert texts_of(kept) == [text.replace(b"\n", b"") for text in texts_of(full)]
     assert kept.vocab == [byte for byte in full.vocab if byte != 10]
@@ -76,8 +74,7 @@ def test_stdlib_has_the_python_files_ordered_by_a_hash_of_their_paths(tmp_path, 
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(f"# this is {name}\r\n".encode())
     monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(tmp_path)}.__getitem__)
-    corpus = load("stdlib")
-    version = sys.version.split()[0]
+    corpus, version = load("stdlib"), sys.version.split()[0]
     texts = ["".join(f"# this is {name}\n" for name in names).encode() for names in SPLITS]
     data = b"".join(texts)
     assert texts_of(corpus) == texts

@@ -13,8 +13,8 @@ from training import log
 
 WRITES = [(os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "mkdir"), (torch, "save"),
           (log, "write_line")]
-FLAGS = ["--steps", "6", "--eval-every", "4", "--segment", "16", "--dropout", "0.2", "--plain",
-         "--n-layer", "1", "--save-minutes", "0.01"]
+FLAGS = ("--steps 6 --eval-every 4 --segment 16 --dropout 0.2 --plain --n-layer 1 "
+         "--save-minutes 0.01").split()
 
 
 def continued(text, out, n):
@@ -31,8 +31,7 @@ def continued(text, out, n):
 
 @pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_any_write_and_resumed(stride, text, tmp_path, monkeypatch):
-    """It is killed again at a write of the resumed run.  A line may be half written, and the
-    newest checkpoint damaged.  The text restarts within the run."""
+    """It is killed twice.  A line may be half written, and the newest checkpoint damaged."""
     monkeypatch.setattr("train.finish", lambda job, flags: None)  # is slow and writes nothing
     clock = count(step=0.4)  # seconds of a step
     monkeypatch.setattr("train.time.perf_counter", lambda: next(clock))

@@ -78,8 +78,7 @@ def test_each_tensor_becomes_its_weight_and_is_required(case, port):
 
 
 def test_a_file_is_evaluated_or_rejected_in_one_line(tmp_path, monkeypatch, capsys):
-    text = tmp_path / "notes.txt"
-    path = tmp_path / "model.bin"
+    text, path = tmp_path / "notes.txt", tmp_path / "model.bin"
     text.write_text("the cat sat on the mat, and the dog sat on the cat;\n" * 20)
     config = replace(FULL, vocab_size=len({*text.read_text()} - {"\n"}), untie_r=True)
     recipe = replace(presets.RECIPES["tiny"], dataset="enwik8", eval_mem_len=20)

@@ -11,8 +11,7 @@ from support.download import SOURCES
 from training import estimate, machine, presets
 from training.flags import PRETRAINED, Flags, adapt_to_vocabulary, choose_model
 
-train = import_module("train")
-lesson_5 = import_module("05_full_model")
+train, lesson_5 = map(import_module, ("train", "05_full_model"))
 Config, Recipe = presets.Config, presets.Recipe
 VOCABULARIES = {"enwik8": 204, "text8": 27, "wt103": 267_735, "lm1b": 793_471, "ptb": 10_000,
                 "tinyshakespeare": 65}
@@ -36,8 +35,7 @@ ptb            16  380 10  38  704  70  .2  .2  23965064  10  70  166000   3e-4 
 laptop          4  128  2  64  512 128  .0  .0    883277  16 128       0   .012    20 512  256    0
 laptop-words    4  128  2  64  512  64  .1  .0   2146961  32  64       0   3e-3    50  64  128    0
 """
-OURS = {  # optimizer, decay, steps between validations, their tokens, between lines, minutes,
-    # short steps, clip
+OURS = {  # optimizer, decay, steps between validations, their tokens, ..., short steps, clip
     "ptb": ("adam", "cosine", 1328, 0, 100, 0, 0, 0.25),
     "laptop": ("muon", "sqrt", 0, 20_000, 50, 4.2, 100, 1.0),
     "laptop-words": ("muon", "sqrt", 500, 20_000, 50, 10, 0, 0.25)}

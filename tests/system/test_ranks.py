@@ -102,18 +102,13 @@ def test_only_a_program_that_joins_has_ranks(monkeypatch, capsys):
     assert "unset WORLD_SIZE: invalid literal" in refusal(ranks.join, "cpu")
 
 
-def prepared():
-    """Join the ranks; return a small model in float64, without dropout, and its optimizer."""
+def four_steps(path, micro_batch, is_compiled=False):
+    """Make four steps, maybe compiled (a trial, for 0 and 6 tokens); rank 0 saves the results."""
     ranks.join("cpu")
     torch.manual_seed(0)
     model = lesson_5.TransformerXL(lesson_5.Config(
         11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, mem_len=6)).double()
-    return model, torch.optim.Adam(model.parameters(), lr=0.01)
-
-
-def four_steps(path, micro_batch, is_compiled=False):
-    """Make four steps, maybe compiled (a trial, for 0 and 6 tokens); rank 0 saves the results."""
-    model, optimizer = prepared()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     if is_compiled:
         torch.compile = partial(torch.compile, backend="aot_eager")  # needs no compiler
         machine.compile_layers(model)
@@ -169,8 +164,7 @@ def test_ranks_stop_together_and_other_ranks_resume(text, tmp_path, capsys):
     out = tmp_path / "two"
     assert train.main([*argv, str(tmp_path / "one")]) == 0
     score = capsys.readouterr().out.split("\ntest ")[1]
-    statuses, said = on_ranks(2, tmp_path, partial(
-        whole_run, [*argv, str(out)], 6, on_rank=1))
+    statuses, said = on_ranks(2, tmp_path, partial(whole_run, [*argv, str(out)], 6, on_rank=1))
     assert statuses == [143, 143], said
     assert "stopped after step 6, saved; continue with" in said[0] and said[1] == ""
     content = checkpoint.load(out / "checkpoint.pt")

@@ -139,8 +139,7 @@ def test_a_second_run_is_rejected_while_the_first_is_running(text, small, capsys
     path.write_bytes(b"") if flags else path.unlink()
     left = content_of(out)
     with checkpoint.locked(out):
-        assert "is in use by another run" in failure(
-            capsys, run(text, out, "--steps", "3", *flags))
+        assert "is in use by another run" in failure(capsys, run(text, out, "--steps", "3", *flags))
         assert again(out, "--eval-only") == 0
     assert "holds a run already" in failure(capsys, run(text, out, "--steps", "3"))
     assert left == content_of(out)
@@ -175,8 +174,7 @@ def test_the_best_finite_validation_is_kept_and_tested(text, tmp_path, monkeypat
 
 def test_ten_non_finite_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch, capsys):
     """A loss that is not finite enters no mean; with a finite norm its step is not skipped."""
-    skipped, too = (math.nan, math.nan, None), (1.0, math.inf, None)
-    good = (1.0, 1.0, None)
+    good, skipped, too = (1.0, 1.0, None), (math.nan, math.nan, None), (1.0, math.inf, None)
     monkeypatch.setattr(train, "train_step", Mock(side_effect=[
         good, skipped, (math.inf, 1.0, None), good, good, good, *5 * [skipped, too]]))
     status = run(text, tmp_path / "run", "--steps", "60", "--eval-every", "6")
@@ -247,7 +245,6 @@ def test_a_compiled_run_is_that_of_lesson_5_bit_for_bit(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_run_on_a_gpu(text, tmp_path, capsys):
-    """A short run trains and evaluates in bf16 on CUDA; the tests above use float32 on the CPU."""
     flags = ["--text", str(text), "--model", "tiny", "--steps", "4", "--out", str(tmp_path / "run")]
     assert train.main(flags) == 0
     content = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
