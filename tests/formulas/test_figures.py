@@ -17,7 +17,7 @@ FALLING = [(32 - t) / 16.5 for t in range(32)]  # with a mean of 1
 
 
 @pytest.fixture
-def drawn(monkeypatch, capsys):
+def drawn(needs_shipped_solutions, monkeypatch, capsys):
     """The panels that the mains draw, without training, and the models that they measure.
 
     Stand-ins for losses fall along a segment and grow with M and clamp; training reads even tokens.
