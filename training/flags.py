@@ -161,7 +161,7 @@ def adapt_to_vocabulary(config, V, flags):
 
 def choose_folder(flags, name, recipe):
     """Return the folder of a run: --out, or runs/DATASET-MODEL next to train.py."""
-    text = Path(recipe.text).stem if recipe.text else recipe.dataset
+    text = Path(recipe.text or recipe.dataset).stem
     return Path(flags.out or ROOT / "runs" / f"{text}-{name}")
 
 

@@ -116,7 +116,7 @@ def is_known(line, state):
 def read_metrics(path):
     """Read a metrics.tsv -> [{column: text, empty if there is no value}]."""
     return [dict(zip(COLUMNS, line.rstrip("\n").split("\t")))
-            for line in path.read_text("utf-8").splitlines() if line[0].isdigit()]
+            for line in path.read_text("utf-8").splitlines() if line[:1].isdigit()]
 
 
 def draw(path, corpus):
