@@ -162,7 +162,8 @@ def adapt_to_vocabulary(config, V, flags):
 def choose_folder(flags, name, recipe):
     """Return the folder of a run: --out, or runs/DATASET-MODEL next to train.py."""
     text = Path(recipe.text or recipe.dataset).stem
-    return Path(flags.out or ROOT / "runs" / f"{text}-{name}")
+    # a foreign checkpoint may name any path
+    return Path(flags.out or ROOT / "runs" / f"{text}-{Path(name).name}")
 
 
 def find_folder(flags, device):

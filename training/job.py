@@ -154,8 +154,7 @@ def settings_of(saved):
     """Return a checkpoint's name, Config and Recipe.  ValueError if its content fits no run."""
     try:
         validate.types(State(**saved["state"]))
-        name = os.path.basename(saved["name"])  # it becomes a part of the run's folder
-        return name, load_model(saved, "cpu").config, presets.Recipe(**saved["recipe"])
+        return saved["name"], load_model(saved, "cpu").config, presets.Recipe(**saved["recipe"])
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{saved['path']} does not fit this code: train again ({error!r:.200})")
 
