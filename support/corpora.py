@@ -280,7 +280,7 @@ def encode(text, vocab):
         symbols = {c: c.encode() for c in text}
         parts = text
     else:
-        separator = next(s for s in SEPARATORS if s in token)
+        separator = next((s for s in SEPARATORS if s in token), "\n")
         parts = re.sub("\r\n?|\n", f" {separator} ", text).split()
         symbols = {word: [word] for word in parts}
     lacking = [repr(part) for part in symbols if not token.keys() >= set(symbols[part])]

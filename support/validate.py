@@ -1,6 +1,7 @@
 """Checks (ValueError) of input that would otherwise fail far from its cause, or silently."""
 from dataclasses import fields
 from numbers import Integral, Real
+from reprlib import repr as short
 
 import torch
 
@@ -14,7 +15,7 @@ def types(settings):
         kind, value = field.type, getattr(settings, field.name)
         if value is not field.default and (not isinstance(value, KINDS.get(kind, kind))
                                            or isinstance(value, bool) and kind is not bool):
-            raise ValueError(f"{field.name} must be of type {kind.__name__}, got {value!r}")
+            raise ValueError(f"{field.name} must be of type {kind.__name__}, got {short(value)}")
 
 
 def above_0(name, value):

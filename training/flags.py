@@ -10,7 +10,7 @@ from os.path import expanduser
 from pathlib import Path
 from shlex import quote
 
-from support.names import did_you_mean
+from support.names import did_you_mean, printable
 from training import checkpoint, job, presets
 from training.command import Parser, flag, option
 
@@ -161,9 +161,8 @@ def adapt_to_vocabulary(config, V, flags):
 
 def choose_folder(flags, name, recipe):
     """Return the folder of a run: --out, or runs/DATASET-MODEL next to train.py."""
-    text = Path(recipe.text or recipe.dataset).stem
-    # a foreign checkpoint may name any path
-    return Path(flags.out or ROOT / "runs" / f"{text}-{Path(name).name}")
+    text = Path(recipe.text or recipe.dataset).stem  # a foreign checkpoint may name any path
+    return Path(flags.out or ROOT / "runs" / printable(f"{text}-{Path(name).name}"))
 
 
 def find_folder(flags, device):

@@ -162,6 +162,9 @@ def settings_of(saved):
 def load_model(saved, device):
     """Return the model of a checkpoint, in eval mode."""
     config = presets.Config(**saved["config"] | {"vocab_size": len(saved["vocab"])})
+    if config.n_layer > len(saved["model"]) or presets.count_parameters(config) > sum(
+            weight.numel() for weight in saved["model"].values()):
+        raise ValueError("its sizes need more weights than it has")  # to build it may take years
     model = lesson_5.TransformerXL(config)
     model.load_state_dict(saved["model"])
     return model.to(device).eval()

@@ -44,7 +44,7 @@ def open_metrics(job):
     """
     state, path = job.state, job.path / "metrics.tsv"
     parameters = sum(p.numel() for p in job.model.parameters() if p.requires_grad)
-    print(f"{job.name}: {parameters:,} parameters on {job.corpus.name}")
+    print(printable(f"{job.name}: {parameters:,} parameters on {job.corpus.name}"))
     if state.step:
         print(f"resuming at step {state.step:,}, {state.seconds:,.0f} seconds of training")
     if ranks.RANK:
@@ -110,13 +110,13 @@ def is_known(line, state):
     """Return whether a line of metrics.tsv is from before a checkpoint with this state."""
     step, is_validation = line.partition("\t")[0], not line.endswith("\t\n")
     is_saved = not is_validation or state.validated_at == state.step  # else it will be repeated
-    return not step.isdigit() or int(step) < state.step + is_saved
+    return not step.isdecimal() or int(step) < state.step + is_saved
 
 
 def read_metrics(path):
     """Read a metrics.tsv -> [{column: text, empty if there is no value}]."""
     return [dict(zip(COLUMNS, line.rstrip("\n").split("\t")))
-            for line in path.read_text("utf-8").splitlines() if line[:1].isdigit()]
+            for line in path.read_text("utf-8").splitlines() if line[:1].isdecimal()]
 
 
 def draw(path, corpus):

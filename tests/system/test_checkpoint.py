@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from system.kills import differences
-from helpers import content_of, refusal
+from helpers import content_of, refusal, zipped
 from training import checkpoint
 from training.signals import Stop
 
@@ -89,7 +89,7 @@ EVIL = type("Evil", (), {"__reduce__": lambda self: (os.mkdir, ("evil",))})()
     (EVIL, "damaged or not a train.py checkpoint"), ({"format": "another"}, "its format is not"),
     ([1], "its format is not")], ids=["pickle", "format", "list"])
 def test_other_files_are_rejected(tmp_path, monkeypatch, content, words):
-    """No code in such a file is run, whether torch saved it or pickle did."""
+    """No code in such a file is run, whether torch saved it or pickle did; nothing is expanded."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(pickle.dumps(content))
@@ -97,6 +97,8 @@ def test_other_files_are_rejected(tmp_path, monkeypatch, content, words):
     torch.save(content, path)
     assert words in refusal(checkpoint.load, path)
     assert not (tmp_path / "evil").exists()
+    path.write_bytes(zipped({"data.pkl": b""}))
+    assert "compression of ['data.pkl']" in refusal(checkpoint.load, path)
 
 
 def test_the_previous_checkpoint_is_used_if_the_newest_is_damaged(paths, tmp_path, capsys):

@@ -123,6 +123,7 @@ def test_encode_and_decode_are_inverse(text, vocab, wanted):
     assert found.dtype == torch.int64 and found.tolist() == wanted
     assert decode(found, vocab) == text and decode(found[:0], vocab) == ""
     assert encode(" the\r\n cat\rsat\t", WORDS).tolist() == [1, 0, 2, 0, 3]
+    assert encode("the\ncat", WORDS[1:]).tolist() == [0, 1]  # of another project: no separator
 
 
 @pytest.mark.parametrize("letter", ["é", "記", "😀"], ids=ascii)

@@ -44,8 +44,8 @@ def test_settings_are_those_of_the_run_or_typed(finished):
     given = flags.Flags(eval_only=True, typed={"text": "notes.txt"})
     *_, found = flags.restore_settings(given, saved)
     assert (found.text, found.drop_newlines, found.dtype) == ("notes.txt", False, "auto")
-    folder = flags.choose_folder(given, "x/../../b", presets.Recipe(steps=1, dataset="../a"))
-    assert folder == flags.ROOT / "runs/a-b"  # a foreign checkpoint writes nowhere else
+    folder = flags.choose_folder(given, "x/../../b\x1b", presets.Recipe(steps=1, dataset="../a"))
+    assert folder == flags.ROOT / "runs/a-b "  # a foreign checkpoint writes nowhere else
     found = flags.parse([f"--{name}=~/a" for name in ("data-dir", "init", "out", "text")], "")
     assert {found.data_dir, found.init, found.out, found.typed["text"]} == {flags.expanduser("~/a")}
     saved["recipe"]["plain"] = True

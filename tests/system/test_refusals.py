@@ -47,7 +47,10 @@ REFUSED = {  # program: command line, words of the sentence
         ("--sample a --device cpu --out no&state", "step must be of type int, got '3'"),
         ("--eval-only --device cpu --out no&vocab", "vocab_size must be at least 1, got 0"),
         ("--init no&name --device cpu", "checkpoint.pt does not fit this code: train again (KeyE"),
-        ("--init no&model --device cpu", "Missing key"),
+        ("--init no&shape --device cpu", "size mismatch"),
+        *((f"--sample a --device cpu --out no&{spoiled}", "its sizes need more weights than")
+          for spoiled in ("model", "config")),
+        ("--sample a --device cpu --out no&recipe", "int, got [[[[[[[...]]]]]]]"),
         # settings
         (NEW + "--steps 3 --minutes 1", "one length"),
         (NEW + "--lr 0", "must be above 0, got 0"), (NEW + "--lr inf", "must be at most"),
@@ -112,9 +115,12 @@ def test_a_command_line_is_rejected_in_one_line(
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(content)
     content = checkpoint.load(small() / "checkpoint.pt") | {"path": ""}
-    for key, value in dict(model={}, vocab=[], state={"step": "3"}, random=None, name=None).items():
-        new = {name: z for name, z in (content | {key: value}).items() if z is not None}
-        checkpoint.save(Path(f"no&{key}/checkpoint.pt"), new)
+    for change in ({"model": {}}, {"vocab": []}, {"state": {"step": "3"}}, {"random": None},
+                   {"name": None}, {"recipe": content["recipe"] | {"seed": [[[[[[[[0]]]]]]]]}},
+                   {"config": content["config"] | {"d_inner": 10**9}},
+                   {"config": content["config"] | {"d_inner": 1}, "shape": 0}):
+        new = {name: z for name, z in (content | change).items() if z is not None}
+        checkpoint.save(Path(f"no&{[*change][-1]}/checkpoint.pt"), new)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(train, "train_step", None)
     monkeypatch.setattr(lesson_1, "RUNS", tmp_path / "runs")

@@ -194,6 +194,8 @@ def test_out_of_memory_is_reported_in_one_line(text, small, tmp_path, monkeypatc
                 lambda: again(out, "--eval-only")):
         said = failure(capsys, act())
         assert "out of memory: " in said and "--micro-batch" in said
+    monkeypatch.setattr(train, "evaluate", Mock(side_effect=BrokenPipeError))  # as with `| head`
+    assert again(out, "--eval-only") == 141 and capsys.readouterr().err == ""
     monkeypatch.setattr(train, "evaluate", Mock(side_effect=RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):  # other errors keep their traceback
         again(out, "--eval-only")
