@@ -122,7 +122,6 @@ def pytest_runtest_makereport(item, call):
     """Replace the traceback of a broken rule with a diagnosis."""
     report, name = (yield), exercise_of(item)
     if name and call.when == "call" and report.passed:
-        first_failures.pop(name, None)
         rules.passed[name] += 1
         if rules.passed[name] == len(rules.rules_of(name)):
             rules.record(name)

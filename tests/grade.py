@@ -125,6 +125,8 @@ def take_lessons(row):
                     row.left_out.append(folder / path)
         if found:
             break
+        if len(archives) > 9:  # 900 MB of temporary files
+            raise ValueError(f"{name} holds {len(archives)} archives; {REMEDY}")
         archives = {path: copied(path, opens, 100) for path, opens in archives.items()}
     row.left_out += archives
     if not found:
@@ -229,9 +231,10 @@ async def grade_all(rows, names, path):
         async with free:
             found = {name: ("missing", f"{name}: not handed in", "") for name in names}
             try:
-                found |= await judged(take_lessons(row), names)
+                found |= await asyncio.wait_for(judged(take_lessons(row), names), 60 * SECONDS)
             except Exception as error:  # the other students must be graded
-                why = "a .zip archive is damaged: " * isinstance(error, zipfile.BadZipFile)
+                why = {zipfile.BadZipFile: "a .zip archive is damaged: ",
+                       asyncio.TimeoutError: "not graded in an hour: "}.get(type(error), "")
                 found = dict.fromkeys(names, ("refused", why + (str(error) or repr(error)), ""))
                 row.graded = []
         row.found = found
@@ -310,7 +313,8 @@ def main(argv=None):
         asyncio.run(grade_all(rows, names, given.csv))
         print(table(rows))
         for row in rows if given.feedback else ():
-            write_whole(given.feedback / f"{row.place.name}.txt", results(row)[0])
+            name = row.place.name.encode(errors="replace")[:240].decode(errors="ignore")
+            write_whole(given.feedback / f"{name}.txt", results(row)[0])
         if given.gradescope:
             write_whole(given.gradescope, results(rows[0])[1])
         return 0

@@ -69,15 +69,20 @@ CLASS = {
 
 
 def test_a_dead_process_and_a_missing_function_cost_their_own_point(monkeypatch):
-    """An inherited method is missing too.  A lesson that ends the process is not imported again."""
+    """An inherited method is missing too.  A lesson that ends the process is not imported again,
+    and one that rewrites its file, or has another encoding, hides nothing."""
     monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-flag")  # a teacher's
-    files = {ONE: lesson(ONE, "del lanes\n").encode(), FIVE: lesson(
-        FIVE, "del Layer.forward\n", sample_top_k="import os; os._exit(3)").encode()}
-    names = ["lanes", "segments", "reach", "layer", "sample_top_k"]
-    assert [" ".join(found[:2]) for found in asyncio.run(grade.judged(files, names)).values()] == [
-        f"failing lanes: there is no lanes in {ONE}.py; its name must stay", "solved ",
-        f"failing layer: there is no Layer.forward in {FIVE}.py; its name must stay",
-        "failing sample_top_k: ended the process (status 3)"]
+    files = {ONE: lesson(ONE, "del lanes\nopen(__file__, 'w')\n"), FOUR: "# coding: unicode_escape",
+             FIVE: lesson(FIVE, "del Layer.forward\n", sample_top_k="import os; os._exit(3)")}
+    names = ["lanes", "segments", "reach", "layer", "sample_top_k", "rel_shift"]
+    found = asyncio.run(grade.judged({name: files[name].encode() for name in files}, names))
+    for name, words in {
+            "lanes": f"failing lanes: there is no lanes in {ONE}.py; its name must stay",
+            "segments": f"solved  {lessons.body_of(BY_NAME['segments'])}",
+            "layer": f"failing layer: there is no Layer.forward in {FIVE}.py; its name must stay",
+            "sample_top_k": "failing sample_top_k: ended the process (status 3)",
+            "rel_shift": f"failing rel_shift: {FOUR}.py: SyntaxError in Python 3."}.items():
+        assert " ".join(found.pop(name)).startswith(words)
     ends = [("", {"lanes": 1}, "hung"), (TWO, {}, "died"), ("", {"layer": 2}, "")]
     monkeypatch.setattr(grade, "run_rules", AsyncMock(side_effect=ends))
     assert asyncio.run(grade.judged({ONE: 1, TWO: 2, FIVE: 5}, names[:4])) == {
@@ -167,6 +172,7 @@ MADE = {  # the content of files with these names
       "a/train (1).py", "a/b/train.ipynb", "a/tests/test_train.py", "a/training/x.py", f"a/{OURS}"],
      "graded: b/train.py; left out: b/train.ipynb, train (1).py, 1.zip, b/backup/train.py"),
     (["a/b/train.py", "a/c/train.py"], "a holds b/train.py and c/train.py; leave one of them"),
+    ([f"a/{i}.zip" for i in range(10)], "a holds 10 archives; hand in one .zip per student"),
     (["a/1.zip", "a/4.zip"], "a holds 1.zip/hw/train.py and 4.zip/hw/train.py; leave one"),
     ([f"a/{OURS}"], "a holds no lesson file"), (["a.7z"], "a.7z is not a folder or .zip archive"),
     (["@a"], "a link is neither"), (["|a.zip"], "a.zip is not a"),
@@ -228,22 +234,25 @@ def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch, caps
     """Grading first stops at the last student.  No name or message controls the terminal."""
     async def judged(files, names):
         state, body = files["train"].decode().split(",") if len(files) == 1 else ("solved", "003 x")
-        if state in ("stops", "breaks"):
-            raise asyncio.CancelledError if state == "stops" else MemoryError
+        await asyncio.sleep(9 * (state == "sleeps"))
+        if state == "stops":
+            raise asyncio.CancelledError
         return {"lanes": (state, f"lanes: {'y' * 400}\n  \x1b" * (state == "failing"), body)}
 
     monkeypatch.setattr(grade, "judged", judged)
+    monkeypatch.setattr(grade, "SECONDS", 0.01)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.chdir(tmp_path)
+    long = "f" * 239 + "é" * 8  # 255 bytes, as long as a name may be
     argv = ["class", "--only", "lanes,reach", "--csv", "x.csv", "--feedback", "texts"]
     for name, text in {"c": "solved,010 y", "d": "blank,003 z", "e": "failing,003 z",
-                       "f": "stops,", "b": "solved,010 y", "＝a\x1b": "solved,003 x"}.items():
+                       long: "stops,", "b": "solved,010 y", "＝a\x1b": "solved,003 x"}.items():
         blank.write_whole(tmp_path / "class" / name / "train.py", text)
     torn = zipped({"train.py": b"x"}).replace(b"\x83\x16\xdc\x8c", b"sums")  # another checksum
     Path("class/g.zip").write_bytes(torn)
     with pytest.raises(asyncio.CancelledError):
         grade.main(argv)
-    blank.write_whole(tmp_path / "class" / "f" / "train.py", "breaks,")
+    blank.write_whole(tmp_path / "class" / long / "train.py", "sleeps,")
     before = Path("x.csv").read_text("utf-8")
     assert grade.main(argv) == 0 and "\x1b" not in (said := "".join(capsys.readouterr()))
     used = "graded: train.py; left out: none"
@@ -254,11 +263,13 @@ def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch, caps
         "c": ["1", "1", "-", "1 of 2 exercises solved", used, "as b: lanes"],
         "d": ["0", "b", "-", "blank: lanes", used, ""],
         "e": ["0", "0", "-", f"lanes: {'y' * 293}", used, ""],
-        "f": ["0", "-", "-", "MemoryError()", "graded: none; left out: none", ""],
+        long: ["0", "-", "-", "not graded in an hour: TimeoutError()",
+               "graded: none; left out: none", ""],
         "g.zip": ["0", "-", "-", "a .zip archive is damaged: Bad CRC-32 for file 'train.py'",
                   "graded: none; left out: none", ""],
         "'＝a ": ["1", "1", "-", "1 of 2 exercises solved", used, "as shipped: lanes"]}
-    assert '"e","0","0","-",' in before and '"f"' + 6 * ',""' in before and "damaged: Bad" in said
+    assert '"e","0","0","-",' in before and "damaged: Bad" in said
+    assert f'"{long}"' + 6 * ',""' in before
     assert Path("texts/e.txt").read_text("utf-8") == (
         f"lanes: {'y' * 400}\n  \ufffd\n\nreach: not handed in\n\n{used}\n")
     assert grade.main(["class/e", "--only", "lanes", "--gradescope", "x.json"]) == 0
