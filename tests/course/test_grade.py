@@ -268,8 +268,7 @@ def test_what_is_known_is_written_after_each_student(tmp_path, monkeypatch, caps
         "g.zip": ["0", "-", "-", "a .zip archive is damaged: Bad CRC-32 for file 'train.py'",
                   "graded: none; left out: none", ""],
         "'＝a ": ["1", "1", "-", "1 of 2 exercises solved", used, "as shipped: lanes"]}
-    assert '"e","0","0","-",' in before and "damaged: Bad" in said
-    assert f'"{long}"' + 6 * ',""' in before
+    assert "damaged: Bad" in said and '"e","0","0","-",' in before and f'"{long}",""' in before
     assert Path("texts/e.txt").read_text("utf-8") == (
         f"lanes: {'y' * 400}\n  \ufffd\n\nreach: not handed in\n\n{used}\n")
     assert grade.main(["class/e", "--only", "lanes", "--gradescope", "x.json"]) == 0

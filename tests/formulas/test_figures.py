@@ -78,8 +78,9 @@ def test_figures(drawn):
         assert panel.get_title().endswith(f" on {len([n for _, n in seen if n == 0])} tokens")
     h = model.embedding(text[5000:5024][None]) * math.sqrt(model.D)
     terms = model.layers[0].attention.terms(h[:, 12:], h[:, :12], model.u, model.v)[:, 0, 0]
-    for panel, term in zip((a, b, c, d), terms.tril(12) / math.sqrt(32)):  # no future keys
+    for n, panel, term in zip("abcd", (a, b, c, d), terms.tril(12) / math.sqrt(32)):  # no future
         assert torch.tensor(panel.images[0].get_array().filled(0)).allclose(term)
+        assert panel.get_title().startswith(f"({n})")
         assert panel.get_xticklabels()[11].get_text() == "·"
     color = {to_rgba(name): name for name in ("k", "C0", "C1", "C7", "0.5", "0.7")}
     assert [color[bar.get_facecolor()] for bar in bars.patches] == ["0.7"] * 3 + ["C0"] * 2
