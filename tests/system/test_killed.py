@@ -42,8 +42,8 @@ def test_killed_at_any_write_and_resumed(stride, text, tmp_path, monkeypatch):
         if not continued(text, out, n):
             break
         if n % 2 and (out / "metrics.tsv").exists():
-            with open(out / "metrics.tsv", "a") as file:
-                file.write("1")  # of 10, say
+            with open(out / "metrics.tsv", "a", encoding="utf-8") as file:
+                file.write("²\t\n1")  # no number that int reads; 1 of 10, say
         newest = out / "checkpoint.pt"
         if n % 3 == 0 and newest.exists() and (out / "previous.pt").exists():
             newest.write_bytes(newest.read_bytes()[:-30])
