@@ -236,16 +236,18 @@ def spread(values):
 
 
 def values_table(runs, rows, patterns):
-    """Return a table with a row for each row and setting that has some of the values."""
+    """Return a table of each row and setting that has some of the values; of the named rows, if
+    any, in the setting with most seeds."""
+    most = [group for row in rows for group in groups(runs, row)[:1]]
     there = dict.fromkeys(key for run in runs for key in run.values)
     keys = [key for pattern in patterns for key in select(there, pattern)]
     lines = []
-    for row, setting, group in groups(runs):
+    for row, setting, group in most if rows else groups(runs):
         cells = [spread([run.values.get(key) for run in group]) for key in keys]
         if "length" in keys and cells[0]:
             chosen = sorted({int(run.values["length"]) for run in group if "length" in run.values})
             cells[keys.index("length")] = ", ".join(map(str, chosen))
-        if row in (rows or (row,)) and any(cells):
+        if any(cells):
             lines.append((f"`{row}`", f"{len(group)} {letters(runs)[setting]}", *cells))
     names = [key.removeprefix(patterns[0][:-1]) if len(patterns) == 1 else key for key in keys]
     cells = [("row", "seeds", *names), *lines]
@@ -350,7 +352,8 @@ def make_figures(runs):
 
 def make_blocks(runs):
     """Return {name: text} of all tables and figures, and {name: figure}."""
-    missing = [row for row in ROW_ORDER if not groups(runs, row)]
+    missing = [row for row in ROW_ORDER[:-1]  # the model in pretrained/ is one
+               if max((len(group) for *_, group in groups(runs, row)), default=0) < 3]
     commands = {"--dtype bf16": [row for row in missing if not row.startswith("words")],
                 "--scale words": [row for row in missing if row.startswith("words")]}
     claims, front = claims_tables(runs)
