@@ -236,8 +236,8 @@ def spread(values):
 
 
 def values_table(runs, rows, patterns):
-    """Return a table of each row and setting that has some of the values; of the named rows, if
-    any, in the setting with most seeds."""
+    """Return a table of each row and setting that has some of the values.  Named rows are shown
+    in one setting, that with most seeds."""
     most = [group for row in rows for group in groups(runs, row)[:1]]
     there = dict.fromkeys(key for run in runs for key in run.values)
     keys = [key for pattern in patterns for key in select(there, pattern)]

@@ -42,7 +42,7 @@ def config(c):
     edges = (0, *c.cutoffs, c.vocab_size)  # of the adaptive softmax's bands
     if any(first >= end for first, end in zip(edges, edges[1:])):
         raise ValueError("cutoffs must ascend, above 0 and below the vocabulary size "
-                         f"{c.vocab_size}, got {c.cutoffs}")
+                         f"{c.vocab_size}, got {short(c.cutoffs)}")
     if c.div_val > 1 and not c.cutoffs:
         raise ValueError(f"div_val {c.div_val} narrows the bands, so it needs cutoffs")
     if c.d_model // c.div_val ** len(c.cutoffs) < 1:

@@ -49,9 +49,7 @@ class Lesson:
             node, first = find(data, exercise.function)
             lines = data.decode(self.codec).replace("\r\n", "\n").splitlines(keepends=True)
         except (SyntaxError, UnicodeDecodeError) as error:
-            hint = "; save it as UTF-8" * isinstance(error, UnicodeDecodeError)
-            raise ValueError(f"{lessons.sentence(error, self.path)}; nothing was changed{hint}"
-                             ) from None
+            raise ValueError(f"{lessons.sentence(error, self.path)}; nothing was changed") from None
         except KeyError:
             raise ValueError(f"there is no {exercise.function} in {self.path.name}; give it its "
                              "name back, nothing was changed") from None

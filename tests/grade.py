@@ -121,11 +121,11 @@ def take_lessons(row):
                     found.append((folder / path, opens))
                 elif kind == stat.S_IFREG and path.suffix.lower() == ".zip":
                     archives[folder / path] = opens
-                elif LIKE.search(path.name) or kind not in (stat.S_IFREG, stat.S_IFDIR):
+                elif LIKE.search(path.name[:99]) or kind not in (stat.S_IFREG, stat.S_IFDIR):
                     row.left_out.append(folder / path)
         if found:
             break
-        if len(archives) > 9:  # 900 MB of temporary files
+        if len(archives) > 9:  # at each depth, of 100 MB each
             raise ValueError(f"{name} holds {len(archives)} archives; {REMEDY}")
         archives = {path: copied(path, opens, 100) for path, opens in archives.items()}
     row.left_out += archives
@@ -312,8 +312,9 @@ def main(argv=None):
         rows = [Row(given.folder)] if given.gradescope else find_submissions(given.folder)
         asyncio.run(grade_all(rows, names, given.csv))
         print(table(rows))
-        for row in rows if given.feedback else ():
-            name = row.place.name.encode(errors="replace")[:240].decode(errors="ignore")
+        for number, row in enumerate(rows if given.feedback else (), 1):
+            name = row.place.name
+            name = name if len(os.fsencode(name)) <= 240 else f"{number} {name[:50]}"
             write_whole(given.feedback / f"{name}.txt", results(row)[0])
         if given.gradescope:
             write_whole(given.gradescope, results(rows[0])[1])

@@ -14,7 +14,6 @@ import threading
 import traceback
 import warnings
 import zlib
-from codecs import BOM_UTF8
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
@@ -28,7 +27,7 @@ from support.files import write_atomically
 TESTS = ROOT / "tests"
 PRISTINE = TESTS / "course" / "pristine"  # has the shipped text of every lesson that was blanked
 under_test = {file: ROOT / f"{file}.py" for file in LESSONS}  # the files that are judged
-bodies = {}  # exercise -> body_of(it), from before any code of a submission runs
+bodies = {}  # exercise -> its body_of, which is taken before the submission runs
 broken = {}  # lesson -> one sentence, if it cannot be imported
 missing = {}  # exercise without a function -> one sentence
 home = None  # the temporary folder in which a submission runs, if one is under test
@@ -89,8 +88,8 @@ def load(file, path):
     """Import a lesson from this path under this name, and return it, as later imports do."""
     spec = spec_from_file_location(file, path)
     module = sys.modules[file] = module_from_spec(spec)
-    text = BOM_UTF8 + path.read_bytes().removeprefix(BOM_UTF8)  # no other encoding may hide code
-    exec(compile(text, path, "exec"), vars(module))
+    # of a text Python ignores `# coding:`, so what runs is what a teacher reads
+    exec(compile(text_of(path), path, "exec"), vars(module))
     return module
 
 
@@ -107,15 +106,14 @@ def raised(error, file):
 
 def sentence(error, path):
     """Say in one line why a lesson file cannot be imported."""
-    if isinstance(error, SyntaxError):  # includes TabError and text that is not UTF-8
-        line, message = error.lineno, error.msg
-        if "'utf-8' codec" in message:  # Python reports another line
-            text = path.read_bytes().decode(errors="replace")
-            line = text[: text.index("\ufffd")].count("\n") + 1
-            message = "this line is not UTF-8 text; save the file as UTF-8"
-        where = f", line {line}" if line else ""
+    before, *after = path.read_bytes().decode(errors="replace").split("\ufffd")
+    if isinstance(error, UnicodeDecodeError) and after:
+        return (f"{path.name}, line {before.count(chr(10)) + 1}: this line is not UTF-8 text; save "
+                "the file as UTF-8")
+    if isinstance(error, SyntaxError):  # includes TabError
+        where = f", line {error.lineno}" if error.lineno else ""
         python = ".".join(map(str, sys.version_info[:2]))
-        return f"{path.name}{where}: {type(error).__name__} in Python {python}: {message}"
+        return f"{path.name}{where}: {type(error).__name__} in Python {python}: {error.msg}"
     advice = "; use numpy, torch and matplotlib only" * isinstance(error, ModuleNotFoundError)
     return f"{path.name}: {raised(error, str(path))}{advice}"
 

@@ -96,7 +96,7 @@ def alone(name):
         for file, oracle_of in oracles.REPLACED.items():
             others = {part: oracle_of[part] for part in oracle_of if part != name}
             if others and file in sys.modules:
-                stack.enter_context(replaced(sys.modules[file], **others))
+                stack.enter_context(replaced(sys.modules[file], create=True, **others))
         yield
 
 

@@ -90,7 +90,7 @@ def test_a_file_that_cannot_be_taken_apart_is_left_alone(project, capsys):
     path = project / "04_rel_shift.py"
     good = path.read_bytes()
     for bad, words in ((good + b"\ndef f(:\n", "line"),
-                       (good + "# \xe9".encode("latin-1"), "'utf-8' codec can't decode byte 0xe9"),
+                       (good + "# \xe9".encode("latin-1"), "this line is not UTF-8 text; save"),
                        (good.replace(b"rel_shift(x", b"shift(x"), "no rel_shift in")):
         path.write_bytes(bad)
         assert words in failure(capsys, "rel_shift")

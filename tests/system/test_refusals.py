@@ -48,7 +48,7 @@ REFUSED = {  # program: command line, words of the sentence
         ("--eval-only --device cpu --out no&vocab", "vocab_size must be at least 1, got 0"),
         ("--init no&name --device cpu", "checkpoint.pt does not fit this code: train again (KeyE"),
         ("--init no&shape --device cpu", "mismatch"), ("--init no&recipe --device cpu", "[[...]]"),
-        *((f"--sample a --device cpu --out no&{spoiled}", "its sizes need more weights than")
+        *((f"--sample a --device cpu --out no&{spoiled}", "the file has fewer weights")
           for spoiled in ("model", "config")),
         # settings
         (NEW + "--steps 3 --minutes 1", "one length"),
