@@ -319,7 +319,7 @@ def make_figures(runs):
     yield "differences", "Difference of losses, with its interval", draw_marks(
         [(claim.text, mean(values), half, styles.get(status, "ko"))
          for claim, status, values, half, _ in pairs if len(values) > 1],
-        title="Blue: agrees with the paper; orange: reversed; black: others",
+        title="Blue agrees with the paper, orange is reversed",
         xlabel="increase of the test loss (nats per byte), 95 percent interval")
     styles = {"ours": "ko-", "ours-none": "k^--", "shaw": "ks:", "rope": "C1o-", "alibi": "C0o-"}
     yield "lengths", "Test loss over attention length, by encoding", draw_lines(
