@@ -1,10 +1,13 @@
 """The resources that a run needs, before it is started: bytes, floating-point operations."""
 from pathlib import Path
 
+import torch
+
 from support.corpora import load
 from support.download import SOURCES
 from training import checkpoint, presets
 from training.flags import adapt_to_vocabulary, choose_model
+from training.optimizers import OPTIMIZERS
 
 
 def flops_per_step(config, B, T):
@@ -34,11 +37,12 @@ def dry_run(flags, device):
     else:
         V = len(load(recipe.text or recipe.dataset).vocab)
     config = adapt_to_vocabulary(config, V, flags)
-    parameters, B, T = presets.count_parameters(config), recipe.batch, recipe.segment
-    moments = 2 * parameters  # of Adam; Muon has one of its matrices
-    if recipe.optimizer == "muon":
-        D, HC = config.d_model, config.n_head * config.d_head
-        moments -= config.n_layer * D * (5 * HC + 2 * config.d_inner)
+    with torch.device("meta"):  # sizes without numbers
+        model = presets.lesson_5.TransformerXL(config)
+    parameters, B, T = sum(W.numel() for W in model.parameters()), recipe.batch, recipe.segment
+    moments = sum(W.numel() * (1 if group.get("kind") == "muon" else 2)  # Adam has two of each
+                  for group in OPTIMIZERS[recipe.optimizer](model, recipe).param_groups
+                  for W in group["params"])
     memory = config.n_layer * B * config.mem_len * config.d_model
     flops = flops_per_step(config, B, T)
     steps = recipe.steps

@@ -162,9 +162,9 @@ def settings_of(saved):
 def load_model(saved, device):
     """Return the model of a checkpoint, in eval mode."""
     config = presets.Config(**saved["config"] | {"vocab_size": len(saved["vocab"])})
-    c, stored = config, (weight.untyped_storage() for weight in saved["model"].values())
-    if c.n_layer * c.d_model * (5 * c.n_head * c.d_head + 2 * c.d_inner) > sum(
-            {part.data_ptr(): part.nbytes() for part in stored}.values()):  # views share one
+    storages = (weight.untyped_storage() for weight in saved["model"].values())
+    stored = sum({part.data_ptr(): part.nbytes() for part in storages}.values())  # views share one
+    if config.n_layer * config.d_model * (config.n_head * config.d_head + config.d_inner) > stored:
         raise ValueError("the file has fewer weights than its sizes need")  # 10^9 layers, say
     model = lesson_5.TransformerXL(config)
     model.load_state_dict(saved["model"])

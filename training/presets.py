@@ -9,8 +9,6 @@ import math
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 
-import torch
-
 from support import validate
 from support.download import SOURCES
 from training.command import flag, option
@@ -140,9 +138,3 @@ for size in ("12L", "24L"):  # text8's are enwik8's
     MODELS[f"text8-{size}"] = replace(config, vocab_size=27), replace(recipe, dataset="text8")
 CONFIGS = {name: config for name, (config, _) in MODELS.items()}
 RECIPES = {name: recipe for name, (_, recipe) in MODELS.items()}
-
-
-def count_parameters(config):
-    """Return the exact number of parameters, without making any (torch's meta device)."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in lesson_5.TransformerXL(config).parameters())

@@ -88,12 +88,15 @@ class Reader:
     u = property(lambda self: self.model.u)
     config = property(lambda self: self.model.config,
                       lambda self, config: setattr(self.model, "config", config))
-    eval = lambda self: self.train(False)
 
     def train(self, mode=True):
         """Set the model's mode."""
         self.model.train(mode)
         return self
+
+    def eval(self):
+        """Set the model's mode to evaluation."""
+        return self.train(False)
 
     def check(self, x, memory, y):
         """Raise ValueError unless the model is in eval mode, and x, y and memory fit it."""
