@@ -215,17 +215,14 @@ def gradient(model, tokens, T, k):
 
 def stopped_gradient(model, corpus, T, places=16):
     """Compare the gradient g_0 of training with g_k through k = 1, 2, 3 segments of memory, each
-    the mean over places of the validation text: |g_k - g_0| / |g_k|, their cosine, and |g_k|.
+    the mean over places of the validation text: |g_k - g_0| / |g_k|.
     """
     before = model.config.mem_len // T * T + 3 * T
     pieces = excerpts(corpus.valid, before, places, T).split(1)
     g = sum(torch.stack([gradient(model, tokens, T, k) for k in range(4)]).double() / places
             for tokens in train.progress(pieces, "comparing gradients, place", places))  # (4, P)
-    norm = g.norm(dim=1)
-    found = {"norm": norm, "lacks": (g - g[0]).norm(dim=1) / norm,
-             "cosine": torch.cosine_similarity(g, g[:1])}
-    return {(f"gradient {name}", k): row[k].item() for name, row in found.items()
-            for k in range(name != "norm", 4)}
+    lacks = (g - g[0]).norm(dim=1) / g.norm(dim=1)
+    return {("gradient lacks", k): lacks[k].item() for k in (1, 2, 3)}
 
 
 # ---- RECL ---------------------------------------------------------------------------------------

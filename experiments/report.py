@@ -322,9 +322,13 @@ def make_figures(runs):
          for claim, status, values, half, _ in pairs if len(values) > 1],
         title="Blue agrees with the paper, orange is reversed",
         xlabel="increase of the test loss (nats per byte), 95 percent interval")
-    styles = {"ours": "ko-", "ours-none": "k^--", "shaw": "ks:", "rope": "C1o-", "alibi": "C0o-"}
+    styles = {"four layers": {"ours": "ko-", "ours-none": "k^--", "shaw": "ks:", "rope": "C1o-",
+                              "alibi": "C0o-"},
+              "one and two layers": {"layers-1": "C1o-", "layers-1-none": "C1^--", "layers-2": "C0o-",
+                              "layers-2-none": "C0^--"}}
     yield "lengths", "Test loss over attention length, by encoding", draw_lines(
-        {"": {row: (curve(runs, row, "loss"), style) for row, style in styles.items()}},
+        {layers: {row: (curve(runs, row, "loss"), style) for row, style in rows.items()}
+         for layers, rows in styles.items()},
         "Beyond the 256 bytes of training RoPE fails; ours and ALiBi change little",
         "attention length (bytes, logarithmic)", "nats per byte (not from 0)")
     ticks = 32, 64, 128, 256, 512, 1024
