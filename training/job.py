@@ -154,14 +154,15 @@ def settings_of(saved):
     """Return a checkpoint's name, Config and Recipe.  ValueError if its content fits no run."""
     try:
         validate.types(State(**saved["state"]))
-        return saved["name"], load_model(saved, "cpu").config, presets.Recipe(**saved["recipe"])
+        name = os.fspath(saved["name"])  # TypeError for a list, say, in a foreign checkpoint
+        return name, load_model(saved, "cpu").config, presets.Recipe(**saved["recipe"])
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{saved['path']} does not fit this code: train again ({error!r:.200})")
 
 
 def load_model(saved, device):
     """Return the model of a checkpoint, in eval mode."""
-    config = presets.Config(**saved["config"] | {"vocab_size": len(saved["vocab"])})
+    config = presets.Config(**saved["config"] | {"vocab_size": len({*saved["vocab"]})})
     storages = (weight.untyped_storage() for weight in saved["model"].values())
     stored = sum({part.data_ptr(): part.nbytes() for part in storages}.values())  # views share one
     if config.n_layer * config.d_model * (config.n_head * config.d_head + config.d_inner) > stored:
