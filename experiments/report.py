@@ -324,8 +324,8 @@ def make_figures(runs):
         xlabel="increase of the test loss (nats per byte), 95 percent interval")
     styles = {"four layers": {"ours": "ko-", "ours-none": "k^--", "shaw": "ks:", "rope": "C1o-",
                               "alibi": "C0o-"},
-              "one and two layers": {"layers-1": "C1o-", "layers-1-none": "C1^--", "layers-2": "C0o-",
-                              "layers-2-none": "C0^--"}}
+              "one and two layers": {"layers-1": "C1o-", "layers-1-none": "C1^--",
+                                     "layers-2": "C0o-", "layers-2-none": "C0^--"}}
     yield "lengths", "Test loss over attention length, by encoding", draw_lines(
         {layers: {row: (curve(runs, row, "loss"), style) for row, style in rows.items()}
          for layers, rows in styles.items()},

@@ -111,10 +111,9 @@ class Job:
         if state.column == 0:
             state.memory = None
         x, y = self.segment(state.column)
-        if state.step < self.recipe.short_steps:  # half of T and M (after Press et al. 2021)
+        # half of T (after Press et al. 2021), but the whole memory: far keys are also learned from
+        if state.step < self.recipe.short_steps:
             x, y = (tokens[:, : -(-self.recipe.segment // 2)] for tokens in (x, y))
-            M = self.model.config.mem_len
-            state.memory = state.memory and [past[:, -M // 2 :] for past in state.memory]
         state.column += x.shape[1]
         return x, y
 

@@ -57,7 +57,7 @@ class Recipe:
     eval_tokens: int = option(100_000, "validation tokens during training; 0: all")
     log_every: int = option(50, "steps between lines of metrics.tsv", least=1)
     minutes: float = option(0.0, "length of the run in minutes of training, instead of steps")
-    short_steps: int = option(0, "first steps, in which T and M are half as long")
+    short_steps: int = option(0, "first steps, in which T is half as long")
     text: str = option("", "train on this file instead of a dataset, as bytes, split 90/5/5")
     drop_newlines: bool = option(False, "enwik8 as the authors count it: V = 204")
     micro_batch: int = option(0, "lanes at a time, gradients accumulated; 0: all")
@@ -83,7 +83,7 @@ MODELS = {
         batch=4, segment=16, steps=200, eval_segment=16, eval_mem_len=32, eval_every=100)),
     # in minutes Muon learns more than Adam alone, and short steps more than half as many long ones
     "laptop": (lesson_5.CONFIGS["laptop"], Recipe(
-        minutes=4.2, short_steps=100, lr=0.012, optimizer="muon", schedule="sqrt", warmup=20,
+        minutes=4.2, short_steps=200, lr=0.012, optimizer="muon", schedule="sqrt", warmup=20,
         clip=1.0, eval_mem_len=256, eval_every=0, eval_tokens=20_000)),
     "laptop-words": (Config(
         vocab_size=10_000, n_layer=4, d_model=128, n_head=2, d_head=64, d_inner=512, mem_len=64,

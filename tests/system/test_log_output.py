@@ -33,12 +33,12 @@ def test_the_log_line_by_a_clock(monkeypatch, capsys):
 
 @pytest.mark.parametrize("length, took, steps", [
     ({"steps": 100, "eval_every": 50}, "0:04:25", 100), ({"steps": 100}, "0:05:45", 100),
-    ({"steps": 100, "short_steps": 40}, "0:07:45", 100),
+    ({"steps": 100, "short_steps": 40}, "0:07:05", 100),
     ({"steps": 100, "short_steps": 900}, "0:05:45", 100),
-    ({"minutes": 10 / 3, "short_steps": 40}, "0:05:45", 70),
+    ({"minutes": 10 / 3, "short_steps": 40}, "0:05:45", 76),
     ({"minutes": 10 / 3, "short_steps": 900}, "0:05:45", 100)], ids=str)
 def test_after_ten_steps_the_whole_time_is_known(length, took, steps, capsys):
-    """A step takes two seconds, later four; a token of the test (2,250) or a validation, 0.02."""
+    """A step takes two seconds, later 10/3; a token of the test (2,250) or a validation, 0.02."""
     job = Mock(state=State(step=10, tokens=1000, seconds=20.0), printed_at=math.inf,
                recipe=presets.Recipe(**{"eval_every": 0} | length, eval_tokens=500))
     job.corpus.test, job.corpus.unit = range(2250), "bpc"

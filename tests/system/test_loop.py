@@ -54,9 +54,8 @@ def witness(corpus, recipe, shown):
     for step in range(recipe.steps):
         if column == 36:  # the text restarts
             column, memory = 0, None
-        if step < recipe.short_steps:  # half of T, 8, and of M, 12
-            memory = memory and [h[:, -6:] for h in memory]
-        x, y = next(lesson_1.segments(stream, 4 if step < recipe.short_steps else 8, column))
+        T = 4 if step < recipe.short_steps else 8
+        x, y = next(lesson_1.segments(stream, T, column))
         column += x.shape[1]
         done = step / recipe.steps
         decay = 1 - math.sqrt(done) if recipe.optimizer == "muon" else (

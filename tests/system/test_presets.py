@@ -37,7 +37,7 @@ laptop-words    4  128  2  64  512  64  .1  .0   2146961  32  64       0   3e-3 
 """
 OURS = {  # optimizer, decay, steps between validations, their tokens, ..., short steps, clip
     "ptb": ("adam", "cosine", 1328, 0, 100, 0, 0, 0.25),
-    "laptop": ("muon", "sqrt", 0, 20_000, 50, 4.2, 100, 1.0),
+    "laptop": ("muon", "sqrt", 0, 20_000, 50, 4.2, 200, 1.0),
     "laptop-words": ("muon", "sqrt", 500, 20_000, 50, 10, 0, 0.25)}
 
 
