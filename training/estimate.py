@@ -37,10 +37,10 @@ def dry_run(flags, device):
     else:
         V = len(load(recipe.text or recipe.dataset).vocab)
     config = adapt_to_vocabulary(config, V, flags)
-    with torch.device("meta"):  # sizes without numbers
+    with torch.device("meta"):  # shapes, no values
         model = presets.lesson_5.TransformerXL(config)
     parameters, B, T = sum(W.numel() for W in model.parameters()), recipe.batch, recipe.segment
-    moments = sum(W.numel() * (1 if group.get("kind") == "muon" else 2)  # Adam has two of each
+    moments = sum(W.numel() * (1 if group.get("kind") == "muon" else 2)  # Adam has two each
                   for group in OPTIMIZERS[recipe.optimizer](model, recipe).param_groups
                   for W in group["params"])
     memory = config.n_layer * B * config.mem_len * config.d_model

@@ -111,7 +111,7 @@ class Job:
         if state.column == 0:
             state.memory = None
         x, y = self.segment(state.column)
-        # half of T (after Press et al. 2021), but the whole memory: far keys are also learned from
+        # half of T (Press et al. 2021); with half of M too, copying from afar was learned late
         if state.step < self.recipe.short_steps:
             x, y = (tokens[:, : -(-self.recipe.segment // 2)] for tokens in (x, y))
         state.column += x.shape[1]
@@ -153,7 +153,7 @@ def settings_of(saved):
     """Return a checkpoint's name, Config and Recipe.  ValueError if its content fits no run."""
     try:
         validate.types(State(**saved["state"]))
-        name = os.fspath(saved["name"])  # TypeError for a list, say, in a foreign checkpoint
+        name = "" + saved["name"]  # TypeError unless it is a string; the file may be foreign
         return name, load_model(saved, "cpu").config, presets.Recipe(**saved["recipe"])
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{saved['path']} does not fit this code: train again ({error!r:.200})")

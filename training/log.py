@@ -85,9 +85,9 @@ def record_training(job, rate, loss, norm, done):
         state.loss_sum, state.loss_count, state.loss_max = 0.0, 0, 0.0
     recipe, done = job.recipe, max(done, 1e-9)  # 0 while layers are compiled
     steps, seconds = state.step / done, state.seconds / done
-    short = min(1, recipe.short_steps / steps) if state.step < recipe.short_steps else 1
-    steps = recipe.steps or steps * (3 + 2 * short) / 5  # later steps take 5/3 of the time
-    seconds *= 1 if recipe.minutes else (5 - 2 * short) / 3
+    short, now = (min(1, recipe.short_steps / n) for n in (steps, state.step))  # shares of steps
+    steps = recipe.steps or steps * (3 + 2 * short) / (3 + 2 * now)  # later ones take 5/3 as long
+    seconds *= 1 if recipe.minutes else (5 - 2 * short) / (5 - 2 * now)
     if state.step == 10 and job.reader is not None:
         every = recipe.eval_every
         read = (steps / every if every else 10) * (recipe.eval_tokens or len(job.corpus.valid))

@@ -49,7 +49,7 @@ REFUSED = {  # program: command line, words of the sentence
         ("--init no&name --device cpu", "checkpoint.pt does not fit this code: train again (KeyE"),
         ("--init no&shape --device cpu", "mismatch"), ("--init no&recipe --device cpu", "[[...]]"),
         *((f"--sample a --device cpu --out no&{spoiled}", "the file has fewer weights")
-          for spoiled in ("model", "config")), ("--init no&names --device cpu", "not list"),
+          for spoiled in ("model", "config")), ("--init no&names --device cpu", 'not "list"'),
         # settings
         (NEW + "--steps 3 --minutes 1", "one length"),
         (NEW + "--lr 0", "must be above 0, got 0"), (NEW + "--lr inf", "must be at most"),
