@@ -45,8 +45,9 @@ def load(path):
         raise ValueError(f"no checkpoint at {path}; train first, or name another folder")
     try:
         with ZipFile(path) as archive:
-            if wrong := [z for z in archive.infolist() if z.compress_type] or archive.testzip():
-                raise ValueError(f"bad CRC-32 of, or compressed: {wrong}")  # testzip compares it
+            compressed = [record.filename for record in archive.infolist() if record.compress_type]
+            if wrong := compressed or archive.testzip():  # it compares the checksums
+                raise ValueError(f"bad CRC-32 or compression of {wrong}")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # truncated, a flipped bit, another file, a pickle that runs code
         if isinstance(error, MemoryError) or "t allocate" in str(error):

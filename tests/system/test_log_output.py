@@ -35,6 +35,7 @@ def test_the_log_line_by_a_clock(monkeypatch, capsys):
     ({"steps": 100, "eval_every": 50}, "0:04:25", 100), ({"steps": 100}, "0:05:45", 100),
     ({"steps": 100, "short_steps": 40}, "0:07:05", 100),
     ({"steps": 100, "short_steps": 5}, "0:06:30", 100),
+    ({"steps": 100, "short_steps": 900}, "0:05:45", 100),
     ({"minutes": 10 / 3, "short_steps": 40}, "0:05:45", 76),
     ({"minutes": 10 / 3, "short_steps": 900}, "0:05:45", 100)], ids=str)
 def test_after_ten_steps_the_whole_time_is_known(length, took, steps, capsys):

@@ -45,11 +45,13 @@ REFUSED = {  # program: command line, words of the sentence
         ("--resume --device cpu --out no&state", "cannot be resumed; --init 'no&state' starts"),
         ("--resume --device cpu --out no&random", "or incomplete, and cannot be resumed"),
         ("--sample a --device cpu --out no&state", "step must be of type int, got '3'"),
-        ("--eval-only --device cpu --out no&vocab", "unhashable type"),
+        ("--eval-only --device cpu --out no&vocab", "vocab_size must be at least 1, got 0"),
         ("--init no&name --device cpu", "checkpoint.pt does not fit this code: train again (KeyE"),
-        ("--init no&shape --device cpu", "mismatch"), ("--init no&recipe --device cpu", "[[...]]"),
+        *((f"--init no&{spoiled} --device cpu", words) for spoiled, words in (
+            ("shape", "size mismatch"), ("n", 'not "list"'), ("v", "unhashable type: 'list'"))),
+        ("--sample a --device cpu --out no&recipe", "int, got [[[[[[[...]]]]]]]"),
         *((f"--sample a --device cpu --out no&{spoiled}", "the file has fewer weights")
-          for spoiled in ("model", "config")), ("--init no&names --device cpu", 'not "list"'),
+          for spoiled in ("model", "config")),
         # settings
         (NEW + "--steps 3 --minutes 1", "one length"),
         (NEW + "--lr 0", "must be above 0, got 0"), (NEW + "--lr inf", "must be at most"),
@@ -114,10 +116,10 @@ def test_a_command_line_is_rejected_in_one_line(
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(content)
     content = checkpoint.load(small() / "checkpoint.pt") | {"path": ""}
-    for change in ({"model": {}}, {"vocab": [[]]}, {"state": {"step": "3"}}, {"random": None},
-                   {"name": None}, {"recipe": content["recipe"] | {"seed": [[[[[[[[0]]]]]]]]}},
-                   {"name": [], "names": 0}, {"config": content["config"] | {"d_inner": 10**9}},
-                   {"config": content["config"] | {"d_inner": 1}, "shape": 0}):
+    for change in ({"recipe": content["recipe"] | {"seed": [[[[[[[[0]]]]]]]]}}, {"random": None},
+                   {"config": content["config"] | {"d_inner": 10**9}}, {"model": {}}, {"vocab": []},
+                   {"name": [], "n": 0}, {"config": content["config"] | {"d_inner": 1}, "shape": 0},
+                   {"state": {"step": "3"}}, {"vocab": [[]], "v": 0}, {"name": None}):
         new = {name: z for name, z in (content | change).items() if z is not None}
         checkpoint.save(Path(f"no&{[*change][-1]}/checkpoint.pt"), new)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
