@@ -33,7 +33,7 @@ def test_the_log_line_by_a_clock(monkeypatch, capsys):
 
 @pytest.mark.parametrize("length, took, steps", [
     ({"steps": 100, "eval_every": 50}, "0:04:25", 100), ({"steps": 100}, "0:05:45", 100),
-    ({"steps": 100, "short_steps": 40}, "0:07:05", 100),
+    ({"steps": 100, "short_steps": 40}, "0:07:05", 100), ({"minutes": 10 / 3}, "0:05:45", 100),
     ({"steps": 100, "short_steps": 5}, "0:06:30", 100),
     ({"steps": 100, "short_steps": 900}, "0:05:45", 100),
     ({"minutes": 10 / 3, "short_steps": 40}, "0:05:45", 76),
