@@ -8,9 +8,9 @@
     python -m experiments.report --write                      the pages, from results.tsv
 
 A model is trained (train.fit, saved every minute; the same command resumes it) and measured, and
-its numbers are appended in one write; a row and seed in the file are not trained again.  Seeds
+its numbers are appended in one write; it is trained again only if RECL lacks its contexts.  Seeds
 differ in their initial weights and in where they begin to read the text (seed 0: at its start).
-RECL compares four models of one seed, so it is added once all four are measured.
+RECL compares the models of a group with one seed, so it is added once all are measured.
 """
 import sys
 from dataclasses import replace
@@ -66,7 +66,7 @@ def train_row(name, seed, scale, corpus, flags):
         model = make(row, scale, recipe.segment, len(corpus.vocab)).to(flags.device)
         optimizer = optimizer_of(row, model, recipe)
         job = Job(path, name, model, recipe, corpus, optimizer)
-        job.identity["machine"] = machine.name(flags.device)  # threads too change the last digits
+        job.identity["machine"] = machine.name(flags.device)  # threads also change the last digits
         if saved:
             other = [key for key, value in job.identity.items() if saved.get(key) != value]
             if other:
@@ -99,7 +99,7 @@ def measure_row(job, row, scale):
         found |= measures.attention(model, corpus, 2 * T, scale.n // 4)
     if any(job.name in group for group in GROUPS.values()):
         by_length = {L: found[key, L] for key, L in found if key == "valid memory" and L}
-        L = min(by_length, key=by_length.get, default=T)  # T: no memory, or an LSTM's
+        L = min(by_length, key=by_length.get, default=T)  # T: trained without, or an LSTM
         losses = measures.context_losses(reader, scale, corpus, L)
         torch.save(losses, job.path / "contexts.pt")
     return found

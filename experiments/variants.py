@@ -100,7 +100,7 @@ SCALES = {
                                             d_inner=16),
                   presets.Recipe(batch=4, segment=8, steps=6, optimizer="muon"), (4, 8, 16, 24),
                   count=2, n=32, contexts=range(4, 25, 4), windows=20),
-    # written out, so that another default of train.py changes no row
+    # written out, so that another default of train.py changes no row; Muon is optimizers.py's
     "small": Scale("stdlib", lesson_5.Config(2, n_layer=4, d_model=128, n_head=2, d_head=64,
                                              d_inner=512),
                    presets.Recipe(batch=16, segment=128, steps=4300, lr=0.012, warmup=20,
@@ -191,7 +191,7 @@ class Variant(lesson_5.TransformerXL):
     """Lesson 5's model with another encoding; T is the segment length of training.
 
     In training half_loss counts the later half of each segment twice, the earlier not at all.
-    locked: the dropout of inputs and outputs of layers is variational, as in Merity et al. (2017).
+    locked: dropout of the embedding, sublayers and last states is variational (Merity et al. 2017).
     """
 
     def __init__(self, config, T=128, encoding="ours", half_loss=False, locked=False):

@@ -101,7 +101,7 @@ def to_evaluate(out):
 
 
 def random_state(device):
-    """Return the random state of the device, which draws the dropout: a row for each rank."""
+    """Return the random state of the device, which samples the dropout: a row for each rank."""
     module = torch.cuda if device == "cuda" else torch
     return ranks.gather(module.get_rng_state()[None])
 

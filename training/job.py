@@ -76,7 +76,7 @@ class Job:
         self.identity = {  # the part of all checkpoints that never changes
             "format": checkpoint.FORMAT, "name": name, "config": asdict(model.config),
             "recipe": asdict(recipe), "vocab": corpus.vocab, "text": corpora.checksum(corpus)}
-        if ranks.RANK:  # each rank draws its own dropout
+        if ranks.RANK:  # each rank samples its own dropout
             torch.manual_seed(recipe.seed + ranks.RANK)
 
     def restore(self, saved):
@@ -111,7 +111,7 @@ class Job:
         if state.column == 0:
             state.memory = None
         x, y = self.segment(state.column)
-        # half of T (Press et al. 2021); with half of M too, copying from afar was learned late
+        # half of T (Press et al. 2021); runs that also halved M ended worse (results.md)
         if state.step < self.recipe.short_steps:
             x, y = (tokens[:, : -(-self.recipe.segment // 2)] for tokens in (x, y))
         state.column += x.shape[1]

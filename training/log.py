@@ -75,7 +75,7 @@ def record_validation(job, loss):
 
 
 def record_training(job, rate, loss, norm, done):
-    """Write a line of means when it is due; print this step's loss every five seconds."""
+    """Write a line of means when due; print a loss every 5 seconds, at step 10 an estimate."""
     state, unit = job.state, job.corpus.unit
     if state.step % job.recipe.log_every == 0 and state.loss_count:
         mean = in_unit(state.loss_sum / state.loss_count, unit)
@@ -86,12 +86,12 @@ def record_training(job, rate, loss, norm, done):
     recipe, done = job.recipe, max(done, 1e-9)  # 0 while layers are compiled
     steps, seconds = state.step / done, state.seconds / done
     short, now = (min(1, recipe.short_steps / n) for n in (steps, state.step))  # shares of steps
-    steps = recipe.steps or steps * (3 + 2 * short) / (3 + 2 * now)  # later ones take 5/3 as long
+    steps = recipe.steps or steps * (3 + 2 * short) / (3 + 2 * now)  # one takes 5/3 of a short one
     seconds *= 1 if recipe.minutes else (5 - 2 * short) / (5 - 2 * now)
     if state.step == 10 and job.reader is not None:
         every = recipe.eval_every
         read = (steps / every if every else 10) * (recipe.eval_tokens or len(job.corpus.valid))
-        # evaluation reads about as many tokens a second as training
+        # evaluation reads about as many tokens per second as training
         took = seconds + (read + len(job.corpus.test)) * state.seconds / state.tokens
         print(f"about {steps:,.0f} steps; all in all, with validation and test, about "
               f"{timedelta(seconds=int(min(took, 1e13)))}")

@@ -81,7 +81,7 @@ INTERVALS = {"eval_every": 4000, "log_every": 200}  # in the authors' scripts
 MODELS = {
     "tiny": (lesson_5.CONFIGS["tiny"], Recipe(
         batch=4, segment=16, steps=200, eval_segment=16, eval_mem_len=32, eval_every=100)),
-    # in minutes Muon learns more than Adam alone, and short steps more than 3/5 as many long ones
+    # in equal time Muon learns more than Adam, and 5 short first steps more than 3 whole ones
     "laptop": (lesson_5.CONFIGS["laptop"], Recipe(
         minutes=4.2, short_steps=200, lr=0.012, optimizer="muon", schedule="sqrt", warmup=20,
         clip=1.0, eval_mem_len=256, eval_every=0, eval_tokens=20_000)),

@@ -16,7 +16,7 @@ lesson_1 = import_module("01_vanilla_segments")
 def read_corpus(recipe, data_dir, saved=None, is_evaluated=False):
     """Return the run's corpus, in the vocabulary of its checkpoint if that is given.
 
-    Another text than in training has a name that says so if it is evaluated; otherwise ValueError.
+    An evaluated text that is not the one of training says so in its name; otherwise ValueError.
     """
     if ranks.RANK > 0:  # rank 0 comes first, since it may download and unpack
         ranks.broadcast(None)
@@ -73,7 +73,7 @@ def lanes(corpus, recipe, epoch, device):
 def sentence_lanes(tokens, B, separator, seed, epoch):
     """Return all sentences, in a new order for each epoch, as B lanes, (B, L + 1).
 
-    Lane b consists of every B-th sentence of the order, each as `<S> w1 ... wn`, and of the
+    Lane b consists of every B-th sentence of the order, each as separator, w1 ... wn, and of the
     separator after the last one; all lanes end where the shortest one does.
     """
     starts = np.flatnonzero(tokens.numpy() == separator)
