@@ -111,7 +111,7 @@ def measure_pretrained(scale, flags):
     model, recipe = load_model(saved, "cpu"), Recipe(**saved["recipe"])
     corpus = read_corpus(recipe, flags.data_dir, saved, is_evaluated=True)
     found = (measures.losses_by_length(Reader(model), ROWS["ours"], scale, corpus)
-             | measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
+             | measures.attention(model, corpus, 2 * recipe.segment)
              | measures.memory_by_layer(model, corpus, recipe.segment)
              | measures.stopped_gradient(model, corpus, recipe.segment))
     state = saved["state"]

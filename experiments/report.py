@@ -322,13 +322,16 @@ def make_figures(runs):
          for claim, status, values, half, _ in pairs if len(values) > 1],
         title="Blue agrees with the paper, orange is reversed",
         xlabel="increase of the test loss (nats per byte), 95 percent interval")
-    styles = {"four layers": {"ours": "ko-", "ours-none": "k^--", "shaw": "ks:", "rope": "C1o-",
-                              "alibi": "C0o-"},
-              "one and two layers": {"layers-1": "C1o-", "layers-1-none": "C1^--",
-                                     "layers-2": "C0o-", "layers-2-none": "C0^--"}}
-    yield "lengths", "Test loss over attention length, by encoding", draw_lines(
-        {layers: {row: (curve(runs, row, "loss"), style) for row, style in rows.items()}
-         for layers, rows in styles.items()},
+    ours, settings = {"ours": "ko-", "ours-none": "k^--"}, [run.setting for run in runs
+                                                            if run.row == "layers-1"]
+    panels = {"four layers": (runs, ours | {"shaw": "ks:", "rope": "C1o-", "alibi": "C0o-"}),
+              "one, two and four layers": (  # all of one setting
+                  [run for run in runs if run.setting in settings],
+                  ours | {"layers-1": "C1o-", "layers-1-none": "C1^--",
+                          "layers-2": "C0o-", "layers-2-none": "C0^--"})}
+    yield "lengths", "Test loss over attention length, by encoding and depth", draw_lines(
+        {layers: {row: (curve(of, row, "loss"), style) for row, style in styles.items()}
+         for layers, (of, styles) in panels.items()},
         "Beyond the 256 bytes of training RoPE fails; ours is best at 512",
         "attention length (bytes, logarithmic)", "nats per byte (not from 0)")
     ticks = 32, 64, 128, 256, 512, 1024

@@ -63,7 +63,7 @@ def test_models_with_known_losses_have_known_results_once(tmp_path, monkeypatch,
     found = {(line["row"], line["measure"], line["length"], line["seed"]): float(line["value"])
              for line in lines}
     assert len(found) == len(lines)  # none twice
-    assert {("ours", "attention b", "4", "2"), ("ours", "norm v", "", "0")} <= {*found}
+    assert {("ours", "attention b", "4", "2"), ("ours", "apart d", "", "0")} <= {*found}
     for row, seed, recl in (rows[0], "1", [8, 16, 24]), (rows[1], "2", [12, 12, 12]):
         assert [found[row, "recl", r, seed] for r in ("0.1", "0.5", "1.0")] == recl
         mean = found[row, "test windows", "4", seed] - 4  # three times a token

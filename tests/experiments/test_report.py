@@ -89,7 +89,7 @@ def test_pages_and_figures_are_written_and_checked_also_from_a_part(put, tmp_pat
     assert report.main(["--write"]) == 0 and report.main(["--check"]) == 0
     page = tmp_path / report.PAGES[0]
     assert page.read_text().startswith("text\n<!-- claims -->\n|status|claim|")
-    assert page.read_text().endswith("by encoding: not run.\n<!-- end -->\nlast\n")
+    assert page.read_text().endswith("by encoding and depth: not run.\n<!-- end -->\nlast\n")
     runs = put([*losses("ours", (1.0, 1.1)), *losses("ours-none", (1.2, 1.5)),
                 line("new", 0, "copying", 64, -1.5), line("ours", 0, "test memory", 512, 0.8),
                 line("ours", 1, "test memory", 512, 1.8), line("ours", 0, "attention b", 4, 0.5),
