@@ -111,12 +111,11 @@ def measure_pretrained(scale, flags):
     model, recipe = load_model(saved, "cpu"), Recipe(**saved["recipe"])
     corpus = read_corpus(recipe, flags.data_dir, saved, is_evaluated=True)
     found = (measures.losses_by_length(Reader(model), ROWS["ours"], scale, corpus)
-             | measures.attention(model, corpus, 2 * recipe.segment)
+             | measures.attention(model, corpus, 2 * recipe.segment, each_head=True)
              | measures.memory_by_layer(model, corpus, recipe.segment)
              | measures.stopped_gradient(model, corpus, recipe.segment))
-    state = saved["state"]
-    return {"row": "pretrained", "seed": recipe.seed, "steps": state["step"],
-            "dtype": recipe.dtype, "minutes": f"{state['seconds'] / 60:.1f}"}, found
+    return {"row": "pretrained", "seed": recipe.seed, "steps": saved["state"]["step"],
+            "dtype": recipe.dtype, "minutes": f"{saved['state']['seconds'] / 60:.1f}"}, found
 
 
 def parse(argv):

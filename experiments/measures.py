@@ -143,9 +143,9 @@ def attention_by_distance(model, tokens, n):
     return sums / (n * len(tokens))
 
 
-def attention(model, corpus, M, n=512):
+def attention(model, corpus, M, n=512, each_head=False):
     """Return the attention of 8 n queries of the validation split by distance, M tokens back: the
-    mean over all heads; its entropy (bits); and how far each term's is from the whole
+    mean over all heads, or of each; its entropy (bits); and how far each term's is from the whole
     (total variation, the share of the probability that is elsewhere).
     """
     tokens = lesson_1.lanes(corpus.valid, 8)[:, : M + n]
@@ -157,6 +157,9 @@ def attention(model, corpus, M, n=512):
         found[f"entropy {part}", ""] = torch.special.entr(heads).sum(-1).mean().item() / math.log(2)
         if part != "whole":
             found[f"apart {part}", ""] = (heads - by_head[0]).abs().sum(-1).mean().item() / 2
+    if each_head:
+        found |= {(f"head {i}", d): row[d].item() for i, row in enumerate(by_head[0])
+                  for d in distances}
     return found
 
 

@@ -86,9 +86,10 @@ def test_attention_in_numbers(model, monkeypatch):
     by_head = torch.tensor([[[[1, 0, 0], [0.5, 0.5, 0]]], [[[0, 0, 1], [0.25, 0.75, 0]]],
                             [[[1, 0, 0], [0.5, 0.5, 0]]], [[[0, 1, 0], [0.5, 0.5, 0]]]]).double()
     monkeypatch.setattr(measures, "attention_by_distance", lambda *given: by_head)
-    found = measures.attention(model, corpus, 2)
+    found = measures.attention(model, corpus, 2, each_head=True)
     assert found["attention whole", 0] == 0.75 and found["attention a", 2] == 0.5
     assert found["attention b", 1] == 0.25 and found["attention d", 1] == 0.75
+    assert found["head 1", 1] == 0.5 and found["head 0", 2] == 0
     assert found["entropy whole", ""] == 0.5 and found["apart a", ""] == pytest.approx(0.625)
 
 
