@@ -322,8 +322,8 @@ def make_figures(runs):
          for claim, status, values, half, _ in pairs if len(values) > 1],
         title="Blue agrees with the paper, orange is reversed",
         xlabel="increase of the test loss (nats per byte), 95 percent interval")
-    ours, settings = {"ours": "ko-", "ours-none": "k^--"}, [run.setting for run in runs
-                                                            if run.row == "layers-1"]
+    ours = {"ours": "ko-", "ours-none": "k^--"}
+    settings = [run.setting for run in runs if run.row == "layers-1"]
     panels = {"four layers": (runs, ours | {"shaw": "ks:", "rope": "C1o-", "alibi": "C0o-"}),
               "one, two and four layers": (  # all of one setting
                   [run for run in runs if run.setting in settings],

@@ -86,7 +86,7 @@ def record_training(job, rate, loss, norm, done):
     recipe, done = job.recipe, max(done, 1e-9)  # 0 while layers are compiled
     steps, seconds = state.step / done, state.seconds / done
     short, now = (min(1, recipe.short_steps / n) for n in (steps, state.step))  # shares of steps
-    steps = recipe.steps or steps * (3 + 2 * short) / (3 + 2 * now)  # one takes 5/3 of a short one
+    steps = recipe.steps or steps * (3 + 2 * short) / (3 + 2 * now)  # whole ones take 5/3 as long
     seconds *= 1 if recipe.minutes else (5 - 2 * short) / (5 - 2 * now)
     if state.step == 10 and job.reader is not None:
         every = recipe.eval_every
