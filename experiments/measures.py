@@ -146,8 +146,7 @@ def attention_by_distance(model, tokens, n):
 def attention(model, corpus, M, n=512, each_head=False):
     """Return the attention of 8 n queries of the validation split by distance, M tokens back: the
     mean over all heads, or of each; its entropy (bits); and how far each term's is from the whole
-    (total variation, the share of the probability that is elsewhere).
-    """
+    (total variation, the share of the probability that is elsewhere)."""
     tokens = lesson_1.lanes(corpus.valid, 8)[:, : M + n]
     with train.evaluating(model, mem_len=M, same_length=True, clamp_len=0):
         by_head = attention_by_distance(model, tokens, n).flatten(1, 2)  # (4, N * H, M + 1)
@@ -193,8 +192,7 @@ def memory_by_layer(model, corpus, T, count=8, n=2500):
 
 def gradient(model, tokens, T, k):
     """Return the gradient (P,), through k segments of memory, with respect to all weights of the
-    mean loss of an excerpt's (1, n + 1) last segment; T divides n, and M is above 0.
-    """
+    mean loss of an excerpt's (1, n + 1) last segment; T divides n, and M is above 0."""
     def keep(layer, arguments):  # a hook: what lesson 2's update_memory detaches
         h, past, *_ = arguments
         kept.append(torch.cat([past, h], dim=1))  # the model uses its last M rows
@@ -214,8 +212,7 @@ def gradient(model, tokens, T, k):
 
 def stopped_gradient(model, corpus, T, places=16):
     """Compare the gradient g_0 of training with g_k through k = 1, 2, 3 segments of memory, each
-    the mean over places of the validation text: |g_k - g_0| / |g_k|.
-    """
+    the mean over places of the validation text: |g_k - g_0| / |g_k|."""
     before = model.config.mem_len // T * T + 3 * T
     pieces = excerpts(corpus.valid, before, places, T).split(1)
     g = sum(torch.stack([gradient(model, tokens, T, k) for k in range(4)]).double() / places

@@ -3,10 +3,8 @@
     ours        R_i-j, a sinusoid of the distance, through W_kR; all four terms     lessons 3 and 4
     shaw        a learned vector for each distance, in terms (a) and (b) only      lesson 3, preface
     vaswani     a sinusoid of the position in the segment, added to the embedding   lesson 1
-    rope        query and key are rotated by their positions (Su et al. 2021): the score depends on
-                the distance, without weights
-    alibi       the score falls linearly with the distance (Press et al. 2021), for each head with
-                its own slope
+    rope        query and key are rotated by their positions (Su et al. 2021)
+    alibi       the score falls linearly with the distance, a slope per head (Press et al. 2021)
     lstm        two layers with a state instead of a memory, as wide as the parameters of ours allow
 """
 import math
