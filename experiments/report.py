@@ -97,7 +97,7 @@ ROW_ORDER = [*dict.fromkeys(name for claim in CLAIMS for name in (claim.other, c
 TABLES = {  # name: the rows (none: all), the patterns of the columns
     "rows": ((), ("loss", "length", "copying 64")),
     "second recl": ((), ("second recl *",)),
-    "words": (("words", "words-both", "words-locked", "words-averaged"), ("ppl", "length")),
+    "words": (("words", "words-both", "words-locked", "words-averaged"), ("ppl", "ppl length")),
     "terms": (("ours", "adam"), ("entropy *", "apart *")),
     "memory": ((), ("memory *",)),
     "gradient": ((), ("gradient lacks *",))}
@@ -121,13 +121,15 @@ class Run:
         return {int(key.rpartition(" ")[2]): self.values[key] for key in keys}
 
     def add_losses(self):
-        """Add "loss L", the test loss by attention length, "length", the chosen one, and "loss"."""
+        """Add "loss L", the test loss by attention length, "length", the chosen one, and "loss";
+        for words "ppl" instead, the perplexity, and its "ppl length"."""
         valid, test = (self.over(f"{split} memory") or self.over(f"{split} windows")
                        for split in ("valid", "test"))
         self.values.update({f"loss {L}": loss for L, loss in test.items()})
         if valid:
             L = min(L for L, loss in valid.items() if loss <= min(valid.values()) + 0.001)
-            self.values.update({"length": L, "loss": test[L], "ppl": exp(test[L])})
+            self.values.update({"ppl length": L, "ppl": exp(test[L])}
+                               if self.row.startswith("words") else {"length": L, "loss": test[L]})
         elif "test memory" in self.values:  # an LSTM's, which has no length
             self.values["loss"] = self.values["test memory"]
 

@@ -90,7 +90,7 @@ def test_pages_and_figures_are_written_and_checked_also_from_a_part(put, tmp_pat
     page = tmp_path / report.PAGES[0]
     assert page.read_text().startswith("text\n<!-- claims -->\n|status|claim|")
     assert page.read_text().endswith("by encoding and depth: not run.\n<!-- end -->\nlast\n")
-    runs = put([*losses("ours", (1.0, 1.1)), *losses("ours-none", (1.2, 1.5)),
+    runs = put([*losses("words", [2]), *losses("ours", (1, 1.1)), *losses("ours-none", (1.2, 1.5)),
                 line("new", 0, "copying", 64, -1.5), line("ours", 0, "test memory", 512, 0.8),
                 line("ours", 1, "test memory", 512, 1.8), line("ours", 0, "attention b", 4, 0.5),
                 line("ours", 1, "attention b", 4, 0.7), line("adam", 0, "attention d", 8, 0.1)])
@@ -106,5 +106,6 @@ def test_pages_and_figures_are_written_and_checked_also_from_a_part(put, tmp_pat
     assert [(panel.get_title(), each.get_label(), *map(tuple, each.get_data()))
             for panel in figures["terms"].axes for each in panel.lines] == [
         ("ours", "(b)", (4,), pytest.approx((0.6,))), ("adam", "(d)", (8,), (0.1,))]
-    text = str(report.make_blocks(runs)[0])  # ours has two seeds
-    assert "|`new`|1 A|||−1.500|" in text and "--rows ours ours-none " in text
+    blocks = report.make_blocks(runs)[0]  # ours has two seeds; loss, length and copying by row
+    assert "|`new`|1 A|||−1.500|" in blocks["rows"] and "`words" not in blocks["rows"]
+    assert "--rows ours ours-none " in blocks["not run"] and "|1 A|7.389|64|" in blocks["words"]
