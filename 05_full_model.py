@@ -331,7 +331,7 @@ def show_loss_by_memory_length(model, tokens):
     axes.axvline(383, color="0.5", ls=":", label="largest distance in training: 383")
     axes.set_xticks(lengths[:6], lengths[:6])
     axes.set(xlabel="M: tokens visible before a query", xlim=(3, 1600), ylim=(0, 3.2),
-             ylabel="bits per byte", title="A longer memory helps up to distance 383")
+             ylabel="bits per byte", title="A memory far beyond training's 383 harms")
     axes.legend()
     lesson_1.save(axes.figure, "05_memory_length.png")
 
@@ -380,9 +380,9 @@ if __name__ == "__main__":
 #       M = 1024:          1.14 bits per byte
 #       M = 1024, clamped: 1.05 bits per byte
 #     figure: runs/05_memory_length.png
-# Gains shrink as M grows.  In training distances went up to M + T - 1 = 383; larger
-# ones harm, unless clamp_len encodes them as 383.  (The bytes are a quarter of those in
-# lessons 1 to 3; the model has 6 layers and was trained for 100 minutes.)
+# Gains shrink as M grows.  In training distances went up to M + T - 1 = 383; much
+# larger ones harm, unless clamp_len encodes them as 383.  (The bytes are a quarter of
+# those in lessons 1 to 3; the model has 6 layers and was trained for 100 minutes.)
 #
 #     its continuation of `def read(` (yours differs):
 #       'f):\n    """\n    Return a read and have to senddate.  The rea'

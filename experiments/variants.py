@@ -73,6 +73,7 @@ WORDS = {  # the two parts that the paper names for Penn Treebank (section 4.1)
     "words-averaged": Row(averaged=True),
 }
 ROWS = BYTES | WORDS
+# of the rates 0.001, 0.003 and 0.01 the LSTM's validation loss is lowest with 0.003 (seed 0)
 ADAM = {"optimizer": "adam", "lr": 0.003, "schedule": "cosine", "warmup": 100, "clip": 0.25}
 
 
