@@ -331,7 +331,7 @@ def show_loss_by_memory_length(model, tokens):
     axes.axvline(383, color="0.5", ls=":", label="largest distance in training: 383")
     axes.set_xticks(lengths[:6], lengths[:6])
     axes.set(xlabel="M: tokens visible before a query", xlim=(3, 1600), ylim=(0, 3.2),
-             ylabel="bits per byte", title="A memory far beyond training's 383 harms")
+             ylabel="bits per byte", title="Longer memories help; far longer ones harm")
     axes.legend()
     lesson_1.save(axes.figure, "05_memory_length.png")
 
