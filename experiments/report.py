@@ -345,7 +345,7 @@ def make_figures(runs):
          for row, _, group in groups(runs)
          if (lengths := [run.values[key] for run in group if (key := f"recl {r}") in run.values])],
         xscale="log", xticks=ticks, xticklabels=ticks,
-        xlabel="effective context in bytes (logarithmic), range of three seeds",
+        xlabel="effective context in bytes (logarithmic), mean ± half range",
         title="Read with T = 128, ours-none uses the least context")
     styles = {"whole": "k-", "(a)": "k:", "(b)": "C0.-", "(d)": "C1.-"}
     yield "terms", "Attention over distance, whole and by term", draw_lines(
